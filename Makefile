@@ -1,0 +1,44 @@
+# Every target does its own set-up: all that is needed beforehand is Python 3.11 and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup demo test lint types pytest generate bench clean
+.DEFAULT_GOAL := help
+
+help:           ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY) ## make .venv with the project and its development tools
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## broker, publish, consume and compare a real file: make demo [FILE=/var/log/syslog]
+	@$(BIN)/python bench/demo.py $(if $(FILE),"$(FILE)")
+
+test: lint types pytest ## lint, types and tests: what CI runs
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict
+	$(BIN)/mypy
+	$(BIN)/mypy tests bench
+
+pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']
+	$(BIN)/pytest $(ARGS)
+
+generate: $(READY) ## write completions/ and man/ anew from the commands
+	$(BIN)/python -m qcli.generate
+
+bench: $(READY) ## publish and consume rates beside nsqd, as ratios
+	$(BIN)/python bench/throughput.py $(ARGS)
+
+clean:          ## remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache tests/interop/.build tests/interop/node_modules

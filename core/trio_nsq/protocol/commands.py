@@ -1,0 +1,399 @@
+"""Commands, the client's half of the conversation, as the broker reads them.
+
+`CommandReader` consumes bytes and gives one command, raises the error to be sent, or says "not yet" (None).
+Sizes are checked before a body is buffered, no byte is scanned twice, and a run of FIN lines, the bulk of what
+a busy consumer sends, becomes one `Finish`: FIN lines are 21 bytes each, so a run is split in one call.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Literal
+
+from .errors import CommandError, quote
+from .limits import MAGIC_V2, MAX_LINE_BYTES, Limits
+from .messages import MessageSet, walk_messages
+from .names import is_valid_name
+from .states import LEGAL_STATES, State
+
+_INT32 = Struct(">i")
+_FIN_LINE_BYTES = 21
+_ID_BYTES = 16
+
+PublishVerb = Literal["PUB", "MPUB", "DPUB"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """IDENTIFY; `body` is its JSON, not yet decoded."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """AUTH with a secret."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """SUB to a channel."""
+
+    topic: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """PUB, MPUB or DPUB; `defer_ms` is 0 but for DPUB."""
+
+    verb: PublishVerb
+    topic: str
+    messages: MessageSet
+    defer_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """RDY count, already checked against max_rdy_count."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """FIN, one or more that came in a row; 16 bytes each, not checked for being hex."""
+
+    ids: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """REQ, its delay cut to max_req_timeout."""
+
+    id: bytes
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """TOUCH one message."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartClose:
+    """CLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoOperation:
+    """NOP."""
+
+
+Command = Identify | Auth | Subscribe | Publish | Ready | Finish | Requeue | Touch | StartClose | NoOperation
+
+_START_CLOSE = StartClose()
+_NOP = NoOperation()
+
+
+class LineTooLong(CommandError):
+    """A command line past 16 KiB: the connection ends without an error frame, as nsqd ends it."""
+
+    def __init__(self) -> None:
+        super().__init__("E_INVALID", f"command line longer than {MAX_LINE_BYTES} bytes")
+
+
+@dataclass(slots=True)
+class _Body:
+    """A command whose line has been read and whose body is still to come."""
+
+    verb: str
+    topic: str = ""
+    defer_ms: int = 0
+    size: int = -1  # not yet read
+    count: int = -1  # MPUB: not yet read
+    walked: int = 0  # MPUB: offset in the body up to which message sizes are checked
+    sizes: list[int] | None = None
+
+
+class CommandReader:
+    """Bytes from a client in, commands out.
+
+    Args:
+        limits: What to accept.
+
+    Attributes:
+        state: Where the connection stands. The caller moves it (SUB, CLS) before asking for the next command,
+            since legality is checked when a command is read.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.state = State.INIT
+        self._limits = limits
+        self._buffer = bytearray()
+        self._position = 0
+        self._scanned = 0  # no line feed before this offset
+        self._greeted = False
+        self._eof = False
+        self._body: _Body | None = None
+        self._publish_line = b""  # the last PUB or MPUB line and its topic: publishers repeat themselves
+        self._publish_topic = ""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what the socket gave."""
+        if self._position:
+            del self._buffer[: self._position]
+            self._scanned = max(0, self._scanned - self._position)
+            self._position = 0
+        self._buffer += data
+
+    def receive_eof(self) -> None:
+        """Note that nothing more will come: an incomplete body is an error then, an incomplete line is not."""
+        self._eof = True
+
+    def take_buffered(self) -> bytes:
+        """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
+        rest = bytes(memoryview(self._buffer)[self._position :])
+        self._buffer = bytearray()
+        self._position = self._scanned = 0
+        return rest
+
+    def next_command(self) -> Command | None:
+        """The next command, or None: feed me more.
+
+        Raises:
+            CommandError: To be sent as an error frame. If it is fatal the reader is of no further use.
+        """
+        if self._body is not None:
+            return self._read_body(self._body)
+        if not self._greeted and not self._read_magic():
+            return None
+        buffer, position = self._buffer, self._position
+        if buffer.startswith(b"FIN ", position) and (finish := self._read_finish_run()):
+            return finish
+        end = buffer.find(b"\n", max(position, self._scanned))
+        if end < 0:
+            self._scanned = len(buffer)
+            if len(buffer) - position >= MAX_LINE_BYTES:
+                raise LineTooLong
+            return None
+        if end - position >= MAX_LINE_BYTES:
+            raise LineTooLong
+        self._position = end + 1
+        line = bytes(memoryview(buffer)[position:end])
+        if line == self._publish_line and line:
+            return self._expect_body(_Body("MPUB" if line[0] == 77 else "PUB", self._publish_topic))
+        return self._read_line(line.removesuffix(b"\r"), line)
+
+    def _read_magic(self) -> bool:
+        if len(self._buffer) < len(MAGIC_V2):
+            return False
+        if not self._buffer.startswith(MAGIC_V2):
+            raise CommandError("E_BAD_PROTOCOL")
+        self._position = len(MAGIC_V2)
+        self._greeted = True
+        return True
+
+    def _read_finish_run(self) -> Finish | None:
+        """Take all FIN lines of the fixed width that lie next to each other; None if the first is not."""
+        if self.state not in LEGAL_STATES[b"FIN"]:
+            return None
+        position = self._position
+        count = (len(self._buffer) - position) // _FIN_LINE_BYTES
+        lines = bytes(memoryview(self._buffer)[position : position + count * _FIN_LINE_BYTES])
+        # Column by column: how far do the lines agree with "FIN ................\n"?
+        for column, byte in ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" ")):
+            cells = lines[column::_FIN_LINE_BYTES]
+            if cells.count(byte) != count:
+                count -= len(cells.lstrip(byte))
+                lines = lines[: count * _FIN_LINE_BYTES]
+        if not count:
+            return None
+        ids = lines[4:-1].split(b"\nFIN ")
+        if len(ids) != count or b"\n" in b"".join(ids):
+            return None  # a line feed inside an id: not our clients; one by one, then
+        self._position = position + count * _FIN_LINE_BYTES
+        return Finish(ids)
+
+    def _read_line(self, line: bytes, raw: bytes) -> Command | None:
+        verb, *params = line.split(b" ")
+        legal = LEGAL_STATES.get(verb)
+        if legal is None:
+            raise CommandError("E_INVALID", f"invalid command {_text(verb)}")
+        if self.state not in legal:
+            raise CommandError("E_INVALID", f"cannot {verb.decode()} in current state")
+        match verb:
+            case b"NOP":
+                return _NOP
+            case b"PUB" | b"MPUB":
+                topic = self._topic(verb.decode(), params)
+                self._publish_line, self._publish_topic = raw, topic
+                return self._expect_body(_Body(verb.decode(), topic))
+            case b"DPUB":
+                return self._read_dpub(params)
+            case b"FIN":
+                return Finish([_message_id("FIN", params)])
+            case b"RDY":
+                return self._read_rdy(params)
+            case b"REQ":
+                return self._read_req(params)
+            case b"TOUCH":
+                return Touch(_message_id("TOUCH", params))
+            case b"SUB":
+                return self._read_sub(params)
+            case b"CLS":
+                return _START_CLOSE
+            case b"AUTH" if params:
+                raise CommandError("E_INVALID", "AUTH invalid number of parameters")
+            case _:
+                return self._expect_body(_Body(verb.decode()))
+
+    def _topic(self, verb: str, params: list[bytes]) -> str:
+        if len(params) < (2 if verb == "DPUB" else 1):
+            raise CommandError("E_INVALID", f"{verb} insufficient number of parameters")
+        topic = _text(params[0])
+        if not is_valid_name(topic):
+            raise CommandError("E_BAD_TOPIC", f"{verb} topic name {quote(topic)} is not valid")
+        return topic
+
+    def _read_sub(self, params: list[bytes]) -> Subscribe:
+        if len(params) < 2:
+            raise CommandError("E_INVALID", "SUB insufficient number of parameters")
+        topic = self._topic("SUB", params)
+        channel = _text(params[1])
+        if not is_valid_name(channel):
+            raise CommandError("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+        return Subscribe(topic, channel)
+
+    def _read_dpub(self, params: list[bytes]) -> Command | None:
+        topic = self._topic("DPUB", params)
+        defer_ms = _decimal(params[1])
+        if defer_ms is None:
+            raise CommandError("E_INVALID", f"DPUB could not parse timeout {_text(params[1])}")
+        biggest = self._limits.max_req_timeout_ms
+        if defer_ms > biggest:
+            raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
+        return self._expect_body(_Body("DPUB", topic, defer_ms))
+
+    def _read_rdy(self, params: list[bytes]) -> Ready:
+        count = _decimal(params[0]) if params else 1
+        if self.state is State.CLOSING:
+            return Ready(0)  # it is ignored, whatever it says
+        if count is None:
+            raise CommandError("E_INVALID", f"RDY could not parse count {_text(params[0])}")
+        biggest = self._limits.max_rdy_count
+        if count > biggest:
+            raise CommandError("E_INVALID", f"RDY count {count} out of range 0-{biggest}")
+        return Ready(count)
+
+    def _read_req(self, params: list[bytes]) -> Requeue:
+        if len(params) < 2:
+            raise CommandError("E_INVALID", "REQ insufficient number of params")
+        message_id = _message_id("REQ", params)
+        delay_ms = _decimal(params[1])
+        if delay_ms is None:
+            raise CommandError("E_INVALID", f"REQ could not parse timeout {_text(params[1])}")
+        return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms))
+
+    def _expect_body(self, body: _Body) -> Command | None:
+        self._body = body
+        return self._read_body(body)
+
+    def _read_body(self, body: _Body) -> Command | None:
+        buffer = self._buffer
+        available = len(buffer) - self._position
+        if body.size < 0:
+            if available < 4:
+                return self._incomplete(body, "body size")
+            body.size = self._body_size(body.verb, _INT32.unpack_from(buffer, self._position)[0])
+            if body.verb == "MPUB":  # the size goes; a PUB's stays: it is the message's own size field
+                self._position += 4
+                available -= 4
+        if body.verb == "MPUB":
+            return self._read_mpub(body, available)
+        if available < 4 + body.size:
+            return self._incomplete(body, "body")
+        start = self._position
+        end = start + 4 + body.size
+        self._position, self._body = end, None
+        if body.topic:
+            data = bytes(memoryview(buffer)[start:end])
+            verb: PublishVerb = "DPUB" if body.verb == "DPUB" else "PUB"
+            return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms)
+        content = bytes(memoryview(buffer)[start + 4 : end])
+        return Identify(content) if body.verb == "IDENTIFY" else Auth(content)
+
+    def _body_size(self, verb: str, size: int) -> int:
+        if verb in ("PUB", "DPUB"):
+            biggest = self._limits.max_msg_size
+            if size <= 0:
+                raise CommandError("E_BAD_MESSAGE", f"{verb} invalid message body size {size}")
+            if size > biggest:
+                raise CommandError("E_BAD_MESSAGE", f"{verb} message too big {size} > {biggest}")
+        else:
+            biggest = self._limits.max_body_size
+            if size > biggest:
+                raise CommandError("E_BAD_BODY", f"{verb} body too big {size} > {biggest}")
+            if size <= 0:
+                raise CommandError("E_BAD_BODY", f"{verb} invalid body size {size}")
+        return size
+
+    def _read_mpub(self, body: _Body, available: int) -> Command | None:
+        start = self._position
+        if body.sizes is None:
+            if available < 4:
+                return self._incomplete(body, "message count")
+            body.count = _INT32.unpack_from(self._buffer, start)[0]
+            if not 0 < body.count <= (self._limits.max_body_size - 4) // 5:
+                raise CommandError("E_BAD_BODY", f"MPUB invalid message count {body.count}")
+            body.sizes, body.walked = [], 4
+        end = start + min(available, body.size)
+        body.walked = (
+            walk_messages(self._buffer, start + body.walked, end, body.count, self._limits, body.sizes)
+            - start
+        )
+        if body.walked > body.size:
+            raise CommandError("E_BAD_MESSAGE", "MPUB failed to read message body")
+        done = len(body.sizes) == body.count
+        if (done and body.walked < body.size) or (not done and body.walked > body.size - 4):
+            # nsqd never compares the two and loses its place in the stream; we say what is wrong.
+            raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
+        if available < body.size:
+            in_size = body.walked + 4 > available
+            return self._incomplete(
+                body, f"message({len(body.sizes)}) body size" if in_size else "message body"
+            )
+        data = bytes(memoryview(self._buffer)[start + 4 : start + body.size])
+        self._position, self._body = start + body.size, None
+        return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
+
+    def _incomplete(self, body: _Body, what: str) -> Command | None:
+        """Say "not yet" (None), or that it will never be."""
+        if not self._eof:
+            return None
+        if body.verb in ("PUB", "DPUB"):
+            raise CommandError("E_BAD_MESSAGE", f"{body.verb} failed to read message {what}")
+        code = "E_BAD_MESSAGE" if what.endswith(("message body", ") body size")) else "E_BAD_BODY"
+        raise CommandError(code, f"{body.verb} failed to read {what}")
+
+
+def _text(word: bytes) -> str:
+    return word.decode("utf-8", "surrogateescape")
+
+
+def _decimal(word: bytes) -> int | None:
+    """A number as nsqd reads it: ASCII digits only, the empty string 0; None if it is not one."""
+    if not word:
+        return 0
+    return int(word) if word.isdigit() and len(word) <= 20 else None
+
+
+def _message_id(verb: str, params: list[bytes]) -> bytes:
+    if len(params) < (2 if verb == "REQ" else 1):
+        raise CommandError("E_INVALID", f"{verb} insufficient number of params")
+    if len(params[0]) != _ID_BYTES:
+        raise CommandError("E_INVALID", "invalid message ID")
+    return params[0]

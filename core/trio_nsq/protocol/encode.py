@@ -1,0 +1,72 @@
+"""A client's commands as bytes. Names are not checked here: callers do, with `is_valid_name`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from struct import Struct
+
+from .messages import MessageSet
+
+_INT32 = Struct(">i")
+_MPUB_HEAD = Struct(">ii")
+
+
+def encode_identify(settings: Mapping[str, object]) -> bytes:
+    """IDENTIFY with these JSON fields, named as in `IdentifyRequest`."""
+    body = json.dumps(settings, separators=(",", ":")).encode()
+    return b"IDENTIFY\n" + _INT32.pack(len(body)) + body
+
+
+def encode_auth(secret: bytes) -> bytes:
+    """AUTH with this secret."""
+    return b"AUTH\n" + _INT32.pack(len(secret)) + secret
+
+
+def encode_sub(topic: str, channel: str) -> bytes:
+    """SUB to a channel of a topic; both are created if need be."""
+    return f"SUB {topic} {channel}\n".encode()
+
+
+def encode_pub(topic: str, body: bytes) -> bytes:
+    """PUB one message."""
+    return b"PUB %s\n%s%s" % (topic.encode(), _INT32.pack(len(body)), body)
+
+
+def encode_dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
+    """DPUB one message, to be delivered no sooner than in `defer_ms` milliseconds."""
+    return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, _INT32.pack(len(body)), body)
+
+
+def encode_mpub(topic: str, messages: MessageSet) -> bytes:
+    """MPUB a set, all or nothing. The set must not be empty."""
+    head = _MPUB_HEAD.pack(4 + len(messages.data), len(messages))
+    return b"MPUB %s\n%s%s" % (topic.encode(), head, messages.data)
+
+
+def encode_rdy(count: int) -> bytes:
+    """RDY: be sent messages while fewer than `count` are in flight."""
+    return b"RDY %d\n" % count
+
+
+def encode_finish(ids: Sequence[bytes]) -> bytes:
+    """FIN for each id (16 bytes each), in one piece; empty for none."""
+    return b"FIN " + b"\nFIN ".join(ids) + b"\n" if ids else b""
+
+
+def encode_requeue(message_id: bytes, delay_ms: int) -> bytes:
+    """REQ: put the message back, to be delivered again no sooner than in `delay_ms` milliseconds."""
+    return b"REQ %s %d\n" % (message_id, delay_ms)
+
+
+def encode_touch(message_id: bytes) -> bytes:
+    """TOUCH: start the message's in-flight time anew."""
+    return b"TOUCH %s\n" % message_id
+
+
+def encode_cls() -> bytes:
+    """CLS: no more messages, please; those in flight may still be answered."""
+    return b"CLS\n"
+
+
+def encode_nop() -> bytes:
+    """NOP: the conventional answer to a heartbeat."""
+    return b"NOP\n"

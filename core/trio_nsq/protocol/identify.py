@@ -1,0 +1,152 @@
+"""IDENTIFY: what a client asks for, what it gets, and the reply that says so (NSQ protocol: IDENTIFY)."""
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import CommandError
+from .limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifyRequest:
+    """The JSON body of IDENTIFY. Zero, False and "" stand for "not said"; None for an identity never given.
+
+    Times are in milliseconds, sizes in bytes. -1 turns heartbeats, output buffering or its timer off.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    sample_rate: int = 0
+    msg_timeout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifySettings:
+    """What is in force for a connection after negotiation.
+
+    Attributes:
+        heartbeat_interval_ms: 0 means off.
+        output_buffer_size: Bytes; 1 means unbuffered.
+        output_buffer_timeout_ms: 0 means never flushed by time.
+        sample_rate: Percent of messages wanted; 0 means all.
+        msg_timeout_ms: In-flight time of a message on this connection.
+    """
+
+    heartbeat_interval_ms: int
+    output_buffer_size: int
+    output_buffer_timeout_ms: int
+    sample_rate: int
+    msg_timeout_ms: int
+
+    @staticmethod
+    def default(limits: Limits) -> "IdentifySettings":
+        """What a connection has that never sent IDENTIFY."""
+        return negotiate(IdentifyRequest(), limits)
+
+
+_FIELDS: dict[str, type] = {f.name: type(f.default) for f in fields(IdentifyRequest)}
+
+
+def parse_identify(body: bytes) -> IdentifyRequest:
+    """Decode an IDENTIFY body as Go would: keys in any case, unknown ones ignored, `null` the same as empty.
+
+    Raises:
+        CommandError: `E_BAD_BODY`, for anything but a JSON object with values of the right types.
+    """
+    bad = CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+    try:
+        decoded: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        raise bad from None
+    if decoded is None:
+        return IdentifyRequest()
+    if not isinstance(decoded, dict):
+        raise bad
+    known: dict[str, Any] = {}
+    for key, value in decoded.items():
+        wanted = _FIELDS.get(key.lower())
+        if wanted is None or value is None:
+            continue
+        # bool is an int to Python, not to the protocol; a float, even a whole one, is not an int to either.
+        if type(value) is not wanted or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            raise bad
+        known[key.lower()] = value
+    return IdentifyRequest(**known)
+
+
+def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
+    """Settle a connection's settings.
+
+    Raises:
+        CommandError: `E_BAD_BODY` naming the first value out of range; nothing is clamped.
+    """
+    heartbeat_ms = request.heartbeat_interval
+    if heartbeat_ms == -1:
+        heartbeat_ms = 0
+    elif heartbeat_ms == 0:
+        heartbeat_ms = limits.heartbeat_interval_ms
+    elif not 1000 <= heartbeat_ms <= limits.max_heartbeat_interval_ms:
+        raise CommandError("E_BAD_BODY", f"IDENTIFY heartbeat interval ({heartbeat_ms}) is invalid")
+
+    timeout_ms = request.output_buffer_timeout
+    if timeout_ms == -1:
+        timeout_ms = 0
+    elif timeout_ms == 0:
+        timeout_ms = limits.output_buffer_timeout_ms
+    elif not limits.min_output_buffer_timeout_ms <= timeout_ms <= limits.max_output_buffer_timeout_ms:
+        raise CommandError("E_BAD_BODY", f"IDENTIFY output buffer timeout ({timeout_ms}) is invalid")
+
+    size = request.output_buffer_size
+    if size == -1:
+        size, timeout_ms = 1, 0
+    elif size == 0:
+        size = limits.output_buffer_size
+    elif not 64 <= size <= limits.max_output_buffer_size:
+        raise CommandError("E_BAD_BODY", f"IDENTIFY output buffer size ({size}) is invalid")
+
+    if not 0 <= request.sample_rate <= 99:
+        raise CommandError("E_BAD_BODY", f"IDENTIFY sample rate ({request.sample_rate}) is invalid")
+
+    msg_timeout_ms = request.msg_timeout
+    if msg_timeout_ms == 0:
+        msg_timeout_ms = limits.msg_timeout_ms
+    elif not 1000 <= msg_timeout_ms <= limits.max_msg_timeout_ms:
+        raise CommandError("E_BAD_BODY", f"IDENTIFY msg timeout ({msg_timeout_ms}) is invalid")
+
+    return IdentifySettings(heartbeat_ms, size, timeout_ms, request.sample_rate, msg_timeout_ms)
+
+
+def identify_reply(
+    request: IdentifyRequest, settings: IdentifySettings, limits: Limits, version: str
+) -> bytes:
+    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
+
+    TLS and compression are reported as not available; nsqd fills deflate_level even then.
+    """
+    level = request.deflate_level if request.deflate_level > 0 else 6
+    reply: dict[str, object] = {
+        "max_rdy_count": limits.max_rdy_count,
+        "version": version,
+        "max_msg_timeout": limits.max_msg_timeout_ms,
+        "msg_timeout": settings.msg_timeout_ms,
+        "tls_v1": False,
+        "deflate": False,
+        "deflate_level": min(level, limits.max_deflate_level),
+        "max_deflate_level": limits.max_deflate_level,
+        "snappy": False,
+        "sample_rate": settings.sample_rate,
+        "auth_required": False,
+        "output_buffer_size": settings.output_buffer_size,
+        "output_buffer_timeout": settings.output_buffer_timeout_ms,
+    }
+    return json.dumps(reply, separators=(",", ":")).encode()

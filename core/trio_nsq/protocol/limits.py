@@ -1,0 +1,38 @@
+"""Numbers both sides of the protocol agree on, with nsqd 1.3.0's defaults."""
+
+from dataclasses import dataclass
+
+MAGIC_V2 = b"  V2"
+
+KIB = 1024
+MIB = 1024 * KIB
+SECOND_MS = 1000
+MINUTE_MS = 60 * SECOND_MS
+
+MAX_LINE_BYTES = 16 * KIB
+"""A command line, its line feed included. A longer one ends the connection with no error frame, as in nsqd."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a broker accepts. All bounds are inclusive; every `_ms` is in milliseconds."""
+
+    max_msg_size: int = 1 * MIB
+    """Bytes of one message body."""
+    max_body_size: int = 5 * MIB
+    """Bytes of one command body (IDENTIFY, AUTH, MPUB)."""
+    max_rdy_count: int = 2500
+    max_req_timeout_ms: int = 60 * MINUTE_MS
+    """REQ is cut to it; DPUB above it is refused."""
+    max_heartbeat_interval_ms: int = MINUTE_MS
+    heartbeat_interval_ms: int = 30 * SECOND_MS
+    """For clients that do not ask for another; nsqd's fixed half of a 60 s client timeout."""
+    max_output_buffer_size: int = 64 * KIB
+    output_buffer_size: int = 16 * KIB
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30 * SECOND_MS
+    output_buffer_timeout_ms: int = 250
+    msg_timeout_ms: int = MINUTE_MS
+    """A delivered message not answered in this time is delivered again."""
+    max_msg_timeout_ms: int = 15 * MINUTE_MS
+    max_deflate_level: int = 6

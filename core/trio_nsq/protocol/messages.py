@@ -1,0 +1,114 @@
+"""Sets of messages as they travel in MPUB bodies and lie in the log: `(int32 size, bytes)*`.
+
+     0        4              4+size
+    +--------+--------------+--------+------- - -
+    |  size  |    body      |  size  |  body
+    +--------+--------------+--------+------- - -
+
+The bytes are kept as they came; the only per-message work on the publish path is `walk_messages`, which reads
+each size once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from struct import Struct
+
+from .errors import CommandError
+from .limits import Limits
+
+_INT32 = Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSet:
+    """Messages published together.
+
+    Attributes:
+        data: `(int32 size, bytes)*`, big-endian, nothing before or after.
+        sizes: The body length of each message, in order; `len(data) == sum(sizes) + 4 * len(sizes)`.
+    """
+
+    data: bytes
+    sizes: list[int]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of all bodies, without their size fields."""
+        return len(self.data) - 4 * len(self.sizes)
+
+    def bodies(self) -> list[bytes]:
+        """Every body, copied out, in order."""
+        data = self.data
+        ends = accumulate(map((4).__add__, self.sizes))
+        return [data[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+
+    @staticmethod
+    def join(sets: Sequence["MessageSet"]) -> "MessageSet":
+        """One set holding the messages of all, in order."""
+        if len(sets) == 1:
+            return sets[0]
+        return MessageSet(b"".join([s.data for s in sets]), list(chain.from_iterable(s.sizes for s in sets)))
+
+
+class _SizePrefixes(dict[int, bytes]):
+    """int32 size fields by value: the C-speed lookup that lets `pack_messages` run without a Python loop."""
+
+    def __missing__(self, size: int) -> bytes:
+        prefix = _INT32.pack(size)
+        if size < 65536:  # bounds what is remembered
+            self[size] = prefix
+        return prefix
+
+
+_prefix = _SizePrefixes()
+
+
+def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
+    """Make a set of these bodies, in order. Sizes are not checked against any limit here."""
+    sizes = list(map(len, bodies))
+    data = b"".join(chain.from_iterable(zip(map(_prefix.__getitem__, sizes), bodies, strict=True)))
+    return MessageSet(data, sizes)
+
+
+def size_prefixes(sizes: Iterable[int]) -> Iterable[bytes]:
+    """The int32 fields for `sizes`, lazily."""
+    return map(_prefix.__getitem__, sizes)
+
+
+def walk_messages(
+    data: bytes | bytearray, start: int, end: int, count: int, limits: Limits, sizes: list[int]
+) -> int:
+    """Check the sizes of `count` messages from `data[start:]` on, as far as the bytes up to `end` tell.
+
+    Args:
+        data: The buffer.
+        start: Where the next size field lies.
+        end: Where the bytes at hand end.
+        count: Messages in the whole set; `sizes` holds those already walked.
+        sizes: Body lengths seen so far; extended in place.
+
+    Returns:
+        Where the next unread size field lies: past `end` while the last walked body is still incomplete.
+
+    Raises:
+        CommandError: `E_BAD_MESSAGE`, for a size that is not within 1..max_msg_size.
+    """
+    unpack = _INT32.unpack_from
+    add = sizes.append
+    biggest = limits.max_msg_size
+    last = end - 4
+    for index in range(len(sizes), count):
+        if start > last:
+            break
+        (size,) = unpack(data, start)
+        if not 0 < size <= biggest:
+            if size <= 0:
+                raise CommandError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
+            raise CommandError("E_BAD_MESSAGE", f"MPUB message too big {size} > {biggest}")
+        add(size)
+        start += 4 + size
+    return start

@@ -1,0 +1,38 @@
+"""What the Python peers have in common: the command line, and the form of bodies on standard input and output."""
+
+import argparse
+import base64
+import faulthandler
+import json
+import sys
+
+
+def parse() -> argparse.Namespace:
+    """Return the options of this run; README.md says what each means. Also starts the clock of ``--timeout``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["pub", "sub"])
+    parser.add_argument("--addr", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--channel")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--defer", type=int, default=0)
+    parser.add_argument("--n", type=int, default=0)
+    parser.add_argument("--max-in-flight", type=int, default=50)
+    parser.add_argument("--requeue-first", action="store_true")
+    parser.add_argument("--touch", action="store_true")
+    parser.add_argument("--hold-first", action="store_true")
+    parser.add_argument("--timeout", type=float, default=30)
+    options = parser.parse_args()
+    # Ends the process whatever its event loop is doing, and shows where it was.
+    faulthandler.dump_traceback_later(options.timeout, exit=True)
+    return options
+
+
+def read_bodies() -> list[bytes]:
+    """Return the bodies on standard input: one per line, in base64."""
+    return [base64.b64decode(line) for line in sys.stdin]
+
+
+def write_delivery(body: bytes, attempts: int) -> None:
+    """Print one delivery as a line of JSON: ``body`` in base64, ``attempts`` an integer."""
+    print(json.dumps({"body": base64.b64encode(body).decode(), "attempts": attempts}), flush=True)

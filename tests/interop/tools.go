@@ -1,0 +1,10 @@
+//go:build tools
+
+// Package interop pins the programs of NSQ itself that the tests run, as ordinary dependencies of this module.
+package interop
+
+import (
+	_ "github.com/nsqio/nsq/apps/nsqd"
+	_ "github.com/nsqio/nsq/bench/bench_reader"
+	_ "github.com/nsqio/nsq/bench/bench_writer"
+)
