@@ -1,8 +1,8 @@
 """Commands, the client's half of the conversation, as the broker reads them.
 
-`CommandReader` consumes bytes and gives one command, raises the error to be sent, or says "not yet" (None).
-Sizes are checked before a body is buffered, no byte is scanned twice, and a run of FIN lines, the bulk of what
-a busy consumer sends, becomes one `Finish`: FIN lines are 21 bytes each, so a run is split in one call.
+`CommandReader` consumes bytes and gives a command, raises the error to be sent, or says "not yet" (None).
+Sizes are checked before a body is buffered, and no byte is scanned twice. A run of FIN lines, the bulk of what
+a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is split in one call.
 """
 
 from dataclasses import dataclass
@@ -151,7 +151,7 @@ class CommandReader:
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """Note that nothing more will come: an incomplete body is an error then, an incomplete line is not."""
+        """Note that nothing more will come: an incomplete body is now an error, an incomplete line is not."""
         self._eof = True
 
     def take_buffered(self) -> bytes:

@@ -10,7 +10,7 @@ SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 
 MAX_LINE_BYTES = 16 * KIB
-"""A command line, its line feed included. A longer one ends the connection with no error frame, as in nsqd."""
+"""A command line, its line feed included. A longer one ends the connection with no error frame."""
 
 
 @dataclass(frozen=True, slots=True)
