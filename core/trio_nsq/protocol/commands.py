@@ -1,7 +1,7 @@
 """Commands, the client's half of the conversation, as the broker reads them.
 
-`CommandReader` consumes bytes and gives a command, raises the error to be sent, or says "not yet" (None).
-Sizes are checked before a body is buffered, and no byte is scanned twice. A run of FIN lines, the bulk of what
+`CommandReader` consumes bytes and gives a command, raises the error to send, or says "not yet" (None).
+Sizes are checked before a body is buffered; no byte is scanned twice. A run of FIN lines, the bulk of what
 a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is split in one call.
 """
 
@@ -128,6 +128,7 @@ class CommandReader:
     Attributes:
         state: Where the connection stands. The caller moves it (SUB, CLS) before asking for the next command,
             since legality is checked when a command is read.
+        greeted: The client has sent its magic.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -136,7 +137,7 @@ class CommandReader:
         self._buffer = bytearray()
         self._position = 0
         self._scanned = 0  # no line feed before this offset
-        self._greeted = False
+        self.greeted = False
         self._eof = False
         self._body: _Body | None = None
         self._publish_line = b""  # the last PUB or MPUB line and its topic: publishers repeat themselves
@@ -169,7 +170,7 @@ class CommandReader:
         """
         if self._body is not None:
             return self._read_body(self._body)
-        if not self._greeted and not self._read_magic():
+        if not self.greeted and not self._read_magic():
             return None
         buffer, position = self._buffer, self._position
         if buffer.startswith(b"FIN ", position) and (finish := self._read_finish_run()):
@@ -194,7 +195,7 @@ class CommandReader:
         if not self._buffer.startswith(MAGIC_V2):
             raise CommandError("E_BAD_PROTOCOL")
         self._position = len(MAGIC_V2)
-        self._greeted = True
+        self.greeted = True
         return True
 
     def _read_finish_run(self) -> Finish | None:

@@ -1,0 +1,138 @@
+"""All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from ..log import Log
+from ..protocol import is_valid_name
+from .cache import BatchCache
+from .channel import Channel
+from .options import BrokerOptions
+from .topic import Topic
+
+NODE_ID_BITS = 10
+COUNTER_BITS = 64 - NODE_ID_BITS
+
+
+class MessageIds:
+    """Message ids: 64 bits, the node's id above a counter that never goes back, also over restarts.
+
+    Args:
+        node_id: 0..1023.
+        start: The counter's first value; later than any used before on this node.
+    """
+
+    def __init__(self, node_id: int, start: int) -> None:
+        self._prefix = node_id << COUNTER_BITS
+        self.next = start
+
+    def take(self, count: int) -> int:
+        """Reserve `count` ids in a row; returns the first, as the number whose 16 hex digits are the id."""
+        first = self.next
+        self.next += count
+        return self._prefix | first
+
+
+@dataclass(order=True, slots=True)
+class _Alarm:
+    at_ns: int
+    order: int
+    channel: Channel
+
+
+class Broker:
+    """The topics, and what is due when.
+
+    Args:
+        options: See there.
+        make_log: Gives the log of a new topic, by name. May raise LogError.
+
+    Attributes:
+        topics: By name.
+        changed: Names of topics whose state differs from what was last saved; the owner clears it.
+        unsaved: Those of them that have to be saved at once: they, or a channel of theirs, are new.
+    """
+
+    def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
+        self.options = options
+        self.topics: dict[str, Topic] = {}
+        self.changed: set[str] = set()
+        self.unsaved: set[str] = set()
+        self._make_log = make_log
+        self._cache = BatchCache(options.cache_bytes)
+        self._alarms: list[_Alarm] = []
+        self._alarm_at: dict[Channel, int] = {}  # the earliest alarm set for a channel
+        self._alarm_order = 0
+
+    # ------------------------------------------------------------------ topics and channels
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, made if need be. Raises LogError if its log cannot be opened."""
+        topic = self.topics.get(name)
+        if topic is None:
+            assert is_valid_name(name), name
+            topic = Topic(name, self._make_log(name), self._cache, self.options.mem_queue_size)
+            self.topics[name] = topic
+            self.unsaved.add(name)
+        return topic
+
+    def channel(self, topic_name: str, name: str) -> Channel:
+        """The channel of this name, it and its topic made if need be. Raises LogError."""
+        topic = self.topic(topic_name)
+        known = name in topic.channels
+        channel = topic.add_channel(name)
+        if not known:
+            if not channel.ephemeral:
+                self.unsaved.add(topic_name)
+            self.watch(channel, channel.next_deadline_ns)
+        return channel
+
+    def delete_channel(self, channel: Channel) -> None:
+        """Delete a channel, and its topic if that is ephemeral and has no other."""
+        topic = channel.topic
+        topic.remove_channel(channel)
+        self.changed.add(topic.name)
+        self._alarm_at.pop(channel, None)
+        if topic.ephemeral and not topic.channels:
+            self.delete_topic(topic)
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Delete a topic and its channels. The log is closed; its files are the caller's to remove."""
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+            for channel in topic.channels.values():
+                self._alarm_at.pop(channel, None)
+            topic.close()
+            topic.log.close()
+            self.changed.discard(topic.name)
+            self.unsaved.discard(topic.name)
+
+    # ------------------------------------------------------------------ time
+
+    def watch(self, channel: Channel, at_ns: int | None) -> None:
+        """Look at a channel at `at_ns`, if not before; None is never."""
+        known = self._alarm_at.get(channel)
+        if at_ns is not None and (known is None or at_ns < known):
+            self._alarm_at[channel] = at_ns
+            self._alarm_order += 1
+            heappush(self._alarms, _Alarm(at_ns, self._alarm_order, channel))
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` next has something to look at; None if nothing is due ever."""
+        return self._alarms[0].at_ns if self._alarms else None
+
+    def tick(self, now_ns: int) -> list[Channel]:
+        """Move what is due everywhere; returns the channels to be dispatched."""
+        woken: list[Channel] = []
+        while self._alarms and self._alarms[0].at_ns <= now_ns:
+            alarm = heappop(self._alarms)
+            # A later alarm of a channel that got an earlier one since, or of a deleted channel, says nothing.
+            if self._alarm_at.get(alarm.channel) != alarm.at_ns:
+                continue
+            del self._alarm_at[alarm.channel]
+            alarm.channel.tick(now_ns)
+            self.watch(alarm.channel, alarm.channel.next_deadline_ns)
+            woken.append(alarm.channel)
+        return woken

@@ -1,0 +1,51 @@
+"""The broker's memory of decoded batches: one budget over all topics, the least recently used go first."""
+
+from collections import OrderedDict
+
+from .batch import Batch
+
+Key = tuple[str, int]
+
+
+class BatchCache:
+    """Batches by (topic name, base sequence).
+
+    Args:
+        max_bytes: What the batches may hold together; the newest one is kept even if it is larger.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._batches: OrderedDict[Key, Batch] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def get(self, key: Key) -> Batch | None:
+        """The batch that begins there, or None."""
+        batch = self._batches.get(key)
+        if batch is not None:
+            self._batches.move_to_end(key)
+        return batch
+
+    def put(self, topic: str, batch: Batch) -> None:
+        """Remember a batch, and forget others if there is no room."""
+        key = (topic, batch.base_sequence)
+        self.discard(key)
+        self._batches[key] = batch
+        self.size_bytes += batch.size_bytes
+        while self.size_bytes > self._max_bytes and len(self._batches) > 1:
+            _, old = self._batches.popitem(last=False)
+            self.size_bytes -= old.size_bytes
+
+    def discard(self, key: Key) -> None:
+        """Forget a batch, if it is known."""
+        batch = self._batches.pop(key, None)
+        if batch is not None:
+            self.size_bytes -= batch.size_bytes
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget all batches of a topic."""
+        for key in [key for key in self._batches if key[0] == topic]:
+            self.discard(key)

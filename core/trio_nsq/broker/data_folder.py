@@ -1,0 +1,142 @@
+"""The data folder: who owns it, what topics lie in it, and their saved state.
+
+broker.json                     {"format": 1, "next_id": N}: message ids below N may have been used
+topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
+    state.json                  `Topic.snapshot`: pause flags, channels, what is unfinished
+    00000000000000000000.log    segments of its log
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..log import Files
+from ..protocol import is_valid_name
+from .broker import COUNTER_BITS
+from .errors import StartupError
+
+FORMAT = 1
+SUFFIX = ".topic"
+STATE_FILE = "state.json"
+_IDS_PER_SECOND_BITS = 20
+ID_RESERVE = 2**32
+"""Ids reserved at a time: after a crash the broker goes on above all it can have used."""
+
+
+class DataFolder:
+    """A data folder, locked against any other broker until `close`.
+
+    Args:
+        path: Made if it is missing; its parent must be there.
+        files: The file system; a test may bring its own.
+
+    Raises:
+        StartupError: It cannot be used.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self.path = path
+        self.files = files or Files()
+        try:
+            self.files.make_folder(path)
+            self._lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+        except NotADirectoryError as exc:
+            raise StartupError(f"--data-path: {path} is not a folder") from exc
+        except OSError as exc:
+            raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StartupError(f"--data-path: {self.path} is in use by another broker") from exc
+        if (self.path / "nsqd.dat").exists() and not (self.path / "broker.json").exists():
+            raise StartupError(f"--data-path: {self.path} holds the queues of an nsqd: choose another folder")
+        try:
+            self.files.make_folder(self.path / "topics")
+        except OSError as exc:
+            raise StartupError(f"--data-path: cannot write to {self.path}: {exc.strerror}") from exc
+
+    def close(self) -> None:
+        """Let another broker have it."""
+        os.close(self._lock_fd)
+
+    # ------------------------------------------------------------------ ids
+
+    def first_id(self) -> int:
+        """A counter value above every id given out so far; `reserve_ids` before using it. Raises StartupError.
+
+        It is at least the time in seconds times 2**20, so that ids do not repeat even when the folder is wiped.
+        """
+        path = self.path / "broker.json"
+        saved = 0
+        if path.exists():
+            state = _read_json(path)
+            if state.get("format") != FORMAT or not isinstance(state.get("next_id"), int):
+                raise StartupError(f"{path} is damaged or from another version of this program")
+            saved = state["next_id"]
+        by_time = int(time.time()) << _IDS_PER_SECOND_BITS
+        return max(saved, by_time) % (1 << COUNTER_BITS)
+
+    def reserve_ids(self, below: int) -> None:
+        """Remember that ids below this may be used. Raises OSError."""
+        content = json.dumps({"format": FORMAT, "next_id": below}).encode()
+        self.files.replace(self.path / "broker.json", content + b"\n")
+
+    # ------------------------------------------------------------------ topics
+
+    def topic_folder(self, name: str) -> Path:
+        """Where a topic's files lie."""
+        return self.path / "topics" / (name + SUFFIX)
+
+    def topic_names(self) -> Iterator[str]:
+        """The topics that have a folder, sorted. What a deletion left unfinished is removed."""
+        for path in sorted((self.path / "topics").iterdir()):
+            if path.name.startswith("deleted-"):
+                shutil.rmtree(path, ignore_errors=True)  # tried again at the next start
+            elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
+                yield path.name.removesuffix(SUFFIX)
+
+    def read_state(self, name: str) -> dict[str, Any] | None:
+        """A topic's saved state; None if there is none. Raises StartupError."""
+        path = self.topic_folder(name) / STATE_FILE
+        return _read_json(path) if path.exists() else None
+
+    def write_state(self, name: str, state: dict[str, Any]) -> None:
+        """Save a topic's state, atomically and durably. Raises OSError."""
+        folder = self.topic_folder(name)
+        self.files.make_folder(folder)
+        self.files.replace(folder / STATE_FILE, json.dumps(state, separators=(",", ":")).encode())
+
+    def remove_topic(self, name: str) -> None:
+        """Remove a topic's files; from the first moment on they do not count any more. Raises OSError."""
+        folder = self.topic_folder(name)
+        if folder.exists():
+            doomed = folder.with_name(f"deleted-{time.time_ns()}-{folder.name}")
+            folder.rename(doomed)
+            self.files.sync_folder(folder.parent)
+            shutil.rmtree(doomed)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise StartupError(f"{path} is damaged: {exc}") from exc
+    if not isinstance(state, dict):
+        raise StartupError(f"{path} is damaged: it holds no JSON object")
+    return state

@@ -1,0 +1,11 @@
+"""What a broker can say of itself. All derive from `NSQError`."""
+
+from ..protocol import NSQError
+
+
+class StartupError(NSQError):
+    """The broker cannot start; the text says what is wrong and what to do, for the person who started it."""
+
+
+class PublishRefused(NSQError):
+    """Nothing of a publish was stored; the text is the reason for the client: `exiting`, or the disk's error."""

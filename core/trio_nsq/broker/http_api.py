@@ -1,0 +1,272 @@
+"""The broker's HTTP endpoints, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
+
+import socket
+from struct import Struct, error
+from typing import TYPE_CHECKING
+
+from ..http import HTTPError, Request, Response, Route, Router
+from ..log import LogError
+from ..protocol import CommandError, MessageSet, is_valid_name, pack_messages, walk_messages
+from .channel import Channel
+from .errors import PublishRefused
+from .publisher import Publication
+from .stats import broker_stats
+from .topic import Topic
+
+if TYPE_CHECKING:
+    from .serve import BoundAddresses
+    from .server import Server
+
+_INT32 = Struct(">i")
+_NS_PER_MS = 1_000_000
+_OK = Response.text("OK")
+_EMPTY = Response.empty()
+_FALSE = ("0", "f", "F", "false", "FALSE", "False")
+
+
+class Endpoints:
+    """The handlers.
+
+    Args:
+        server: Whose endpoints these are.
+        bound: Where it listens, for `/info`.
+    """
+
+    def __init__(self, server: "Server", bound: "BoundAddresses") -> None:
+        self._server = server
+        self._bound = bound
+        self._limits = server.options.limits
+
+    def router(self) -> Router:
+        """All routes."""
+        body = self._limits.max_body_size
+        message = self._limits.max_msg_size
+        return Router(
+            [
+                Route("GET", "/ping", self.ping, plain=True),
+                Route("GET", "/info", self.info),
+                Route("GET", "/stats", self.stats),
+                Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
+                Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
+                Route("POST", "/topic/create", self.topic_create),
+                Route("POST", "/topic/delete", self.topic_delete),
+                Route("POST", "/topic/empty", self.topic_empty),
+                Route("POST", "/topic/pause", self.topic_pause),
+                Route("POST", "/topic/unpause", self.topic_unpause),
+                Route("POST", "/channel/create", self.channel_create),
+                Route("POST", "/channel/delete", self.channel_delete),
+                Route("POST", "/channel/empty", self.channel_empty),
+                Route("POST", "/channel/pause", self.channel_pause),
+                Route("POST", "/channel/unpause", self.channel_unpause),
+            ]
+        )
+
+    # ------------------------------------------------------------------ looking
+
+    async def ping(self, request: Request) -> Response:
+        """`OK`, or 500 and the reason when the last write failed."""
+        health = self._server.health
+        return _OK if health == "OK" else Response.text(health, 500)
+
+    async def info(self, request: Request) -> Response:
+        """Version, addresses and limits."""
+        options = self._server.options
+        return Response.json(
+            {
+                "version": self._server.version,
+                "broadcast_address": options.broadcast_address or socket.gethostname(),
+                "hostname": socket.gethostname(),
+                "http_port": _port(self._bound.http_address),
+                "tcp_port": _port(self._bound.tcp_address),
+                "start_time": self._server.start_time_s,
+                "max_heartbeat_interval": self._limits.max_heartbeat_interval_ms * _NS_PER_MS,
+                "max_output_buffer_size": self._limits.max_output_buffer_size,
+                "max_output_buffer_timeout": self._limits.max_output_buffer_timeout_ms * _NS_PER_MS,
+                "max_deflate_level": self._limits.max_deflate_level,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        """JSON; the text form is not there yet, so `format` may be left out."""
+        query = request.query
+        return Response.json(
+            broker_stats(
+                self._server,
+                topic=query.get("topic", ""),
+                channel=query.get("channel", ""),
+                include_clients=query.get("include_clients", "true") not in _FALSE,
+            )
+        )
+
+    # ------------------------------------------------------------------ publishing
+
+    async def pub(self, request: Request) -> Response:
+        """One message, the body; `defer` in milliseconds."""
+        if not request.body:
+            raise HTTPError(400, "MSG_EMPTY")
+        topic = _name(request, "topic", "INVALID_TOPIC")
+        due_ns = 0
+        if "defer" in request.query:
+            text = request.query["defer"]
+            if not text.isascii() or not text.isdigit() or int(text) > self._limits.max_req_timeout_ms:
+                raise HTTPError(400, "INVALID_DEFER")
+            due_ns = self._server.now_ns() + int(text) * _NS_PER_MS if int(text) else 0
+        await self._publish(topic, pack_messages([request.body]), due_ns)
+        return _OK
+
+    async def mpub(self, request: Request) -> Response:
+        """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
+        topic = _name(request, "topic", "INVALID_TOPIC")
+        if "binary" in request.query and request.query["binary"] not in _FALSE:
+            await self._publish(topic, self._binary(request.body))
+            return _OK
+        bodies = [line for line in request.body.split(b"\n") if line]
+        if any(len(body) > self._limits.max_msg_size for body in bodies):
+            raise HTTPError(413, "MSG_TOO_BIG")
+        if bodies:
+            await self._publish(topic, pack_messages(bodies))
+        return _OK
+
+    def _binary(self, body: bytes) -> MessageSet:
+        # Status 413 for malformed batches is nsqd's, and clients know it.
+        try:
+            (count,) = _INT32.unpack_from(body)
+        except error:
+            raise HTTPError(413, "BAD_BODY") from None
+        if not 0 < count <= (self._limits.max_body_size - 4) // 5:
+            raise HTTPError(413, "BAD_BODY")
+        sizes: list[int] = []
+        try:
+            end = walk_messages(body, 4, len(body), count, self._limits, sizes)
+        except CommandError as exc:
+            raise HTTPError(413, "MSG_TOO_BIG" if "too big" in exc.text else "BAD_MESSAGE") from None
+        if len(sizes) != count or end != len(body):
+            raise HTTPError(413, "BAD_MESSAGE")
+        return MessageSet(body[4:], sizes)
+
+    async def _publish(self, topic: str, messages: MessageSet, due_ns: int = 0) -> None:
+        try:
+            await self._server.publish(topic, [Publication(messages, due_ns)])
+        except PublishRefused as exc:
+            # nsqd says EXITING for every reason; the disk's own words help more.
+            raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
+
+    # ------------------------------------------------------------------ topics
+
+    async def topic_create(self, request: Request) -> Response:
+        """Make a topic, or leave it as it is."""
+        await self._create(_name(request, "topic", "INVALID_TOPIC"))
+        return _EMPTY
+
+    async def topic_delete(self, request: Request) -> Response:
+        """Delete a topic, its channels and its files."""
+        await self._server.delete_topic(self._topic(_given(request, "topic")))
+        return _EMPTY
+
+    async def topic_empty(self, request: Request) -> Response:
+        """Drop what waits in the topic itself; its channels keep theirs."""
+        topic = self._topic(_name(request, "topic", "INVALID_TOPIC"))
+        topic.empty()
+        await self._server.save(topic)
+        return _EMPTY
+
+    async def topic_pause(self, request: Request) -> Response:
+        """Give nothing more to the channels."""
+        topic = self._topic(_given(request, "topic"))
+        topic.pause()
+        await self._server.save(topic)
+        return _EMPTY
+
+    async def topic_unpause(self, request: Request) -> Response:
+        """Go on."""
+        topic = self._topic(_given(request, "topic"))
+        topic.unpause()
+        self._server.pump_topic(topic)
+        await self._server.save(topic)
+        return _EMPTY
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._server.broker.topics.get(name)
+        if topic is None:
+            raise HTTPError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    async def _create(self, topic: str, channel: str | None = None) -> None:
+        try:
+            await self._server.create(topic, channel)
+        except PublishRefused as exc:
+            raise HTTPError(503, "EXITING") from exc
+        except LogError as exc:
+            raise HTTPError(503, str(exc)) from exc
+
+    # ------------------------------------------------------------------ channels
+
+    async def channel_create(self, request: Request) -> Response:
+        """Make a channel of a topic that is there, or leave it as it is."""
+        topic, channel = _channel_names(request)
+        self._topic(topic)
+        await self._create(topic, channel)
+        return _EMPTY
+
+    async def channel_delete(self, request: Request) -> Response:
+        """Delete a channel; its clients are disconnected."""
+        await self._server.delete_channel(self._channel(request))
+        return _EMPTY
+
+    async def channel_empty(self, request: Request) -> Response:
+        """Drop everything the channel has: ready, in flight and deferred."""
+        channel = self._channel(request)
+        channel.empty()
+        await self._server.save(channel.topic)
+        return _EMPTY
+
+    async def channel_pause(self, request: Request) -> Response:
+        """Send nothing more to its clients."""
+        channel = self._channel(request)
+        channel.paused = True
+        await self._server.save(channel.topic)
+        return _EMPTY
+
+    async def channel_unpause(self, request: Request) -> Response:
+        """Go on."""
+        channel = self._channel(request)
+        channel.paused = False
+        self._server.pump(channel)
+        await self._server.save(channel.topic)
+        return _EMPTY
+
+    def _channel(self, request: Request) -> Channel:
+        topic_name, channel_name = _channel_names(request)
+        channel = self._topic(topic_name).channels.get(channel_name)
+        if channel is None:
+            raise HTTPError(404, "CHANNEL_NOT_FOUND")
+        return channel
+
+
+def _given(request: Request, parameter: str) -> str:
+    """A parameter that has to be there, whatever it says."""
+    if parameter not in request.query:
+        raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
+    return request.query[parameter]
+
+
+def _name(request: Request, parameter: str, invalid: str) -> str:
+    """A parameter that has to be a valid name."""
+    name = _given(request, parameter)
+    if not is_valid_name(name):
+        raise HTTPError(400, invalid)
+    return name
+
+
+def _channel_names(request: Request) -> tuple[str, str]:
+    topic = _name(request, "topic", "INVALID_ARG_TOPIC")
+    return topic, _name(request, "channel", "INVALID_ARG_CHANNEL")
+
+
+def _port(address: str | None) -> int:
+    return int(address.rpartition(":")[2]) if address else -1
+
+
+def make_router(server: "Server", bound: "BoundAddresses") -> Router:
+    """The broker's routes."""
+    return Endpoints(server, bound).router()

@@ -1,0 +1,97 @@
+"""The write side of a connection: what is to be sent, sent at once while the socket takes it.
+
+Sending needs no task switch: whoever has frames for a client hands them over and flushes, in its own turn. Only
+when the socket is full does the connection's own task wait for it; until it is empty again the client is given
+no more messages.
+"""
+
+import socket
+from collections import deque
+
+import trio
+
+_MAX_PARTS = 256
+
+
+class Outbox:
+    """Bytes for one non-blocking socket.
+
+    Attributes:
+        full: The socket took less than there is; set until `drain` has sent the rest.
+        broken: The connection is lost; what is put here goes nowhere.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.full = False
+        self.broken = False
+        self._sock = sock
+        self._parts: deque[bytes | memoryview] = deque()
+        self._became_full = trio.Event()
+        self._emptied = trio.Event()
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Add data to be sent by the next flush."""
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        """Send what there is, as much as the socket takes without waiting."""
+        if self._parts and not self.full:
+            self._send()
+            if self._parts:
+                self.full = True
+                self._emptied = trio.Event()
+                self._became_full.set()
+
+    def _send(self) -> None:
+        parts = self._parts
+        while parts:
+            try:
+                if len(parts) == 1:
+                    sent = self._sock.send(parts[0])
+                else:
+                    sent = self._sock.sendmsg([parts[i] for i in range(min(len(parts), _MAX_PARTS))])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.abandon()
+                return
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.popleft())
+            if sent:
+                parts[0] = memoryview(parts[0])[sent:]
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until the socket is full, then until it has taken everything.
+
+        Args:
+            timeout_s: How long the socket may take nothing at all; math.inf is for ever.
+
+        Returns:
+            False if the connection is lost or the time was up.
+        """
+        await self._became_full.wait()
+        while self._parts:
+            with trio.move_on_after(timeout_s) as scope:
+                try:
+                    await trio.lowlevel.wait_writable(self._sock)
+                except (OSError, trio.ClosedResourceError):
+                    self.abandon()
+            if scope.cancelled_caught or self.broken:
+                return False
+            self._send()
+        self.full = False
+        self._became_full = trio.Event()
+        self._emptied.set()
+        return not self.broken
+
+    async def emptied(self) -> None:
+        """Wait, while `drain` runs in another task, until nothing is left to be sent or the connection is lost."""
+        if self.full:
+            await self._emptied.wait()
+
+    def abandon(self) -> None:
+        """Give up the connection: drop what there is, and whatever comes."""
+        self.broken = self.full = True
+        self._parts.clear()
+        self._became_full.set()
+        self._emptied.set()

@@ -1,0 +1,227 @@
+"""From publishes to the log: group commit, and the sync modes.
+
+With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
+of them go into the next: the more publishers wait, the more messages a sync carries. With `--sync=interval`, and
+for ephemeral topics, a publish is written at once, in the caller's turn, and syncs follow on a schedule.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from ..log import LogError, RecordBatch
+from ..protocol import MessageSet
+from .broker import MessageIds
+from .errors import PublishRefused
+from .options import BrokerOptions
+from .topic import Topic
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_MAX_RECORD_BYTES = 256 * 1024
+"""Publishes that are stored together share a record up to this size: few records are cheap to write, read and
+deliver, but damage costs a whole record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What one command publishes: a set of messages, and when it may be delivered (Unix nanoseconds; 0: at once)."""
+
+    messages: MessageSet
+    due_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """Publications of one topic that will be stored by one write."""
+
+    publications: list[Publication] = field(default_factory=list)
+    done: trio.Event = field(default_factory=trio.Event)
+    error: PublishRefused | None = None
+
+
+class Publisher:
+    """Stores what is published. One for a broker.
+
+    Args:
+        options: The sync mode and its numbers.
+        ids: Where message ids come from.
+        nursery: Runs the commits; cancel it only after `close`.
+        published: Called with a topic whenever messages were added to it.
+
+    Attributes:
+        health: Empty, or what the last write of any log failed with.
+    """
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        ids: MessageIds,
+        nursery: trio.Nursery,
+        published: Callable[[Topic], None],
+    ) -> None:
+        self.health = ""
+        self._options = options
+        self._ids = ids
+        self._nursery = nursery
+        self._published = published
+        self._gathering: dict[Topic, _Group] = {}
+        self._busy: dict[
+            Topic, trio.Event
+        ] = {}  # a thread may be at the topic's log; set when it no longer is
+        self._unsynced: dict[Topic, int] = {}  # messages written since the last sync, by topic
+        self._sync_soon = trio.Event()
+        self._closed = False
+
+    async def publish(self, topic: Topic, publications: Sequence[Publication]) -> None:
+        """Store publications; when this returns, they are as safe as the sync mode says.
+
+        Not a checkpoint when nothing has to be waited for. Cancelling it does not take back what is being stored.
+
+        Raises:
+            PublishRefused: Nothing of them was stored.
+        """
+        if self._closed:
+            raise PublishRefused("exiting")
+        if topic.ephemeral or self._options.sync == "interval":
+            self._write_now(topic, publications)
+            return
+        group = self._gathering.get(topic)
+        if group is None:
+            group = self._gathering[topic] = _Group()
+            if topic not in self._busy:
+                self._start_commit(topic)
+        group.publications += publications
+        await group.done.wait()
+        if group.error is not None:
+            raise group.error
+
+    # ------------------------------------------------------------------ --sync=always
+
+    def _start_commit(self, topic: Topic) -> None:
+        self._busy[topic] = trio.Event()
+        self._nursery.start_soon(self._commit, topic)
+
+    async def _commit(self, topic: Topic) -> None:
+        """Store groups of one topic until none is left."""
+        with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
+            while (group := self._gathering.pop(topic, None)) is not None:
+                await self._commit_group(topic, group)
+        self._release(topic)
+
+    def _release(self, topic: Topic) -> None:
+        self._busy.pop(topic).set()
+        if topic in self._gathering:
+            self._start_commit(topic)
+
+    async def _commit_group(self, topic: Topic, group: _Group) -> None:
+        records = self._records(topic, group.publications)
+        try:
+            await trio.to_thread.run_sync(partial(topic.log.append, records, sync=True))
+        except LogError as exc:
+            group.error = self._failed(exc)
+        else:
+            self._stored(topic, records)
+        group.done.set()
+
+    # ------------------------------------------------------------------ --sync=interval
+
+    def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> None:
+        records = self._records(topic, publications)
+        try:
+            topic.log.append(records, sync=False)
+        except LogError as exc:
+            raise self._failed(exc) from exc
+        if not topic.ephemeral:
+            unsynced = self._unsynced.get(topic, 0) + sum(record.count for record in records)
+            self._unsynced[topic] = unsynced
+            if unsynced >= self._options.sync_every:
+                self._sync_soon.set()
+        self._stored(topic, records)
+
+    async def sync_on_schedule(self) -> None:
+        """Sync what was written, after every so many messages or so much time; runs until cancelled."""
+        while True:
+            with trio.move_on_after(self._options.sync_timeout_ms / 1000):
+                await self._sync_soon.wait()
+            self._sync_soon = trio.Event()
+            await self._sync_all()
+
+    async def _sync_all(self) -> None:
+        for topic in list(self._unsynced):
+            if self._unsynced.pop(topic, 0):
+                await self.in_thread(topic, topic.log.sync)
+
+    # ------------------------------------------------------------------ common
+
+    def _records(self, topic: Topic, publications: Sequence[Publication]) -> list[RecordBatch]:
+        """Records for these publications, from the end of the log on; neighbours share one while it is small."""
+        records: list[RecordBatch] = []
+        timestamp_ns = time.time_ns()
+        sequence = topic.log.next_sequence
+        joined: list[MessageSet] = []
+        size = 0
+
+        def finish(due_ns: int) -> None:
+            nonlocal sequence
+            messages = MessageSet.join(joined)
+            first_id = self._ids.take(len(messages))
+            records.append(RecordBatch(sequence, first_id, timestamp_ns, due_ns, messages))
+            sequence += len(messages)
+            joined.clear()
+
+        for index, publication in enumerate(publications):
+            joined.append(publication.messages)
+            size += len(publication.messages.data)
+            following = publications[index + 1] if index + 1 < len(publications) else None
+            if (
+                following is None
+                or publication.due_ns
+                or following.due_ns
+                or size + len(following.messages.data) > _MAX_RECORD_BYTES
+            ):
+                finish(publication.due_ns)
+                size = 0
+        return records
+
+    def _stored(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
+        self.health = ""
+        topic.accept(records)
+        self._published(topic)
+
+    def _failed(self, error: LogError) -> PublishRefused:
+        if self.health != str(error):
+            logger.error("%s", error)
+        self.health = str(error)
+        return PublishRefused(str(error))
+
+    async def in_thread(self, topic: Topic, work: Callable[[], None]) -> None:
+        """Do something to a topic's log in a thread, with no commit beside it; an error is noted in `health`."""
+        await self.idle(topic)
+        self._busy[topic] = trio.Event()
+        try:
+            await trio.to_thread.run_sync(work)
+        except LogError as exc:
+            self._failed(exc)
+        finally:
+            self._release(topic)
+
+    async def idle(self, topic: Topic) -> None:
+        """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
+        while (busy := self._busy.get(topic)) is not None:
+            await busy.wait()
+
+    def forget(self, topic: Topic) -> None:
+        """Let go of a topic that is being deleted."""
+        self._unsynced.pop(topic, None)
+
+    async def close(self) -> None:
+        """Refuse further publishes, and wait for those under way and for a last sync."""
+        self._closed = True
+        for topic in list(self._busy):
+            await self.idle(topic)
+        await self._sync_all()

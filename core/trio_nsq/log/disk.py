@@ -1,0 +1,160 @@
+"""A log on disk: a folder of segments, the last of which is appended to."""
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from .errors import LogWriteError
+from .files import Files
+from .interface import READ_BYTES
+from .records import RecordBatch, RecordHeader
+from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
+
+logger = logging.getLogger("trio_nsq.log")
+
+DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
+"""As nsqd's max-bytes-per-file."""
+_MAX_HINTS = 1024
+
+
+class DiskLog:
+    """The `Log` of a durable topic.
+
+    Opening recovers: the last segment is checked record by record, and a torn tail cut off. The folder is made
+    with the first append, so a topic without messages costs no file.
+
+    Args:
+        folder: Holds the segments and nothing else named `*.log`.
+        segment_bytes: Begin a new segment once the last one would grow past this.
+        files: The file system; a test may bring its own.
+        now_ns: The wall clock, Unix nanoseconds; stamps new segments.
+
+    Raises:
+        NotASegmentError: A file in the folder is named like a segment and is none.
+        LogReadError, LogWriteError: The operating system refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        files: Files | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.folder = folder
+        self._segment_bytes = segment_bytes
+        self._files = files or Files()
+        self._now_ns = now_ns
+        self._segments: list[Segment] = []
+        self._next_sequence = 0
+        self._roll_next = False
+        # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
+        self._hints: dict[int, tuple[int, int]] = {}
+        if folder.is_dir():
+            self._open()
+
+    def _open(self) -> None:
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            segment = Segment.open(self._files, path)
+            if segment is not None:
+                self._segments.append(segment)
+                continue
+            logger.warning("%s: removed, it was being made when the broker stopped", path)
+            try:
+                self._files.unlink(path)
+            except OSError as exc:
+                raise LogWriteError(path, exc) from exc
+        if not self._segments:
+            return
+        for segment, following in zip(self._segments, self._segments[1:], strict=False):
+            segment.next_sequence = following.base_sequence
+        self._segments[-1].recover()
+        self._next_sequence = self._segments[-1].next_sequence
+
+    @property
+    def first_sequence(self) -> int:
+        return self._segments[0].base_sequence if self._segments else self._next_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        return self._next_sequence
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
+        size = sum(batch.record_bytes for batch in batches)
+        self._segment_for(size).append(batches, sync=sync)
+        self._next_sequence = batches[-1].next_sequence
+
+    def _segment_for(self, size: int) -> Segment:
+        last = self._segments[-1] if self._segments else None
+        full = last is not None and last.size > FILE_HEADER_BYTES and last.size + size > self._segment_bytes
+        if last is not None and not full and not self._roll_next:
+            return last
+        if last is not None:
+            last.sync()  # so that only the last segment can be torn
+        if last is not None and last.size == FILE_HEADER_BYTES:
+            return last
+        segment = Segment.create(self._files, self.folder, self._next_sequence, self._now_ns())
+        self._segments.append(segment)
+        self._roll_next = False
+        return segment
+
+    def sync(self) -> None:
+        if self._segments:
+            try:
+                self._segments[-1].sync()
+            except LogWriteError:
+                # After a failed sync the kernel may have dropped what it could not write, and the next sync of
+                # this file would say nothing of it. What follows goes into another file.
+                self._roll_next = True
+                raise
+
+    def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        while True:
+            segment = self._segment_holding(sequence)
+            if segment is None:
+                return []
+            sequence = max(sequence, segment.base_sequence)
+            base, offset = self._hints.pop(sequence, (-1, 0))
+            if base != segment.base_sequence:
+                offset = segment.locate(sequence)
+            batches, offset = segment.read(sequence, offset, max_bytes)
+            if batches:
+                self._remember(batches[-1].next_sequence, segment, offset)
+                return batches
+            if segment is self._segments[-1] or segment.next_sequence <= sequence:
+                return []
+            sequence = segment.next_sequence  # all that was left of this segment is damaged
+
+    def _remember(self, sequence: int, segment: Segment, offset: int) -> None:
+        if len(self._hints) >= _MAX_HINTS:
+            self._hints.clear()
+        self._hints[sequence] = (segment.base_sequence, offset)
+
+    def _segment_holding(self, sequence: int) -> Segment | None:
+        if sequence >= self._next_sequence:
+            return None
+        index = bisect_right(self._segments, sequence, key=lambda segment: segment.base_sequence) - 1
+        return self._segments[max(index, 0)]
+
+    def headers(self, sequence: int) -> Iterator[RecordHeader]:
+        first = self._segment_holding(sequence)
+        for segment in list(self._segments):
+            if first is not None and segment.base_sequence >= first.base_sequence:
+                yield from segment.headers(sequence)
+
+    def discard_before(self, sequence: int) -> None:
+        """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
+        while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
+            self._segments.pop(0).remove()
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
+        self._segments.clear()

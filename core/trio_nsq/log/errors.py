@@ -1,0 +1,33 @@
+"""What can go wrong with a log. All derive from `NSQError` and name the file."""
+
+from pathlib import Path
+
+from ..protocol.errors import NSQError
+
+
+class LogError(NSQError):
+    """Base of the log's errors."""
+
+
+class LogWriteError(LogError):
+    """The operating system refused a write or a sync; nothing of what was to be appended is in the log."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(f"cannot write {path}: {cause.strerror or cause}")
+        self.path = path
+
+
+class LogReadError(LogError):
+    """The operating system refused a read."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(f"cannot read {path}: {cause.strerror or cause}")
+        self.path = path
+
+
+class NotASegmentError(LogError):
+    """A file named like a segment that is none. It is left as it is."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is not a log segment ({reason}): move it out of the data folder")
+        self.path = path

@@ -1,0 +1,83 @@
+"""The few file operations the log is made of, so that tests can make each of them fail or be recorded."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+class Files:
+    """The real file system. Every method raises OSError as the operating system does."""
+
+    def create(self, path: Path) -> int:
+        """Make a new file, private to the user, and open it for reading and writing; it must not exist."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: Path) -> int:
+        """Open a file for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        """Close it."""
+        os.close(fd)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        """Write all parts, one after the other, from `offset` on; a partial write is continued."""
+        for start in range(0, len(parts), _IOV_MAX):
+            group = parts[start : start + _IOV_MAX]
+            size = sum(map(len, group))
+            written = os.pwritev(fd, group, offset)
+            if written < size:
+                rest = memoryview(b"".join(group))
+                while written < size:
+                    written += os.pwrite(fd, rest[written:], offset + written)
+            offset += size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes from `offset` on; fewer at the end of the file."""
+        return os.pread(fd, size, offset)
+
+    def size(self, fd: int) -> int:
+        """Bytes in the file."""
+        return os.fstat(fd).st_size
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when the file's data, and what is needed to read it back, is on stable storage."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """Return when the names in this folder are on stable storage."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, path: Path) -> None:
+        """Make the folder, private to the user, unless it is there, and make its name durable."""
+        if not path.is_dir():
+            path.mkdir(mode=0o700)
+            self.sync_folder(path.parent)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+        self.sync_folder(path.parent)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()

@@ -1,0 +1,140 @@
+"""Record batches: what was published together, as it lies on disk.
+
+     0      4            8             12       16      20      24
+    +------+------------+-------------+--------+-------+-------+
+    | NSQB | header_crc | payload_crc | length | count | flags |
+    +------+------------+-------------+--------+-------+-------+
+    24              32         40              48       56          56+length
+    +---------------+----------+---------------+--------+---------+
+    | base_sequence | first_id | timestamp_ns  | due_ns | payload |
+    +---------------+----------+---------------+--------+---------+
+
+All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so payload_crc: a header that passes
+can be trusted to tell how far the record reaches, even when the payload is damaged. The payload is a `MessageSet`,
+`(int32 size, bytes)*`, the bytes of the MPUB as they came. Checksums are zlib's CRC-32.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from zlib import crc32
+
+from ..protocol.messages import MessageSet
+
+MAGIC = b"NSQB"
+_HEADER = Struct(">4sIIIIIQQQQ")
+_CHECKED = Struct(">IIIIQQQQ")
+_INT32 = Struct(">i")
+HEADER_BYTES = _HEADER.size
+MAX_PAYLOAD_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """A record batch without its payload.
+
+    Attributes:
+        base_sequence: The first message's place in the topic, counted from 0 over the topic's life.
+        count: Messages, at least 1.
+        length: Bytes of the payload.
+        first_id: The first message's id as a number; the others follow it without a gap.
+        timestamp_ns: When it was published, Unix nanoseconds.
+        due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
+        payload_crc: CRC-32 of the payload.
+    """
+
+    base_sequence: int
+    count: int
+    length: int
+    first_id: int
+    timestamp_ns: int
+    due_ns: int
+    payload_crc: int
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after this batch's last."""
+        return self.base_sequence + self.count
+
+    @property
+    def record_bytes(self) -> int:
+        """Header and payload."""
+        return HEADER_BYTES + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """Messages published together, with their place in the topic. Fields as in `RecordHeader`."""
+
+    base_sequence: int
+    first_id: int
+    timestamp_ns: int
+    due_ns: int
+    messages: MessageSet
+
+    @property
+    def count(self) -> int:
+        """Messages, at least 1."""
+        return len(self.messages.sizes)
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after this batch's last."""
+        return self.base_sequence + len(self.messages.sizes)
+
+    @property
+    def record_bytes(self) -> int:
+        """Header and payload."""
+        return HEADER_BYTES + len(self.messages.data)
+
+
+def encode_header(batch: RecordBatch) -> bytes:
+    """The header that goes before the batch's payload."""
+    data = batch.messages.data
+    checked = _CHECKED.pack(
+        crc32(data),
+        len(data),
+        len(batch.messages.sizes),
+        0,
+        batch.base_sequence,
+        batch.first_id,
+        batch.timestamp_ns,
+        batch.due_ns,
+    )
+    return b"%s%s%s" % (MAGIC, crc32(checked).to_bytes(4, "big"), checked)
+
+
+def decode_header(data: bytes, offset: int = 0) -> RecordHeader | None:
+    """The header at `data[offset:]`, or None if those bytes are not an undamaged one."""
+    if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
+        return None
+    _, header_crc, payload_crc, length, count, _flags, base, first_id, timestamp_ns, due_ns = (
+        _HEADER.unpack_from(data, offset)
+    )
+    if crc32(memoryview(data)[offset + 8 : offset + HEADER_BYTES]) != header_crc or not count:
+        return None
+    return RecordHeader(base, count, length, first_id, timestamp_ns, due_ns, payload_crc)
+
+
+def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
+    """The batch, or None if the payload is not the one the header was written for."""
+    if len(payload) != header.length or crc32(payload) != header.payload_crc:
+        return None
+    sizes = []
+    unpack, offset = _INT32.unpack_from, 0
+    for _ in range(header.count):
+        (size,) = unpack(payload, offset)
+        sizes.append(size)
+        offset += 4 + size
+    return RecordBatch(
+        header.base_sequence, header.first_id, header.timestamp_ns, header.due_ns, MessageSet(payload, sizes)
+    )
+
+
+def find_headers(data: bytes, start: int) -> Iterator[tuple[int, RecordHeader]]:
+    """Every place from `start` on where an undamaged header stands, with the header: to find the way again."""
+    offset = data.find(MAGIC, start)
+    while offset >= 0:
+        if header := decode_header(data, offset):
+            yield offset, header
+        offset = data.find(MAGIC, offset + 1)
