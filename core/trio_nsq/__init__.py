@@ -1,1 +1,46 @@
-"""trio-nsq."""
+"""An NSQ-compatible broker and client library on trio.
+
+`Consumer` and `Producer` talk to any NSQ broker; `trio_nsq.broker.serve` is one. Names are resolved when they are
+first used, so that a program that needs only the protocol does not import trio.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .protocol.errors import NSQError
+
+if TYPE_CHECKING:
+    from .client import (
+        BrokerError,
+        ConnectionFailed,
+        ConnectionLost,
+        Consumer,
+        Message,
+        MessageBatch,
+        Producer,
+        PublishFailed,
+    )
+
+__all__ = [
+    "BrokerError",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "Consumer",
+    "Message",
+    "MessageBatch",
+    "NSQError",
+    "Producer",
+    "PublishFailed",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(".client", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -293,8 +293,6 @@ class Connection:
         limits = self.server.options.limits
         request = parse_identify(command.body)
         settings = negotiate(request, limits)
-        if request.snappy and request.deflate and request.feature_negotiation:
-            raise CommandError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
         self.identity = request
         if not self._identified:  # as in nsqd, later ones are answered but change nothing any more
             self._identified = True

@@ -45,11 +45,11 @@ class DataFolder:
         try:
             self.files.make_folder(path)
             self._lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError as exc:
-            raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
-        except NotADirectoryError as exc:
-            raise StartupError(f"--data-path: {path} is not a folder") from exc
         except OSError as exc:
+            if not path.parent.is_dir():
+                raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+            if path.exists() and not path.is_dir():
+                raise StartupError(f"--data-path: {path} is not a folder") from exc
             raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
         try:
             self._take()

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from ..http import serve_connection
+from ..log import Files
 from .data_folder import DataFolder
 from .errors import StartupError
 from .http_api import make_router
@@ -26,7 +27,10 @@ class BoundAddresses:
 
 
 async def serve(
-    options: BrokerOptions, *, task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED
+    options: BrokerOptions,
+    *,
+    files: Files | None = None,
+    task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
 
@@ -35,12 +39,13 @@ async def serve(
 
     Args:
         options: See there.
+        files: The file system the data folder lies in; None is the real one.
         task_status: Told the bound addresses once clients can connect.
 
     Raises:
         StartupError: The broker cannot start; the text is for the person who started it.
     """
-    folder = DataFolder(options.data_path)
+    folder = DataFolder(options.data_path, files)
     try:
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)

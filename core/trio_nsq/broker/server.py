@@ -325,6 +325,9 @@ class Server:
         logger.info("TCP: new client(%s)", peer)
         try:
             await client.run()
+        except Exception:
+            # A mistake of ours, not the client's: it must not reach the other clients.
+            logger.exception("TCP: client(%s): internal error", peer)
         finally:
             del self.connections[client]
             logger.debug("TCP: client(%s) gone", peer)

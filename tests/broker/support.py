@@ -1,0 +1,159 @@
+"""A broker in the test's own trio run, and a client that says exactly what it is told to."""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any
+
+import trio
+
+from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
+from trio_nsq.log import Files
+
+PATIENCE_S = 20
+"""How long anything may take before a test fails instead of hanging; by the real clock unless the test's is a mock."""
+
+
+@asynccontextmanager
+async def running_broker(
+    data_path: Path, *, files: Files | None = None, **options: Any
+) -> AsyncIterator[BoundAddresses]:
+    """A broker on free loopback ports; stopped gracefully at the end."""
+    settings = BrokerOptions(
+        data_path=data_path, tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", **options
+    )
+    async with trio.open_nursery() as nursery:
+        started: Any = await nursery.start(lambda task_status: _serve(settings, files, task_status))
+        scope, bound = started
+        yield bound
+        scope.cancel()
+
+
+async def _serve(options: BrokerOptions, files: Files | None, task_status: Any) -> None:
+    class Started:
+        def started(self, bound: BoundAddresses) -> None:
+            task_status.started((scope, bound))
+
+    with trio.CancelScope() as scope:
+        status: Any = Started()
+        await serve(options, files=files, task_status=status)
+
+
+class RawClient:
+    """Bytes to a broker, frames back."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = b""
+        self._early: deque[bytes] = deque()  # messages that came between a command and its answer
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        await self.stream.send_all(data)
+
+    async def frame(self) -> tuple[int, bytes] | None:
+        """The next frame's type and data; None when the broker has closed the connection."""
+        head = await self._exactly(8)
+        if head is None:
+            return None
+        size, frame_type = unpack(">ii", head)
+        data = await self._exactly(size - 4)
+        assert data is not None, "the connection ended inside a frame"
+        return frame_type, data
+
+    async def _exactly(self, size: int) -> bytes | None:
+        with trio.fail_after(PATIENCE_S):
+            while len(self._buffer) < size:
+                more = await self.stream.receive_some(65536)
+                if not more:
+                    assert not self._buffer, "the connection ended inside a frame"
+                    return None
+                self._buffer += more
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    async def ok(self) -> None:
+        """Expect OK; messages may come before it."""
+        while (frame := await self.frame()) is not None and frame[0] == 2:
+            self._early.append(frame[1])
+        assert frame == (0, b"OK")
+
+    async def error(self) -> str:
+        """Expect an error frame; returns its text."""
+        frame = await self.frame()
+        assert frame is not None
+        assert frame[0] == 1, frame
+        return frame[1].decode("utf-8", "surrogateescape")
+
+    async def message(self) -> "Received":
+        """Expect a message."""
+        if self._early:
+            data = self._early.popleft()
+        else:
+            frame = await self.frame()
+            assert frame is not None
+            assert frame[0] == 2, frame
+            data = frame[1]
+        timestamp_ns, attempts, message_id = unpack(">qH16s", data[:26])
+        return Received(message_id, data[26:], attempts, timestamp_ns)
+
+    async def publish(self, topic: str, *bodies: bytes) -> None:
+        """MPUB, and expect OK."""
+        await self.send(mpub(topic, *bodies))
+        await self.ok()
+
+    async def subscribe(self, topic: str, channel: str, ready_count: int = 0) -> None:
+        """SUB, expect OK, RDY."""
+        await self.send(f"SUB {topic} {channel}\n".encode())
+        await self.ok()
+        if ready_count:
+            await self.send(b"RDY %d\n" % ready_count)
+
+    async def nothing_more(self) -> None:
+        """Expect that the broker, having obeyed everything sent so far, has sent nothing else.
+
+        A PUB to another topic is answered in its turn, so its OK marks the place.
+        """
+        assert not self._early
+        await self.send(pub("marker", b"x"))
+        await self.ok()
+        assert not self._early
+
+
+class Received:
+    """A message as it came."""
+
+    def __init__(self, message_id: bytes, body: bytes, attempts: int, timestamp_ns: int) -> None:
+        self.id = message_id
+        self.body = body
+        self.attempts = attempts
+        self.timestamp_ns = timestamp_ns
+
+
+def pub(topic: str, body: bytes) -> bytes:
+    """PUB."""
+    return b"PUB %s\n%s%s" % (topic.encode(), pack(">i", len(body)), body)
+
+
+def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
+    """DPUB."""
+    return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, pack(">i", len(body)), body)
+
+
+def mpub(topic: str, *bodies: bytes) -> bytes:
+    """MPUB."""
+    content = pack(">i", len(bodies)) + b"".join(pack(">i", len(body)) + body for body in bodies)
+    return b"MPUB %s\n%s%s" % (topic.encode(), pack(">i", len(content)), content)
+
+
+@asynccontextmanager
+async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[RawClient]:
+    """A raw connection to `host:port` that has sent its magic."""
+    host, _, port = address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        client = RawClient(stream)
+        if greeting:
+            await client.send(greeting)
+        yield client

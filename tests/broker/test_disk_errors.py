@@ -1,0 +1,86 @@
+"""A disk that is full or failing: publishers are told, nothing acknowledged is lost, and it goes on by itself."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.support import connected, mpub, running_broker
+from trio_nsq.log import Files
+
+
+class FailingFiles(Files):
+    """A real file system with a switch for each thing that can fail."""
+
+    def __init__(self) -> None:
+        self.full_after: int | None = None
+        """Bytes that still fit; None for no limit."""
+        self.sync_fails = False
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.full_after is not None:
+            data = b"".join(parts)[: self.full_after]
+            self.full_after -= len(data)
+            super().write(fd, offset, [data])
+            if len(data) < sum(map(len, parts)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        else:
+            super().write(fd, offset, parts)
+
+    def sync(self, fd: int) -> None:
+        if self.sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_disk_full(tmp_path: Path, sync: str) -> None:
+    files = FailingFiles()
+    async with running_broker(tmp_path / "d", files=files, sync=sync) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"before")
+            files.full_after = 70  # a header and a part of the body
+            await client.send(mpub("t", b"refused" * 10))
+            error = await client.error()
+            assert error.startswith("E_MPUB_FAILED MPUB failed cannot write ")
+            assert error.endswith("No space left on device")
+        files.full_after = None
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"after")
+            await client.subscribe("t", "c", ready_count=10)
+            assert [(await client.message()).body for _ in range(2)] == [b"before", b"after"]
+            await client.nothing_more()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "again", ready_count=10)
+        await client.nothing_more()
+
+
+async def test_failed_sync_refuses_the_publish(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"before")
+            files.sync_fails = True
+            await client.send(mpub("t", b"refused"))
+            assert "Input/output error" in await client.error()
+        files.sync_fails = False
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"after")
+            await client.subscribe("t", "c", ready_count=10)
+            assert [(await client.message()).body for _ in range(2)] == [b"before", b"after"]
+
+
+async def test_disk_full_while_making_a_topic(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        files.full_after = 0
+        async with connected(bound.tcp_address) as client:
+            await client.send(mpub("new", b"refused"))
+            assert "No space left on device" in await client.error()
+        files.full_after = None
+        async with connected(bound.tcp_address) as client:
+            await client.publish("new", b"stored")
+            await client.subscribe("new", "c", ready_count=10)
+            assert (await client.message()).body == b"stored"

@@ -1,0 +1,110 @@
+"""What keeps a broker from starting is said in a sentence, and nothing is lost by it."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker.support import connected, running_broker
+from trio_nsq.broker import BrokerOptions, StartupError, serve
+
+
+async def refusal(data_path: Path, **options: object) -> str:
+    """Why the broker does not start."""
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running_broker(data_path, **options):
+            pass
+    error: BaseException = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, StartupError), error
+    return str(error)
+
+
+async def publish_one(data_path: Path) -> Path:
+    """Let a broker store a message in topic t; returns the topic's folder."""
+    async with running_broker(data_path) as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"kept")
+    return data_path / "topics" / "t.topic"
+
+
+async def test_locked_folder(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d"):
+        assert await refusal(tmp_path / "d") == f"--data-path: {tmp_path / 'd'} is in use by another broker"
+
+
+async def test_missing_parent_folder(tmp_path: Path) -> None:
+    text = await refusal(tmp_path / "no" / "d")
+    assert text == f"--data-path: the folder {tmp_path / 'no'} does not exist"
+
+
+async def test_data_path_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "d").write_text("")
+    assert "is not a folder" in await refusal(tmp_path / "d")
+
+
+async def test_folder_not_writable() -> None:
+    """/proc lets nobody make a folder, not even root, whom a mode does not stop."""
+    assert "--data-path: cannot use" in await refusal(Path("/proc/trio-nsq"))
+
+
+async def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+        with pytest.raises(ExceptionGroup) as caught:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve, BrokerOptions(data_path=tmp_path / "d", tcp_address=address))
+        assert f"--tcp-address: cannot listen on {address}" in str(caught.value.exceptions[0])
+
+
+async def test_a_file_that_is_no_segment_is_named_and_left_alone(tmp_path: Path) -> None:
+    folder = await publish_one(tmp_path / "d")
+    stray = folder / "00000000000000000099.log"
+    stray.write_bytes(b"127.0.0.1 - - GET /index.html\n" * 3)
+    assert f"{stray} is not a log segment" in await refusal(tmp_path / "d")
+    assert stray.read_bytes().startswith(b"127.0.0.1")
+    stray.unlink()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=1)
+        assert (await client.message()).body == b"kept"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format":1}', b'{"format":99}'])
+async def test_damaged_topic_state_is_named(tmp_path: Path, damage: bytes) -> None:
+    folder = await publish_one(tmp_path / "d")
+    (folder / "state.json").write_bytes(damage)
+    text = await refusal(tmp_path / "d")
+    assert f"{folder / 'state.json'} is damaged" in text
+
+
+async def test_lost_topic_state_costs_the_channels_only(tmp_path: Path) -> None:
+    folder = await publish_one(tmp_path / "d")
+    (folder / "state.json").unlink()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=1)
+        assert (await client.message()).body == b"kept"
+
+
+async def test_damaged_broker_file(tmp_path: Path) -> None:
+    await publish_one(tmp_path / "d")
+    (tmp_path / "d" / "broker.json").write_text("?")
+    assert "broker.json is damaged" in await refusal(tmp_path / "d")
+
+
+async def test_an_nsqds_folder_is_not_started_over(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_text('{"topics":[],"version":"1.3.0"}')
+    assert "holds the queues of an nsqd" in await refusal(tmp_path)
+    assert os.listdir(tmp_path) == ["nsqd.dat"]
+
+
+async def test_torn_tail_is_cut_and_the_rest_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = await publish_one(tmp_path / "d")
+    segment = folder / "00000000000000000000.log"
+    segment.write_bytes(segment.read_bytes() + b"NSQB torn")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert f"{segment}: cut 9 bytes of an unfinished record" in caplog.text
+        await client.publish("t", b"after")
+        await client.subscribe("t", "c", ready_count=2)
+        assert [(await client.message()).body for _ in range(2)] == [b"kept", b"after"]
