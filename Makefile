@@ -19,7 +19,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)  ## broker, publish, consume and compare a real file: make demo [FILE=/var/log/syslog]
-	@$(BIN)/python bench/demo.py $(if $(FILE),"$(FILE)")
+	@$(BIN)/python examples/demo.py $(if $(FILE),"$(FILE)")
 
 test: lint types pytest ## lint, types and tests: what CI runs
 
@@ -29,7 +29,7 @@ lint: $(READY)  ## ruff
 
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests bench
+	$(BIN)/mypy tests bench examples
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']
 	$(BIN)/pytest $(ARGS)

@@ -123,7 +123,8 @@ def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
     elif not 1000 <= msg_timeout_ms <= limits.max_msg_timeout_ms:
         raise CommandError("E_BAD_BODY", f"IDENTIFY msg timeout ({msg_timeout_ms}) is invalid")
 
-    return IdentifySettings(heartbeat_ms, size, timeout_ms, request.sample_rate, msg_timeout_ms)
+    # Sampling is not there yet: every message is sent, and the reply says so.
+    return IdentifySettings(heartbeat_ms, size, timeout_ms, 0, msg_timeout_ms)
 
 
 def identify_reply(
