@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from broker.support import connected, running_broker
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
 
-async def refusal(data_path: Path, **options: object) -> str:
+async def refusal(data_path: Path, **options: Any) -> str:
     """Why the broker does not start."""
     with pytest.raises(ExceptionGroup) as caught:
         async with running_broker(data_path, **options):

@@ -339,6 +339,8 @@ class Server:
         for client in list(self.connections):
             client.outbox.flush()
             client.close()
+        while self.connections:  # a closed connection waits for nobody: this is a matter of a few turns
+            await trio.lowlevel.checkpoint()
         self.broker.changed.update(self.broker.topics)
         await self._save_all()
         try:

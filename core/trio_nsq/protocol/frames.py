@@ -139,11 +139,11 @@ class FrameReader:
         size, frame_type = _HEAD.unpack_from(buffer, position)
         if not 4 <= size <= self._max_frame_bytes:
             raise FrameError(f"a frame says it is {size} bytes long: is this an NSQ broker's TCP port?")
-        if frame_type == FrameType.MESSAGE:
-            return self._message_run()
         end = position + 4 + size
         if len(buffer) < end:
             return None
+        if frame_type == FrameType.MESSAGE:
+            return self._message_run()
         data = bytes(memoryview(buffer)[position + 8 : end])
         self._position = end
         if frame_type == FrameType.RESPONSE:
