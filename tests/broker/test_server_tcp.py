@@ -5,6 +5,7 @@ import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
 import trio
@@ -341,7 +342,7 @@ async def test_ids_differ_between_topics_and_over_restarts(tmp_path: Path) -> No
 async def test_thousands_of_messages_come_back_once_each(tmp_path: Path) -> None:
     """More than memory keeps, over many segments, published while consumed, by two connections each."""
     total = 20_000
-    options = {
+    options: dict[str, Any] = {
         "mem_queue_size": 100,
         "cache_bytes": 20_000,
         "max_bytes_per_file": 100_000,
