@@ -1,0 +1,27 @@
+"""The small HTTP server that the broker, the discovery service and the admin endpoints share.
+
+Requests are parsed by `httptools`, matched by a `Router`, answered by an async handler, and everything about
+connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`.
+"""
+
+from trio_nsq.http.connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, serve_connection
+from trio_nsq.http.messages import Body, HTTPError, Request, Response
+from trio_nsq.http.parsing import MAX_HEAD_BYTES
+from trio_nsq.http.routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
+
+__all__ = [
+    "DEFAULT_MAX_BODY_BYTES",
+    "IDLE_TIMEOUT_S",
+    "LINGER_S",
+    "MAX_HEAD_BYTES",
+    "REQUEST_TIMEOUT_S",
+    "Body",
+    "HTTPError",
+    "Handler",
+    "OnRequest",
+    "Request",
+    "Response",
+    "Route",
+    "Router",
+    "serve_connection",
+]

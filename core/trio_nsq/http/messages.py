@@ -1,0 +1,172 @@
+"""What handlers take and give: requests, responses and errors, and the bytes of a response's head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
+"""The body of a response: all of it, or a generator of its pieces."""
+
+_TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, read to its end.
+
+    Attributes:
+        method: The method in upper case.
+        path: The path, percent-decoded, without the query.
+        query: The parameters of the query string, decoded; the first value wins, and a parameter given without
+            `=` has the value `""`.
+        headers: Header values by lower-case name; repeated headers are joined with `", "`.
+        body: The body; `b""` if there is none.
+        peer: The client's address as `host:port`, or `""` where it has none (unix sockets).
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One HTTP response. It may be made once and returned many times, unless its body is a generator.
+
+    Attributes:
+        status: The status code.
+        body: The body. A generator's pieces are sent as they come, each in a chunk of its own; empty pieces are
+            skipped. The connection closes the generator in every case, also when the client is gone, which it
+            notices when it sends the next piece. An exception in it is logged and cuts the response off, so that
+            the client can tell.
+        content_type: The Content-Type header; None for none.
+        headers: More headers. Content-Length, Transfer-Encoding and Connection are the server's.
+    """
+
+    status: int = 200
+    body: Body = b""
+    content_type: str | None = _TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def text(cls, text: str, status: int = 200) -> Response:
+        """A plain text response.
+
+        Args:
+            text: The body, sent as UTF-8.
+            status: The status code.
+
+        Returns:
+            The response.
+        """
+        return cls(status, text.encode())
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> Response:
+        """A JSON response, written without blanks as NSQ does.
+
+        Args:
+            value: What `json.dumps` can write.
+            status: The status code.
+
+        Returns:
+            The response.
+
+        Raises:
+            TypeError: `value` holds something that JSON cannot express.
+        """
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return cls(status, text.encode(), _JSON)
+
+    @classmethod
+    def empty(cls, status: int = 200) -> Response:
+        """A response without a body and without a content type.
+
+        Args:
+            status: The status code.
+
+        Returns:
+            The response.
+        """
+        return cls(status, content_type=None)
+
+
+class HTTPError(Exception):
+    """Raised by a handler to answer with NSQ's error body, `{"message":"CODE"}`.
+
+    Attributes:
+        status: The status code.
+        code: NSQ's name of the error, as in `MISSING_ARG_TOPIC`.
+    """
+
+    def __init__(self, status: int, code: str) -> None:
+        """Make the error.
+
+        Args:
+            status: The status code.
+            code: NSQ's name of the error.
+        """
+        super().__init__(status, code)
+        self.status = status
+        self.code = code
+
+    def response(self) -> Response:
+        """What the client is sent.
+
+        Returns:
+            The response.
+        """
+        return Response.json({"message": self.code}, self.status)
+
+
+@lru_cache(maxsize=256)
+def _constant_head(status: int, content_type: str | None, plain: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    if not plain:
+        lines.append("X-NSQ-Content-Type: nsq; version=1.0")
+    if content_type is not None:
+        lines.append(f"Content-Type: {_single_line(content_type)}")
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+def _single_line(value: str) -> str:
+    if "\r" in value or "\n" in value:
+        raise ValueError(f"line break in the header value {value!r}")
+    return value
+
+
+def encode_head(response: Response, *, plain: bool, connection: bytes, chunked: bool) -> bytes:
+    """The status line and headers of a response, with the blank line that ends them.
+
+    Args:
+        response: The response.
+        plain: Leave out NSQ's own header.
+        connection: The Connection header as a whole line, or `b""`.
+        chunked: If the body is a generator, announce it as chunked; without it, such a body ends when the
+            connection does, which is all that HTTP/1.0 has.
+
+    Returns:
+        The bytes to send.
+
+    Raises:
+        ValueError: The status is not one of HTTP's, or a header cannot be sent.
+    """
+    if isinstance(response.body, bytes):
+        framing = b"Content-Length: %d\r\n" % len(response.body)
+    else:
+        framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+    extra = b""
+    if response.headers:
+        lines = (f"{name}: {_single_line(value)}\r\n" for name, value in response.headers.items())
+        extra = "".join(lines).encode("latin-1")
+    head = _constant_head(response.status, response.content_type, plain)
+    return b"%b%b%b%b\r\n" % (head, framing, connection, extra)

@@ -1,0 +1,137 @@
+"""Which handler answers a method and path; pure and synchronous.
+
+All answers that need no handler (unknown path, wrong method, OPTIONS, redirects) are made here too.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+from urllib.parse import quote
+
+from trio_nsq.http.messages import HTTPError, Request, Response
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""Answers a request; may raise HTTPError. Any other exception is logged and answered with 500."""
+
+DEFAULT_MAX_BODY_BYTES = 64 * 1024
+"""Bodies of up to this size are accepted, and can be ignored, where none is asked for: some clients send them."""
+
+NOT_FOUND = HTTPError(404, "NOT_FOUND").response()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path.
+
+    Attributes:
+        method: The method in upper case.
+        path: The path in lower case, without a slash at its end. Its last segment may be a name in braces, as in
+            `/config/{opt}`: it stands for any one segment, which the handler takes from the end of `Request.path`.
+        handler: Answers the requests.
+        max_body_bytes: The longest body accepted.
+        too_big: The error code of the 413 that longer bodies are answered with.
+        plain: Leave out the X-NSQ-Content-Type header, as /ping does.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    too_big: str = "BODY_TOO_BIG"
+    plain: bool = False
+
+
+class _Resource:
+    """All routes of one path, with the answers to the methods that it does not have."""
+
+    def __init__(self, routes: Mapping[str, Route], methods: Iterable[str]) -> None:
+        allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
+        self.routes = routes
+        self.options = replace(Response.empty(), headers=allow)
+        self.refusal = replace(HTTPError(405, "METHOD_NOT_ALLOWED").response(), headers=allow)
+
+    def resolve(self, method: str) -> Route | Response:
+        return self.routes.get(method) or (self.options if method == "OPTIONS" else self.refusal)
+
+
+class Router:
+    """Finds the route of a request. It does not change once it is made, so connections share it.
+
+    A subclass may override `resolve`, to answer every request alike for example.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Build the tables.
+
+        Args:
+            routes: The routes, in any order.
+
+        Raises:
+            ValueError: A path is not in the form that `Route` asks for, or two routes have the same method and path.
+        """
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            _check_path(route.path)
+            methods = by_path.setdefault(route.path, {})
+            if methods.setdefault(route.method, route) is not route:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+        resources = {path: _Resource(methods, methods) for path, methods in by_path.items()}
+        self._exact = {path: found for path, found in resources.items() if not path.endswith("}")}
+        self._parents = {
+            path.rpartition("/")[0]: found for path, found in resources.items() if path.endswith("}")
+        }
+        # RFC 9110 9.3.7: OPTIONS * asks about the server as a whole.
+        self._exact["*"] = _Resource({}, {method for methods in by_path.values() for method in methods})
+
+    def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
+        """Find what answers a request.
+
+        Args:
+            method: The method in upper case.
+            path: The path, percent-decoded.
+            query: The query string as it was sent, without the `?`; redirects keep it.
+
+        Returns:
+            The route whose handler is to be called, or the response itself: 404, 405, the answer to OPTIONS, or a
+            redirect to the right path.
+        """
+        resource = self._find(path)
+        if resource is not None:
+            return resource.resolve(method)
+        return self._redirect(method, path, query) or NOT_FOUND
+
+    def _find(self, path: str) -> _Resource | None:
+        found = self._exact.get(path)
+        if found is None:
+            parent, _, name = path.rpartition("/")
+            if name:
+                found = self._parents.get(parent)
+        return found
+
+    def _redirect(self, method: str, path: str, query: str) -> Response | None:
+        clean = posixpath.normpath("/" + path.lstrip("/"))
+        parent, _, name = clean.rpartition("/")
+        for right_path in (clean.lower(), f"{parent.lower()}/{name}"):
+            resource = self._find(right_path)
+            # As nsqd: a path that is wrong is put right only for a method that it has.
+            if resource is not None and method in resource.routes:
+                location = quote(right_path) + (f"?{query}" if query else "")
+                return replace(
+                    Response.empty(301 if method == "GET" else 307), headers={"Location": location}
+                )
+        return None
+
+
+def _check_path(path: str) -> None:
+    fixed = path
+    if path.endswith("}"):
+        fixed, _, name = path.rpartition("/")
+        fixed = fixed or "/"
+        if not name.startswith("{"):
+            raise ValueError(f"not a path: {path!r}")
+    clean = posixpath.normpath("/" + fixed.lstrip("/")).lower()
+    if fixed != clean or "{" in fixed or "}" in fixed:
+        raise ValueError(f"not a path: {path!r}")
