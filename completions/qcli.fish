@@ -3,7 +3,8 @@
 function __qcli_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
-    set -lx QCLI_WORDS (string join \n -- $words "$current" | string collect --no-trim-newlines)
+    set -lx QCLI_WORDS (string join \n -- $words | string collect)
+    set -lx QCLI_CURRENT "$current"
     set -lx _QCLI_COMPLETE fish_complete
     for line in ($words[1] 2>/dev/null)
         set -l fields (string split \t -- $line)

@@ -62,6 +62,7 @@ function sub() {
   })
   let taken = 0
   reader.on('error', fail)
+  reader.on('nsqd_closed', () => taken < count && fail('connection lost'))
   reader.on('message', async (message) => {
     if (flags['requeue-first'] && message.attempts === 1) {
       message.requeue(0, false)

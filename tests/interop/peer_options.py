@@ -1,9 +1,13 @@
-"""What the Python peers have in common: the command line, and the form of bodies on standard input and output."""
+"""What the Python peers have in common: the command line, the form of bodies on
+standard input and output, and no mercy on errors.
+"""
 
 import argparse
 import base64
 import faulthandler
 import json
+import logging
+import os
 import sys
 
 
@@ -36,3 +40,14 @@ def read_bodies() -> list[bytes]:
 def write_delivery(body: bytes, attempts: int) -> None:
     """Print one delivery as a line of JSON: ``body`` in base64, ``attempts`` an integer."""
     print(json.dumps({"body": base64.b64encode(body).decode(), "attempts": attempts}), flush=True)
+
+
+class Fatal(logging.Handler):
+    """Ends the process at the first record of this level, such as an error frame or a lost connection.
+
+    The clients themselves would log it and connect again, which would hide from a test that something went wrong.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,7 +1,6 @@
 """All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ..log import Log
@@ -34,13 +33,6 @@ class MessageIds:
         return self._prefix | first
 
 
-@dataclass(order=True, slots=True)
-class _Alarm:
-    at_ns: int
-    order: int
-    channel: Channel
-
-
 class Broker:
     """The topics, and what is due when.
 
@@ -61,8 +53,11 @@ class Broker:
         self.unsaved: set[str] = set()
         self._make_log = make_log
         self._cache = BatchCache(options.cache_bytes)
-        self._alarms: list[_Alarm] = []
-        self._alarm_at: dict[Channel, int] = {}  # the earliest alarm set for a channel
+        # A heap of (at_ns, a number that decides ties, channel).
+        self._alarms: list[tuple[int, int, Channel]] = []
+        # The alarms in the heap of each channel that has any. A new one is made only if it comes before them all,
+        # so they descend, and the last is the first to ring.
+        self._alarms_of: dict[Channel, list[int]] = {}
         self._alarm_order = 0
 
     # ------------------------------------------------------------------ topics and channels
@@ -93,7 +88,7 @@ class Broker:
         topic = channel.topic
         topic.remove_channel(channel)
         self.changed.add(topic.name)
-        self._alarm_at.pop(channel, None)
+        self._alarms_of.pop(channel, None)
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic)
 
@@ -102,7 +97,7 @@ class Broker:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             for channel in topic.channels.values():
-                self._alarm_at.pop(channel, None)
+                self._alarms_of.pop(channel, None)
             topic.close()
             topic.log.close()
             self.changed.discard(topic.name)
@@ -112,27 +107,31 @@ class Broker:
 
     def watch(self, channel: Channel, at_ns: int | None) -> None:
         """Look at a channel at `at_ns`, if not before; None is never."""
-        known = self._alarm_at.get(channel)
-        if at_ns is not None and (known is None or at_ns < known):
-            self._alarm_at[channel] = at_ns
+        if at_ns is None:
+            return
+        alarms = self._alarms_of.setdefault(channel, [])
+        if not alarms or at_ns < alarms[-1]:
+            alarms.append(at_ns)
             self._alarm_order += 1
-            heappush(self._alarms, _Alarm(at_ns, self._alarm_order, channel))
+            heappush(self._alarms, (at_ns, self._alarm_order, channel))
 
     @property
     def next_deadline_ns(self) -> int | None:
         """When `tick` next has something to look at; None if nothing is due ever."""
-        return self._alarms[0].at_ns if self._alarms else None
+        return self._alarms[0][0] if self._alarms else None
 
     def tick(self, now_ns: int) -> list[Channel]:
         """Move what is due everywhere; returns the channels to be dispatched."""
-        woken: list[Channel] = []
-        while self._alarms and self._alarms[0].at_ns <= now_ns:
-            alarm = heappop(self._alarms)
-            # A later alarm of a channel that got an earlier one since, or of a deleted channel, says nothing.
-            if self._alarm_at.get(alarm.channel) != alarm.at_ns:
-                continue
-            del self._alarm_at[alarm.channel]
-            alarm.channel.tick(now_ns)
-            self.watch(alarm.channel, alarm.channel.next_deadline_ns)
-            woken.append(alarm.channel)
-        return woken
+        woken: dict[Channel, None] = {}
+        while self._alarms and self._alarms[0][0] <= now_ns:
+            _, _, channel = heappop(self._alarms)
+            alarms = self._alarms_of.get(channel)
+            if alarms is None:
+                continue  # deleted meanwhile
+            alarms.pop()
+            if not alarms:
+                del self._alarms_of[channel]
+            channel.tick(now_ns)
+            self.watch(channel, channel.next_deadline_ns)
+            woken[channel] = None
+        return list(woken)

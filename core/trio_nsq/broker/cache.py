@@ -22,6 +22,10 @@ class BatchCache:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def __contains__(self, key: Key) -> bool:
+        """Whether it is remembered; asking does not count as use."""
+        return key in self._batches
+
     def get(self, key: Key) -> Batch | None:
         """The batch that begins there, or None."""
         batch = self._batches.get(key)

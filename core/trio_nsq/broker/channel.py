@@ -1,7 +1,8 @@
 """A channel: a cursor over its topic's log, and what is not finished below the cursor.
 
-Every message below `cursor` is finished unless it is in flight with a consumer, waiting in `requeued`, or waiting
-for its time in `deferred`. So the state of a channel is as small as what is unfinished, however long the log.
+Every message below the cursor is finished unless it is in flight with a consumer, requeued, or deferred. So the
+state of a channel is as small as what is unfinished, however long the log. What lies ahead of the cursor but will
+not be delivered from there (deferred by its publisher, or emptied from the topic) is a *hole*: the cursor passes over.
 
 Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliveries go out as data.
 """
@@ -9,8 +10,10 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 from collections import deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ..log import LogReadError
 from ..protocol import is_ephemeral
 from .batch import Batch
 from .consumer import Consumer, Delivery
@@ -39,6 +42,7 @@ class Channel:
         paused: Nothing is sent to consumers; everything else goes on.
         message_count, requeue_count, timeout_count: Since the broker started.
         consumers: In the order they came.
+        ephemeral: It goes with its last consumer, and is not kept over a restart.
     """
 
     def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
@@ -50,21 +54,24 @@ class Channel:
         self.requeue_count = 0
         self.timeout_count = 0
         self.consumers: dict[Consumer, None] = {}
+        self.ephemeral = is_ephemeral(name)
         self._ready: dict[Consumer, None] = {}
-        self._requeued: deque[tuple[int, int]] = deque()  # (sequence, attempts so far)
-        self._deferred: list[tuple[int, int, int]] = []  # heap of (due_ns, sequence, attempts so far)
-        # Deferred by their publisher, and not yet passed by the cursor: they are in _deferred (or past it) already.
-        self._deferred_ahead = 0
-        self._skipped: list[tuple[int, int]] = []  # emptied from the topic: [start, end) never delivered here
-        # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by one.
-        self._capped: list[tuple[int, int, bytes]] = []
+        # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
+        self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
+        # A heap of (due_ns, sequence, attempts so far, held).
+        self._deferred: list[tuple[int, int, int, Batch | None]] = []
+        # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
+        self._holes: deque[tuple[int, int]] = deque()
+        self._hole_messages = 0
+        self._next_timeout_ns: int | None = (
+            None  # no delivery at the head of a consumer's times out before this
+        )
+        # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
+        # one. A heap of (deadline_ns, a number that decides ties, consumer, message id).
+        self._capped: list[tuple[int, int, Consumer, bytes]] = []
+        self._capped_count = 0
         self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
         self._requeued_turn = True
-
-    @property
-    def ephemeral(self) -> bool:
-        """Whether it goes with its last consumer, and is not kept over a restart."""
-        return is_ephemeral(self.name)
 
     # ------------------------------------------------------------------ what is where
 
@@ -75,10 +82,7 @@ class Channel:
 
     @property
     def _fresh(self) -> int:
-        behind = self.topic.distribution_point - self.cursor - self._deferred_ahead
-        if self._skipped:
-            behind -= sum(end - max(start, self.cursor) for start, end in self._skipped)
-        return behind
+        return self.topic.distribution_point - self.cursor - self._hole_messages
 
     @property
     def backend_depth(self) -> int:
@@ -98,10 +102,18 @@ class Channel:
 
     def unfinished(self) -> Iterator[tuple[int, int]]:
         """(sequence, attempts) of everything below the cursor that is neither finished nor deferred."""
-        yield from self._requeued
+        for sequence, attempts, _ in self._requeued:
+            yield sequence, attempts
         for consumer in self.consumers:
             for message_id, delivery in consumer.in_flight.items():
                 yield delivery.sequence_of(message_id), delivery.attempts
+
+    @property
+    def first_needed(self) -> int:
+        """The oldest sequence it may yet have to read."""
+        unfinished = min((sequence for sequence, _ in self.unfinished()), default=self.cursor)
+        deferred = min((sequence for _, sequence, _, _ in self._deferred), default=self.cursor)
+        return min(self.cursor, unfinished, deferred)
 
     # ------------------------------------------------------------------ what the topic tells
 
@@ -109,29 +121,43 @@ class Channel:
         """Note that `count` messages passed the distribution point."""
         self.message_count += count
 
-    def arrived_deferred(self, sequences: range, due_ns: int, *, ahead: bool = True) -> None:
+    def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
         """Note messages deferred by their publisher; they wait here, and the cursor will pass over them.
 
         Args:
-            ahead: Whether they lie at or past the cursor, as they do unless state is being restored.
+            sequences: Past all that were passed to this method or to `skip` before.
+            due_ns: When they are to be delivered.
+            held: The batch that holds them, if nothing but memory has it.
         """
         for sequence in sequences:
-            heappush(self._deferred, (due_ns, sequence, 0))
-        if ahead:
-            self._deferred_ahead += len(sequences)
+            heappush(self._deferred, (due_ns, sequence, 0, held))
+        self.skip(sequences.start, sequences.stop)
 
     def skip(self, start: int, end: int) -> None:
-        """Never deliver [start, end): the topic was emptied of it before it was distributed."""
-        if self.cursor >= start:
+        """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
+        start = max(start, self.cursor)
+        if start >= end:
+            return
+        self._hole_messages += end - start
+        if self._holes and self._holes[-1][1] == start:
+            start, _ = self._holes.pop()
+        self._holes.append((start, end))
+        self.move_to(self.cursor)
+
+    def move_to(self, sequence: int) -> None:
+        """Move the cursor up to `sequence`, and on over the hole there if there is one."""
+        self.cursor = max(self.cursor, sequence)
+        while self._holes and self._holes[0][0] <= self.cursor:
+            start, end = self._holes.popleft()
+            self._hole_messages -= end - start
             self.cursor = max(self.cursor, end)
-        else:
-            self._skipped.append((start, end))
 
     # ------------------------------------------------------------------ consumers
 
     def add(self, consumer: Consumer) -> None:
         """Let a consumer compete for the messages."""
         self.consumers[consumer] = None
+        self.refresh(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         """Forget a consumer; what it had in flight is to be delivered again at once.
@@ -142,8 +168,14 @@ class Channel:
             del self.consumers[consumer]
             self._ready.pop(consumer, None)
             for message_id, delivery in consumer.in_flight.items():
-                self._requeued.append((delivery.sequence_of(message_id), delivery.attempts))
+                self._line_up(message_id, delivery)
             consumer.in_flight.clear()
+            if not self.consumers:
+                self._batches.clear()  # nobody will ask for what was read ahead
+
+    def _line_up(self, message_id: bytes, delivery: Delivery) -> None:
+        """Deliver again, as soon as may be, a message that is no longer in flight."""
+        self._requeued.append((delivery.sequence_of(message_id), delivery.attempts, delivery.held))
 
     def refresh(self, consumer: Consumer) -> None:
         """Look again whether a consumer can take messages, after RDY, or a change of `blocked`."""
@@ -176,11 +208,11 @@ class Channel:
         delivery = consumer.in_flight.pop(message_id, None)
         if delivery is None:
             return self._why_not(message_id)
-        sequence = delivery.sequence_of(message_id)
         if delay_ms:
-            heappush(self._deferred, (now_ns + delay_ms * _NS_PER_MS, sequence, delivery.attempts))
+            due_ns, sequence = now_ns + delay_ms * _NS_PER_MS, delivery.sequence_of(message_id)
+            heappush(self._deferred, (due_ns, sequence, delivery.attempts, delivery.held))
         else:
-            self._requeued.append((sequence, delivery.attempts))
+            self._line_up(message_id, delivery)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.refresh(consumer)
@@ -189,15 +221,23 @@ class Channel:
     def touch(
         self, consumer: Consumer, message_id: bytes, now_ns: int, max_msg_timeout_ms: int
     ) -> str | None:
-        """TOUCH: begin the in-flight time anew, up to `max_msg_timeout_ms` after the delivery. Returns why not."""
+        """TOUCH: begin the in-flight time anew, up to `max_msg_timeout_ms` after the delivery. Returns why not.
+
+        It never makes the time shorter, so whoever watches `next_deadline_ns` need not look again.
+        """
         delivery = consumer.in_flight.get(message_id)
         if delivery is None:
             return self._why_not(message_id)
         latest_ns = delivery.delivered_ns + max_msg_timeout_ms * _NS_PER_MS
         deadline_ns = now_ns + consumer.msg_timeout_ns
-        if deadline_ns > latest_ns:
+        capped = deadline_ns > latest_ns
+        if capped:
             deadline_ns = latest_ns
-            heappush(self._capped, (deadline_ns, id(consumer), message_id))
+        if deadline_ns <= delivery.deadline_ns:
+            return None
+        if capped:
+            self._capped_count += 1
+            heappush(self._capped, (deadline_ns, self._capped_count, consumer, message_id))
         del consumer.in_flight[message_id]
         consumer.in_flight[message_id] = delivery.touched(message_id, deadline_ns)
         return None
@@ -210,8 +250,8 @@ class Channel:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When `tick` will next have something to do; None if never."""
-        times = [t for c in self.consumers if (t := c.next_deadline_ns) is not None]
+        """When to call `tick` next; None is never. It may find nothing: what was waited for may be finished."""
+        times = [] if self._next_timeout_ns is None else [self._next_timeout_ns]
         if self._deferred:
             times.append(self._deferred[0][0])
         if self._capped:
@@ -226,17 +266,27 @@ class Channel:
     def tick(self, now_ns: int) -> None:
         """Move what is due: deferred messages whose time has come, deliveries that were not answered in time."""
         while self._deferred and self._deferred[0][0] <= now_ns:
-            _, sequence, attempts = heappop(self._deferred)
-            self._requeued.append((sequence, attempts))
-        watched = set()
+            _, sequence, attempts, held = heappop(self._deferred)
+            self._requeued.append((sequence, attempts, held))
+        if self._next_timeout_ns is not None and self._next_timeout_ns <= now_ns:
+            heads: list[int] = []
+            for consumer in self.consumers:
+                if ids := consumer.due(now_ns):
+                    self._time_out(consumer, ids)
+                if (head_ns := consumer.next_deadline_ns) is not None:
+                    heads.append(head_ns)
+            self._next_timeout_ns = min(heads, default=None)
         while self._capped and self._capped[0][0] <= now_ns:
-            watched.add(heappop(self._capped)[1:])
-        for consumer in self.consumers:
-            for message_id, delivery in list(_due(consumer, now_ns, watched)):
-                del consumer.in_flight[message_id]
-                self._requeued.append((delivery.sequence_of(message_id), delivery.attempts))
-                self.timeout_count += 1
-            self.refresh(consumer)
+            _, _, consumer, message_id = heappop(self._capped)
+            delivery = consumer.in_flight.get(message_id)
+            if delivery is not None and delivery.deadline_ns <= now_ns:
+                self._time_out(consumer, [message_id])
+
+    def _time_out(self, consumer: Consumer, ids: list[bytes]) -> None:
+        for message_id in ids:
+            self._line_up(message_id, consumer.in_flight.pop(message_id))
+        self.timeout_count += len(ids)
+        self.refresh(consumer)
 
     # ------------------------------------------------------------------ delivery
 
@@ -246,6 +296,9 @@ class Channel:
         Returns:
             Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
             returned counts as in flight. Call again until it is empty.
+
+        Raises:
+            LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
         """
         grants: list[Grant] = []
         if self.paused or not self._ready:
@@ -254,11 +307,13 @@ class Channel:
         if depth <= 0:
             return grants
         share = -(-depth // len(self._ready))
-        for consumer in list(self._ready):
-            count = min(share, consumer.window)
-            payloads = self._take_requeued(consumer, count, now_ns) if self._requeued_next() else None
-            if not payloads:
-                payloads = self._take_fresh(consumer, count, now_ns)
+        for consumer in list(islice(self._ready, depth)):
+            try:
+                payloads = self._take(consumer, min(share, consumer.window), now_ns)
+            except LogReadError:
+                if grants:
+                    break  # what is granted has to be sent; the next call meets the error again
+                raise
             if not payloads:
                 break
             grants += [(consumer, payload) for payload in payloads]
@@ -267,70 +322,95 @@ class Channel:
             self.refresh(consumer)
         return grants
 
-    def _requeued_next(self) -> bool:
-        """Whether it is the requeued messages' turn: they alternate with fresh ones, so neither starves the other."""
-        self._requeued_turn = not self._requeued_turn
-        return bool(self._requeued) and (self._requeued_turn or self._fresh <= 0)
+    def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        """Requeued messages and fresh ones alternate, so that neither starves the other."""
+        requeued_first = bool(self._requeued) and (self._requeued_turn or self._fresh <= 0)
+        self._requeued_turn = not requeued_first
+        if requeued_first:
+            # The one kind may turn out to be damaged, all of it: then it is the other's turn.
+            return self._take_requeued(consumer, count, now_ns) or self._take_fresh(consumer, count, now_ns)
+        return self._take_fresh(consumer, count, now_ns) or self._take_requeued(consumer, count, now_ns)
 
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
-        payloads: list[Payload] = []
-        size = 0
-        while self._requeued and len(payloads) < count and size < MAX_GRANT_BYTES:
-            sequence, attempts = self._requeued[0]
-            batch = self.topic.batch_holding(sequence)  # may raise: the message is still in line then
-            self._requeued.popleft()
+        frames: list[bytes] = []
+        room = MAX_GRANT_BYTES
+        while self._requeued and len(frames) < count:
+            sequence, attempts, held = self._requeued[0]
+            try:
+                batch = self.topic.batch_holding(sequence) if held is None else held
+            except LogReadError:
+                if frames:
+                    break
+                raise
             if batch is None:
-                continue  # damaged on disk, and reported by the log
+                self._requeued.popleft()  # damaged on disk, and reported by the log
+                continue
             message_id, frame = batch.frame(sequence - batch.base_sequence, attempts + 1)
-            payloads.append(frame)
-            size += len(frame)
-            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns)
-        return payloads
+            if frames and len(frame) > room:
+                break
+            self._requeued.popleft()
+            frames.append(frame)
+            room -= len(frame)
+            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns, held)
+        return [b"".join(frames)] if frames else []
 
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         payloads: list[Payload] = []
         room = MAX_GRANT_BYTES
-        while count > 0 and room > 0 and (batch := self._at_cursor()) is not None:
-            limit = self._skipped[0][0] if self._skipped else self.topic.distribution_point
-            index = self.cursor - batch.base_sequence
-            ids, frames = batch.take(index, min(count, limit - self.cursor), room)
+        while count > 0 and room > 0:
+            try:
+                batch = self._at_cursor()
+            except LogReadError:
+                if payloads:
+                    break
+                raise
+            if batch is None:
+                break
+            cursor = self.cursor
+            ids, frames = batch.take(cursor - batch.base_sequence, min(count, self._limit - cursor), room)
+            if payloads and len(frames) > room:
+                break
             payloads.append(frames)
-            self._put_in_flight(consumer, ids, self.cursor, 1, now_ns)
-            self.cursor += len(ids)
+            held = batch if self.topic.ephemeral else None
+            self._put_in_flight(consumer, ids, cursor, 1, now_ns, held)
+            self.move_to(cursor + len(ids))
             count -= len(ids)
             room -= len(frames)
         return payloads
 
     def _put_in_flight(
-        self, consumer: Consumer, ids: list[bytes], sequence: int, attempts: int, now_ns: int
+        self,
+        consumer: Consumer,
+        ids: list[bytes],
+        sequence: int,
+        attempts: int,
+        now_ns: int,
+        held: Batch | None,
     ) -> None:
-        delivery = Delivery(ids, sequence, attempts, now_ns, now_ns + consumer.msg_timeout_ns)
+        deadline_ns = now_ns + consumer.msg_timeout_ns
+        delivery = Delivery(ids, sequence, attempts, now_ns, deadline_ns, held)
         consumer.in_flight.update(dict.fromkeys(ids, delivery))
         consumer.message_count += len(ids)
+        if self._next_timeout_ns is None or deadline_ns < self._next_timeout_ns:
+            self._next_timeout_ns = deadline_ns
+
+    @property
+    def _limit(self) -> int:
+        """How far the cursor can go now: the next hole, or the distribution point."""
+        return self._holes[0][0] if self._holes else self.topic.distribution_point
 
     def _at_cursor(self) -> Batch | None:
-        """The batch that holds the cursor, once it has passed over what is not for delivery; None at the end."""
-        limit = self.topic.distribution_point
-        while self.cursor < limit:
-            if self._skipped and self.cursor >= self._skipped[0][0]:
-                self.cursor = max(self.cursor, self._skipped.pop(0)[1])
-                continue
+        """The batch that holds the cursor, once it has passed over what is missing; None at the end."""
+        while self.cursor < self.topic.distribution_point:
             while self._batches and self._batches[0].next_sequence <= self.cursor:
                 self._batches.popleft()
             if not self._batches or self._batches[0].base_sequence > self.cursor:
                 self._batches = deque(self.topic.fetch(self.cursor))
-                if not self._batches:
-                    self.cursor = limit  # damaged up to the end, and reported by the log
-                    break
-            batch = self._batches[0]
-            if batch.base_sequence > self.cursor:
-                self.cursor = min(batch.base_sequence, limit)
-            elif batch.due_ns:
-                passed = min(batch.next_sequence, limit) - self.cursor
-                self.cursor += passed
-                self._deferred_ahead -= passed
-            else:
-                return batch
+            if self._batches and self._batches[0].base_sequence <= self.cursor:
+                return self._batches[0]
+            # Damaged up to the next batch, or to the end, and reported by the log; or dropped by a full memory.
+            found = self._batches[0].base_sequence if self._batches else self.topic.distribution_point
+            self.move_to(min(found, self.topic.distribution_point))
         self._batches.clear()
         return None
 
@@ -341,10 +421,11 @@ class Channel:
         self.cursor = self.topic.distribution_point
         self._requeued.clear()
         self._deferred.clear()
+        self._holes.clear()
+        self._hole_messages = 0
+        self._next_timeout_ns = None
         self._capped.clear()
-        self._skipped.clear()
         self._batches.clear()
-        self._deferred_ahead = 0
         for consumer in self.consumers:
             consumer.in_flight.clear()
             self.refresh(consumer)
@@ -354,17 +435,16 @@ class Channel:
     def snapshot(self) -> dict[str, Any]:
         """The channel as JSON data, with lists of their own: it may be written while the channel goes on.
 
-        Keys: name, paused, cursor, deferred_ahead, skipped [[start, end]], unfinished [[sequence, attempts]],
+        Keys: name, paused, cursor, holes [[start, end]], unfinished [[sequence, attempts]],
         deferred [[due_ns, sequence, attempts]].
         """
         return {
             "name": self.name,
             "paused": self.paused,
             "cursor": self.cursor,
-            "deferred_ahead": self._deferred_ahead,
-            "skipped": list(self._skipped),
+            "holes": list(self._holes),
             "unfinished": sorted(self.unfinished()),
-            "deferred": sorted(self._deferred),
+            "deferred": [entry[:3] for entry in self._deferred],
         }
 
     @classmethod
@@ -372,6 +452,8 @@ class Channel:
         """The channel of a snapshot.
 
         Args:
+            topic: Its topic; the distribution point is restored already.
+            state: Made by `snapshot`.
             log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
                 `--sync=interval`, and is then cut back to it.
 
@@ -380,26 +462,9 @@ class Channel:
         """
         channel = cls(topic, str(state["name"]), min(int(state["cursor"]), log_end))
         channel.paused = bool(state["paused"])
-        channel._deferred_ahead = int(state["deferred_ahead"]) if int(state["cursor"]) <= log_end else 0
-        channel._skipped = [(int(a), min(int(b), log_end)) for a, b in state["skipped"] if a < log_end]
-        channel._requeued.extend((int(s), int(n)) for s, n in state["unfinished"] if s < log_end)
-        channel._deferred = [(int(t), int(s), int(n)) for t, s, n in state["deferred"] if s < log_end]
+        for start, end in state["holes"]:
+            channel.skip(int(start), min(int(end), log_end))
+        channel._requeued.extend((int(s), int(n), None) for s, n in state["unfinished"] if s < log_end)
+        channel._deferred = [(int(t), int(s), int(n), None) for t, s, n in state["deferred"] if s < log_end]
         heapify(channel._deferred)
         return channel
-
-
-def _due(
-    consumer: Consumer, now_ns: int, watched: set[tuple[int, bytes]]
-) -> Iterator[tuple[bytes, Delivery]]:
-    """What is in flight past its deadline: the head of the line, and the watched ones wherever they stand."""
-    head: set[bytes] = set()
-    for message_id, delivery in consumer.in_flight.items():
-        if delivery.deadline_ns > now_ns:
-            break
-        head.add(message_id)
-        yield message_id, delivery
-    for owner, message_id in watched:
-        if owner == id(consumer) and message_id not in head:
-            found = consumer.in_flight.get(message_id)
-            if found is not None and found.deadline_ns <= now_ns:
-                yield message_id, found

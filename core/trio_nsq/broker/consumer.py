@@ -3,6 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Callable
 
+from .batch import Batch
+
 _NS_PER_MS = 1_000_000
 
 
@@ -13,28 +15,35 @@ class Delivery:
         deadline_ns: When the messages still unanswered go back to the channel.
         delivered_ns: When they were sent.
         attempts: How often they have been delivered, this time included.
+        held: The batch they are in, if nothing but memory has it; None if it can be read again.
     """
 
-    __slots__ = ("_first_sequence", "_ids", "attempts", "deadline_ns", "delivered_ns")
+    __slots__ = ("_first_sequence", "_ids", "attempts", "deadline_ns", "delivered_ns", "held")
 
     def __init__(
-        self, ids: list[bytes], first_sequence: int, attempts: int, delivered_ns: int, deadline_ns: int
+        self,
+        ids: list[bytes],
+        first_sequence: int,
+        attempts: int,
+        delivered_ns: int,
+        deadline_ns: int,
+        held: Batch | None = None,
     ) -> None:
         self._ids = ids
         self._first_sequence = first_sequence
         self.attempts = attempts
         self.delivered_ns = delivered_ns
         self.deadline_ns = deadline_ns
+        self.held = held
 
     def sequence_of(self, message_id: bytes) -> int:
-        """The sequence of one of these messages; ids ascend as sequences do, without a gap between neighbours."""
+        """The sequence of one of these messages: the ids ascend, and their sequences follow each other."""
         return self._first_sequence + bisect_left(self._ids, message_id)
 
     def touched(self, message_id: bytes, deadline_ns: int) -> "Delivery":
         """A delivery of this one message alone, with another deadline."""
-        return Delivery(
-            [message_id], self.sequence_of(message_id), self.attempts, self.delivered_ns, deadline_ns
-        )
+        sequence = self.sequence_of(message_id)
+        return Delivery([message_id], sequence, self.attempts, self.delivered_ns, deadline_ns, self.held)
 
 
 class Consumer:
@@ -79,7 +88,16 @@ class Consumer:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When the oldest delivery here times out; None if nothing is in flight."""
+        """When the head of `in_flight` times out; None if nothing is in flight."""
         for delivery in self.in_flight.values():
             return delivery.deadline_ns
         return None
+
+    def due(self, now_ns: int) -> list[bytes]:
+        """The ids at the head of `in_flight` whose deadline has come."""
+        ids: list[bytes] = []
+        for message_id, delivery in self.in_flight.items():
+            if delivery.deadline_ns > now_ns:
+                break
+            ids.append(message_id)
+        return ids

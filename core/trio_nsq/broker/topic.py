@@ -1,12 +1,18 @@
 """A topic: one log, the channels over it, and the point up to which the channels may read.
 
-The *distribution point* is the sequence up to which messages belong to the channels. It is the end of the log,
+The *distribution point* is the sequence up to which messages belong to the channels. It is the end of the topic,
 except while the topic is paused or has no channel: then it stays put, and what arrives waits behind it for the
 first channel, or for the pause to end.
+
+The end of the topic is the end of the log as far as `accept` was told of it: while a thread appends, the log may be
+ahead of it for a moment.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from ..log import Log, RecordBatch
@@ -16,6 +22,10 @@ from .cache import BatchCache
 from .channel import Channel
 
 STATE_FORMAT = 1
+_REDELIVERY_READ_BYTES = 16 * 1024
+"""Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+_READ_BATCHES = 64
+"""As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
 
 
 class StateError(ValueError):
@@ -34,6 +44,7 @@ class Topic:
     Attributes:
         distribution_point: See above.
         paused: Nothing is distributed.
+        ephemeral: It lives in memory only.
         message_count, message_bytes: Published since the broker started; bytes of bodies.
     """
 
@@ -44,27 +55,30 @@ class Topic:
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
-        self.distribution_point = log.first_sequence
+        self.ephemeral = is_ephemeral(name)
+        self.distribution_point = self._first = log.first_sequence
+        self._end = log.next_sequence
         self._cache = cache
         self._mem_queue_size = mem_queue_size
-        self._recent: deque[Batch] = (
-            deque()
-        )  # as many as mem_queue_size allows; the cache may have dropped some
+        # (first, after last) of the newest batches, as many as mem_queue_size allows, ascending. They are in the
+        # cache, unless it had no room: it alone holds them, so that its limit is one.
+        self._recent: deque[tuple[int, int]] = deque()
         self._recent_messages = 0
+        self._read: deque[tuple[int, int]] = deque(
+            maxlen=_READ_BATCHES
+        )  # the same of what was read, latest last
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
-        # Deferred by their publisher and behind the distribution point: (first, after last, due_ns).
-        self._waiting_deferred: list[tuple[int, int, int]] = []
-
-    @property
-    def ephemeral(self) -> bool:
-        """Whether it lives in memory only."""
-        return is_ephemeral(self.name)
+        # Deferred by their publisher and behind the distribution point: (first, after last, due_ns, held), the
+        # last of which is for the topics that have nothing but memory, see `Delivery.held`.
+        self._waiting_deferred: list[tuple[int, int, int, Batch | None]] = []
 
     @property
     def depth(self) -> int:
         """Messages waiting for a channel, or for the pause to end."""
-        deferred = sum(end - start for start, end, _ in self._waiting_deferred)
-        return self.log.next_sequence - self.distribution_point - deferred
+        deferred = sum(
+            after - start for start, after, _, _ in self._waiting_deferred if start >= self.distribution_point
+        )
+        return self._end - self.distribution_point - deferred
 
     @property
     def backend_depth(self) -> int:
@@ -74,7 +88,10 @@ class Topic:
     @property
     def cached_from(self) -> int:
         """The first sequence from which on messages are decoded in memory."""
-        return self._recent[0].base_sequence if self._recent else self.log.next_sequence
+        while self._recent and (self.name, self._recent[0][0]) not in self._cache:
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+        return self._recent[0][0] if self._recent else self._end
 
     # ------------------------------------------------------------------ publishing
 
@@ -84,40 +101,50 @@ class Topic:
 
     def accept(self, records: Sequence[RecordBatch]) -> None:
         """Take records that are now in the log: remember them decoded, and distribute them."""
+        self._end = records[-1].next_sequence
         for record in records:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
-            if record.due_ns:
-                self._waiting_deferred.append((record.base_sequence, record.next_sequence, record.due_ns))
-        self._remember(make_batches(records))
-        self.distribute()
-
-    def _remember(self, batches: list[Batch]) -> None:
-        for batch in batches:
+        for batch in make_batches(records):
             if batch.due_ns:
-                continue
-            self._cache.put(self.name, batch)
-            self._recent.append(batch)
-            self._recent_messages += len(batch)
+                held = batch if self.ephemeral else None
+                waiting = (batch.base_sequence, batch.next_sequence, batch.due_ns, held)
+                self._waiting_deferred.append(waiting)
+            else:
+                self._remember(batch)
+        self.distribute()
+        self._follow_log()
+
+    def _remember(self, batch: Batch) -> None:
+        self._cache.put(self.name, batch)
+        self._recent.append((batch.base_sequence, batch.next_sequence))
+        self._recent_messages += len(batch)
         # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
         while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
-            old = self._recent.popleft()
-            self._recent_messages -= len(old)
-            self._cache.discard((self.name, old.base_sequence))
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+            self._cache.discard((self.name, start))
+
+    def _follow_log(self) -> None:
+        """Take note of what a log that is bounded has dropped at its beginning."""
+        if self.log.first_sequence > self._first:
+            self._first = self.log.first_sequence
+            self.distribution_point = max(self.distribution_point, self._first)
+            for channel in self.channels.values():
+                channel.move_to(self._first)
 
     def distribute(self) -> None:
         """Let the channels have what is behind the distribution point, unless it is frozen."""
-        end = self.log.next_sequence
+        end = self._end
         if self.paused or not self.channels or end == self.distribution_point:
             return
         count = end - self.distribution_point
         self.distribution_point = end
         for channel in self.channels.values():
             channel.arrived(count)
-            for start, after, due_ns in self._waiting_deferred:
-                channel.arrived_deferred(range(start, after), due_ns)
-        if self._waiting_deferred:
-            self._waiting_deferred.clear()
+            for start, after, due_ns, held in self._waiting_deferred:
+                channel.arrived_deferred(range(start, after), due_ns, held)
+        self._waiting_deferred.clear()
 
     # ------------------------------------------------------------------ reading
 
@@ -129,9 +156,13 @@ class Topic:
         cached = self._cache.get((self.name, sequence))
         if cached is not None:
             return [cached]
-        batches = make_batches(self.log.read(sequence))
+        return self._read_log(self.log.read(sequence))
+
+    def _read_log(self, records: Sequence[RecordBatch]) -> list[Batch]:
+        batches = make_batches(records)
         for batch in batches:
             self._cache.put(self.name, batch)
+            self._read.append((batch.base_sequence, batch.next_sequence))
         return batches
 
     def batch_holding(self, sequence: int) -> Batch | None:
@@ -139,10 +170,24 @@ class Topic:
         held = self._last_held
         if held is not None and held.base_sequence <= sequence < held.next_sequence:
             return held
-        for batch in make_batches(self.log.read(sequence, 0)):
-            if batch.base_sequence <= sequence < batch.next_sequence:
-                self._last_held = batch
-                return batch
+        batch = self._cached_holding(sequence)
+        if batch is None:
+            for batch in self._read_log(self.log.read(sequence, _REDELIVERY_READ_BYTES)):
+                if batch.base_sequence <= sequence < batch.next_sequence:
+                    break
+            else:
+                return None
+        self._last_held = batch
+        return batch
+
+    def _cached_holding(self, sequence: int) -> Batch | None:
+        recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
+        spans = [self._recent[recent]] if recent >= 0 else []
+        for start, after in chain(spans, self._read):
+            if start <= sequence < after:
+                batch = self._cache.get((self.name, start))
+                if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
+                    return batch
         return None
 
     # ------------------------------------------------------------------ operators
@@ -162,6 +207,7 @@ class Topic:
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
                 consumer.close()
+            channel.empty()  # an alarm may yet keep it in memory for a while
 
     def pause(self) -> None:
         """Freeze the distribution point."""
@@ -174,76 +220,95 @@ class Topic:
 
     def empty(self) -> None:
         """Drop what is behind the distribution point; channels keep what they have."""
-        end = self.log.next_sequence
         for channel in self.channels.values():
-            channel.skip(self.distribution_point, end)
+            channel.skip(self.distribution_point, self._end)
         self._waiting_deferred.clear()
-        self.distribution_point = end
+        self.distribution_point = self._end
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self._recent.clear()
+        self._recent_messages = 0
+        self._read.clear()
+        self._last_held = None
         self._cache.forget_topic(self.name)
 
     # ------------------------------------------------------------------ checkpoints
 
     @staticmethod
     def first_needed(state: dict[str, Any]) -> int:
-        """The oldest sequence that a topic restored from this snapshot would read."""
-        needed = [int(state["distribution_point"])]
+        """The oldest sequence that the topic as it was at this snapshot, or one restored from it, would read."""
+        needed = [int(state["distribution_point"]), int(state["ephemeral_needed"])]
         for channel in state["channels"]:
             needed.append(int(channel["cursor"]))
             needed += [sequence for sequence, _ in channel["unfinished"]]
             needed += [sequence for _, sequence, _ in channel["deferred"]]
-        needed += [start for start, _, _ in state["waiting_deferred"]]
         return min(needed)
 
     def snapshot(self) -> dict[str, Any]:
         """The topic and its durable channels as JSON data.
 
-        Keys: format, name, paused, distribution_point, end (of the log), waiting_deferred [[first, after last,
-        due_ns]], channels (see `Channel.snapshot`).
+        Keys: format, name, paused, distribution_point, end (of the topic), waiting_deferred [[first, after last,
+        due_ns]], channels (see `Channel.snapshot`), ephemeral_needed (the oldest sequence that the other channels,
+        which are not kept, may yet have to read).
         """
+        channels = self.channels.values()
         return {
             "format": STATE_FORMAT,
             "name": self.name,
             "paused": self.paused,
             "distribution_point": self.distribution_point,
-            "end": self.log.next_sequence,
-            "waiting_deferred": list(self._waiting_deferred),
-            "channels": [c.snapshot() for c in self.channels.values() if not c.ephemeral],
+            "end": self._end,
+            "waiting_deferred": [entry[:3] for entry in self._waiting_deferred],
+            "channels": [c.snapshot() for c in channels if not c.ephemeral],
+            "ephemeral_needed": min((c.first_needed for c in channels if c.ephemeral), default=self._end),
         }
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def restore(self, state: dict[str, Any] | None) -> bool:
         """Take up a snapshot, and what came into the log after it.
 
         Args:
             state: None if none was ever written: the topic then has its log and no channel.
 
+        Returns:
+            Whether the snapshot was ahead of the log, after a power cut with `--sync=interval`. Then save a new one
+            before anything is published: sequences that the old one takes for finished are going to be used again.
+
         Raises:
             StateError: It is not a snapshot of this topic.
             LogReadError: The operating system refused.
         """
-        end = self.log.next_sequence
-        scanned = self.log.first_sequence
-        try:
-            if state is not None:
-                if state["format"] != STATE_FORMAT:
-                    raise StateError(f"its format is {state['format']}, this program reads {STATE_FORMAT}")
-                self.paused = bool(state["paused"])
-                self.distribution_point = min(int(state["distribution_point"]), end)
-                self._waiting_deferred = [
-                    (int(a), int(b), int(due)) for a, b, due in state["waiting_deferred"] if a < end
-                ]
+        end, scanned, ahead = self._end, self._first, False
+        if state is not None:
+            try:
+                ahead = int(state["end"]) > end
                 scanned = min(int(state["end"]), end)
-                for channel_state in state["channels"]:
-                    channel = Channel.restore(self, channel_state, end)
-                    self.channels[channel.name] = channel
-        except (KeyError, TypeError, ValueError) as exc:
-            raise StateError(str(exc)) from exc
+                self._take_up(state)
+            except (KeyError, TypeError, ValueError, OverflowError) as exc:
+                raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
         for header in self.log.headers(scanned):
             if header.due_ns and header.base_sequence >= scanned:
-                self._waiting_deferred.append((header.base_sequence, header.next_sequence, header.due_ns))
+                waiting = (header.base_sequence, header.next_sequence, header.due_ns, None)
+                self._waiting_deferred.append(waiting)
         self.distribute()
+        return ahead
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        if state["format"] != STATE_FORMAT:
+            raise StateError(f"its format is {state['format']}, this program reads {STATE_FORMAT}")
+        if state["name"] != self.name:
+            raise StateError(f"it is the state of topic {state['name']}")
+        end = self._end
+        self.paused = bool(state["paused"])
+        self.distribution_point = max(self._first, min(int(state["distribution_point"]), end))
+        self._waiting_deferred = [
+            (int(a), min(int(b), end), int(due_ns), None)
+            for a, b, due_ns in state["waiting_deferred"]
+            if a < end
+        ]
+        for channel_state in state["channels"]:
+            channel = Channel.restore(self, channel_state, end)
+            channel.move_to(self._first)
+            self.channels[channel.name] = channel

@@ -1,0 +1,5 @@
+"""`python -m qcli`."""
+
+from . import main
+
+main()

@@ -1,0 +1,138 @@
+"""What `topic` and `channel` have in common: an action on several names over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_channel, complete_topic
+from .errors import Failure
+from .exit_codes import ExitCode
+from .options import asks_broker
+from .output import talk
+from .params import Source, channel_source, topic_name
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A subcommand of `topic` or `channel`.
+
+    Attributes:
+        name: The subcommand, and the last part of the HTTP path.
+        done: What is said of each name afterwards.
+        help: The description.
+        destroys: Whether messages are lost, so that somebody has to agree.
+    """
+
+    name: str
+    done: str
+    help: str
+    destroys: bool = False
+
+
+def action_command(kind: str, action: Action, examples: Sequence[Example]) -> DocumentedCommand:
+    """Make a subcommand.
+
+    Args:
+        kind: `topic` or `channel`.
+        action: What it does.
+        examples: For its help.
+    """
+    if kind == "topic":
+        names = click.argument(
+            "names",
+            metavar="TOPIC...",
+            nargs=-1,
+            required=True,
+            type=topic_name,
+            shell_complete=complete_topic,
+        )
+    else:
+        names = click.argument(
+            "names",
+            metavar="TOPIC/CHANNEL...",
+            nargs=-1,
+            required=True,
+            type=channel_source,
+            shell_complete=complete_channel,
+        )
+
+    def run(names: tuple[Any, ...], nsqd_tcp_address: str, nsqd_http_address: str, yes: bool = False) -> None:
+        sources = [name if isinstance(name, Source) else Source(name, None) for name in names]
+        if action.destroys and not yes:
+            _ask(kind, action, sources, nsqd_http_address)
+        perform(nsqd_http_address, kind, action, sources)
+
+    if action.destroys:
+        agree = option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
+        run = agree(run)
+    run = asks_broker(run)
+    run = names(run)
+    exits = {
+        ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "It was done for some of the names only; the others are named on standard error.",
+    }
+    make = click.command(action.name, cls=DocumentedCommand, help=action.help, examples=examples, exits=exits)
+    return make(run)
+
+
+def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) -> None:
+    """Do it for each, whatever becomes of the others.
+
+    Raises:
+        Failure: It was not done for all.
+    """
+    from .broker_http import BrokerHTTP, Refused
+
+    done = 0
+    complaints: list[str] = []
+    with BrokerHTTP(address) as broker:
+        for source in sources:
+            params = {"topic": source.topic}
+            if source.channel is not None:
+                params["channel"] = source.channel
+            try:
+                broker.post(f"/{kind}/{action.name}", params)
+            except Refused as error:
+                complaints.append(_complaint(source, address, error))
+            except Failure as error:
+                if not done:
+                    raise
+                complaints.append(f"{source}: {error.message}")
+                break
+            else:
+                done += 1
+                talk(f"{kind} {source} {action.done}")
+    if complaints:
+        raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
+
+
+def _complaint(source: Source, address: str, error: Any) -> str:
+    if error.text == "TOPIC_NOT_FOUND":
+        return f"There is no topic {source.topic} on {address}."
+    if error.text == "CHANNEL_NOT_FOUND":
+        return f"There is no channel {source} on {address}."
+    return f"{source}: {error.message}"
+
+
+def _ask(kind: str, action: Action, sources: Sequence[Source], address: str) -> None:
+    """Let the user agree.
+
+    Raises:
+        click.UsageError: Nobody is there to agree.
+        Failure: The user did not.
+    """
+    names = ", ".join(map(str, sources))
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"'{kind} {action.name}' throws messages away and standard input is no terminal to ask on: say --yes."
+        )
+    plural = "s" if len(sources) > 1 else ""
+    if not click.confirm(f"{action.name.capitalize()} {kind}{plural} {names} on {address}?", err=True):
+        raise Failure("Nothing was done.")

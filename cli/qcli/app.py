@@ -1,0 +1,111 @@
+"""The root command, and the frame in which every command runs: errors, signals and pipes end here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from trio_nsq._version import __version__
+
+from .commands import Example, LazyGroup
+from .errors import Failure, OutputClosed, Terminated, leaves, translate
+from .exit_codes import ExitCode
+from .output import talk
+
+_MODULES = {
+    "serve": "qcli.serve",
+    "pub": "qcli.pub",
+    "tail": "qcli.tail",
+    "stat": "qcli.stat",
+    "topic": "qcli.topic",
+    "channel": "qcli.channel",
+}
+
+
+@click.group(
+    "qcli",
+    cls=LazyGroup,
+    modules=_MODULES,
+    examples=[
+        Example("a broker that keeps its messages in ./data", "qcli serve --data-path ./data"),
+        Example("publish a file, one message per line", "cat access.log | qcli pub clicks"),
+        Example("print messages as they come", "qcli tail clicks/archive"),
+        Example("watch the queues", "qcli stat clicks"),
+    ],
+    notes={
+        "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
+        "--nsqd-http-address, of every command that talks to a broker. NO_COLOR turns colours off.",
+    },
+)
+@click.version_option(
+    __version__,
+    "--version",
+    prog_name="qcli",
+    message="%(prog)s %(version)s",
+    help="Show the version and exit.",
+)
+def root() -> None:
+    """A message broker that speaks NSQ's protocol, and the tools around it.
+
+    Data goes to standard output, talk goes to standard error.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line.
+
+    Returns:
+        The exit code. Errors that mean a bug in qcli are raised.
+    """
+    from . import completing
+
+    completing.install()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        result = root.main(list(arguments), prog_name="qcli", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.Abort:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        outcome = translate(error)
+        if outcome is None:
+            raise
+        if isinstance(outcome, OutputClosed):
+            return ExitCode.OK
+        if isinstance(outcome, Failure):
+            talk(f"Error: {outcome.message}")
+        else:
+            outcome.show()
+        return outcome.exit_code
+    except BaseException as error:
+        found = leaves(error)
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
+            return ExitCode.INTERRUPTED
+        if any(isinstance(leaf, Terminated) for leaf in found):
+            return ExitCode.TERMINATED
+        raise
+    return int(result or ExitCode.OK)
+
+
+def run_process() -> NoReturn:
+    """Run the command line of this process and end it."""
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            # What could not be written now cannot be written by the interpreter at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,129 @@
+"""Completion in bash, zsh and fish: what the scripts in `completions/` ask, and the names a running broker knows.
+
+The scripts run `qcli` with `_QCLI_COMPLETE=<shell>_complete` and get one candidate per line back (see
+`qcli.generate.scripts`). The word to be completed is in `QCLI_CURRENT`, those before it are in `QCLI_WORDS`, one per
+line. bash does not know them, its words end at `=` and `:` too: it sends the line up to the cursor in `QCLI_LINE`, and
+those signs in `QCLI_WORDBREAKS`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
+
+from .options import DEFAULT_HTTP_ADDRESS
+
+TIMEOUT_S = 0.5
+"""A person is waiting at a prompt; no names are better than late ones."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+class LineComplete(ShellComplete):
+    """Answers the scripts of `qcli.generate`."""
+
+    source_template = "%(prog_name)s"
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The complete words after the program's name, and the word to be completed."""
+        line = os.environ.get("QCLI_LINE")
+        if line is None:
+            words = os.environ.get("QCLI_WORDS", "").split("\n")
+            return words[1:], os.environ.get("QCLI_CURRENT", "")
+        words = split_arg_string(line) + ([""] if line[-1:].isspace() else [])
+        return words[1:-1], words[-1]
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """Candidates as the shell inserts them: for the whole word, also in `--option=value`."""
+        option, equals, _ = incomplete.partition("=")
+        prefix = f"{option}=" if equals and option.startswith("--") else ""
+        breaks = set(os.environ.get("QCLI_WORDBREAKS", "")) & set("=:")
+        # bash replaces only what follows the last of its breaks
+        cut = 1 + max((incomplete.rfind(sign) for sign in breaks), default=-1)
+        items = super().get_completions(args, incomplete)
+        for item in items:
+            item.value = (prefix + item.value)[cut:]
+        return items
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """One line."""
+        return f"{item.type}\t{item.value}\t{' '.join((item.help or '').split())}"
+
+
+def install() -> None:
+    """Let our class answer instead of click's, so that scripts and answers change together."""
+    if "_QCLI_COMPLETE" in os.environ:
+        for shell in SHELLS:
+            add_completion_class(LineComplete, shell)
+
+
+def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The broker's topics that begin so."""
+    return [CompletionItem(name) for name in _ask(ctx) if name.startswith(incomplete)]
+
+
+def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Topics that begin so, and the channels of one once it is clear which topic is meant."""
+    topics = _ask(ctx)
+    if "/" not in incomplete:
+        found = [name for name in topics if name.startswith(incomplete)]
+        if len(found) != 1:
+            return [CompletionItem(name) for name in found]
+        incomplete = found[0]
+        return [CompletionItem(name) for name in (incomplete, *_channels(topics, incomplete + "/"))]
+    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+
+
+def complete_channel(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Channels of the topic that is meant; before that is clear, topics with the slash."""
+    topics = _ask(ctx)
+    if "/" not in incomplete:
+        found = [name for name in topics if name.startswith(incomplete)]
+        if len(found) != 1:
+            # "unfinished": no blank after it, for the channel is still to come
+            return [CompletionItem(f"{name}/", type="unfinished") for name in found]
+        incomplete = found[0] + "/"
+    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+
+
+def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
+    topic, _, begin = incomplete.partition("/")
+    return [f"{topic}/{channel}" for channel in topics.get(topic, []) if channel.startswith(begin)]
+
+
+def _ask(ctx: click.Context) -> dict[str, list[str]]:
+    """The names of the broker's channels by topic; nothing if no broker answers in time."""
+    address = str(ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS)
+    answer: list[dict[str, list[str]]] = []
+
+    def ask() -> None:
+        try:
+            answer.append(_names(address))
+        except Exception:
+            # Nobody at a prompt wants to read why there are no names.
+            pass
+
+    # In a thread because a socket's timeout bounds one step, not name resolution and not the whole.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return answer[0] if answer else {}
+
+
+def _names(address: str) -> dict[str, list[str]]:
+    # The standard library's client: importing httpx alone would use up a good part of the time there is.
+    import http.client
+    import json
+
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
+    connection.request("GET", "/stats?format=json&include_clients=false&include_mem=false")
+    stats: dict[str, Any] = json.loads(connection.getresponse().read())
+    topics = stats["topics"] or []
+    return {
+        topic["topic_name"]: [each["channel_name"] for each in topic["channels"] or []] for topic in topics
+    }

@@ -1,0 +1,118 @@
+"""The one place where errors become a line for the user and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from .exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from trio_nsq.client import ConnectionFailed
+
+
+class Failure(Exception):
+    """The command ends with this message on standard error and this exit code.
+
+    Args:
+        message: Whose fault it was and what to do about it, in a sentence or two.
+        code: The exit status.
+    """
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILURE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = code
+
+
+class OutputClosed(Exception):
+    """Whoever read our standard output went away: the command ends quietly, as a success."""
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived while a command was running that does not watch for it."""
+
+
+def unreachable(address: str, option: str, reason: object) -> Failure:
+    """The failure of a command that found no broker.
+
+    Args:
+        address: Where it looked.
+        option: The option that names another address.
+        reason: What the attempt came to.
+    """
+    end = "" if str(reason).endswith("?") else "."
+    return Failure(
+        f"No broker answers at {address}: {reason}{end} "
+        f"Start one with 'qcli serve', or name another address with {option}.",
+        ExitCode.UNREACHABLE,
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """What an OS error says, without its number and file names."""
+    for cause in _chain(error):
+        if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+            return os.strerror(cause.errno).lower()
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()  # name resolution has numbers of its own
+    return str(error) or type(error).__name__
+
+
+def failure_reason(error: ConnectionFailed) -> str:
+    """Why no connection could be made, without the address once more."""
+    return reason_of(error.__cause__) if isinstance(error.__cause__, OSError) else error.reason
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its causes, and the members of the groups among them; outermost first."""
+    pending: list[BaseException] = [error]
+    seen: set[int] = set()
+    while pending:
+        current = pending.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(current.exceptions)
+        pending.extend(cause for cause in (current.__cause__, current.__context__) if cause is not None)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors in a group, however deeply nested; of a lone error, itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for member in error.exceptions for leaf in leaves(member)]
+    return [error]
+
+
+def translate(error: BaseException) -> Failure | click.ClickException | OutputClosed | None:
+    """Say how the command ends because of this error.
+
+    Returns:
+        None for an error that is ours: a bug, which deserves its traceback.
+    """
+    # Errors of tasks that ran side by side arrive together; the first that can be explained is the reason.
+    for leaf in leaves(error):
+        if isinstance(leaf, (Failure, click.ClickException, OutputClosed)):
+            return leaf
+        if isinstance(leaf, BrokenPipeError):
+            return OutputClosed()
+    for leaf in leaves(error):
+        if isinstance(leaf, OSError) and leaf.errno is not None:
+            return Failure(_os_error(leaf))
+        # Only a command that talks to a broker has imported the library by now.
+        if any(base.__name__ == "NSQError" for base in type(leaf).__mro__):
+            return Failure(str(leaf))
+    return None
+
+
+def _os_error(error: OSError) -> str:
+    text = os.strerror(error.errno or 0)
+    if error.errno == errno.EMFILE:
+        return f"{text}: raise the limit with 'ulimit -n'."
+    return f"{error.filename}: {text}" if error.filename else text

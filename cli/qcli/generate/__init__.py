@@ -1,0 +1,53 @@
+"""Writes `completions/` and `man/` from the commands: `python -m qcli.generate [--check]`.
+
+Nothing here asks click to lay text out, so the files depend neither on the width of a terminal nor on the
+environment nor on the version of click. A test fails when they are not what the commands say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .manpages import man_pages
+from .scripts import completion_scripts
+
+FOLDERS = ("completions", "man")
+
+
+def generated_files() -> dict[str, str]:
+    """The text of every generated file, by its path within the repository."""
+    scripts = {f"completions/{name}": text for name, text in completion_scripts().items()}
+    pages = {f"man/{name}": text for name, text in man_pages().items()}
+    return scripts | pages
+
+
+def stale_files(root: Path) -> list[str]:
+    """The paths of files that are missing, differ, or should not be there.
+
+    Args:
+        root: The repository.
+    """
+    wanted = generated_files()
+    found = {str(path.relative_to(root)) for folder in FOLDERS for path in (root / folder).iterdir()}
+    differing = {
+        name
+        for name, text in wanted.items()
+        if name not in found or (root / name).read_bytes() != text.encode()
+    }
+    return sorted(differing | (found - wanted.keys()))
+
+
+def write_files(root: Path) -> None:
+    """Write what is missing or differs, and remove what should not be there.
+
+    Args:
+        root: The repository.
+    """
+    wanted = generated_files()
+    for folder in FOLDERS:
+        (root / folder).mkdir(exist_ok=True)
+    for name in stale_files(root):
+        if name in wanted:
+            (root / name).write_bytes(wanted[name].encode())
+        else:
+            (root / name).unlink()

@@ -1,0 +1,218 @@
+"""Manual pages: one per command of `qcli`, with the subcommands of a group on the page of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+from ..app import root
+from ..commands import DocumentedCommand, Example, sections
+from ..exit_codes import ExitCode
+
+_NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
+
+
+def man_pages() -> dict[str, str]:
+    """The pages by file name."""
+    ctx = _context(root, "qcli", None)
+    pages = {"qcli.1": _root_page(ctx)}
+    for name in root.list_commands(ctx):
+        command = _subcommand(ctx, name)
+        pages[f"qcli-{name}.1"] = _page(_context(command, name, ctx), command)
+    return pages
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
+
+
+def _subcommand(ctx: click.Context, name: str) -> DocumentedCommand:
+    assert isinstance(ctx.command, click.Group)
+    command = ctx.command.get_command(ctx, name)
+    assert isinstance(command, DocumentedCommand)
+    return command
+
+
+def _subcommands(ctx: click.Context) -> list[tuple[click.Context, DocumentedCommand]]:
+    if not isinstance(ctx.command, click.Group):
+        return []
+    commands = [(name, _subcommand(ctx, name)) for name in ctx.command.list_commands(ctx)]
+    return [(_context(command, name, ctx), command) for name, command in commands]
+
+
+def _root_page(ctx: click.Context) -> str:
+    lines = [*_head(ctx, root), ".SH COMMANDS"]
+    for sub_ctx, command in _subcommands(ctx):
+        lines += [".TP", f".BR {_text(f'qcli-{sub_ctx.info_name}')} (1)", _text(_paragraphs(command)[0])]
+    return _finish(ctx, root, lines)
+
+
+def _page(ctx: click.Context, command: DocumentedCommand) -> str:
+    lines = _head(ctx, command)
+    subcommands = _subcommands(ctx)
+    # Options that every subcommand has are explained once, for all of them.
+    shared = _shared_options(subcommands)
+    if subcommands:
+        lines.append(".SH COMMANDS")
+    for sub_ctx, subcommand in subcommands:
+        lines += [f'.SS "{_text(_synopsis(sub_ctx, subcommand))}"', *_body(_paragraphs(subcommand))]
+        own = {
+            title: [each for each in options if _spelling(each) not in shared]
+            for title, options in sections(sub_ctx, subcommand).items()
+        }
+        for options in own.values():
+            lines += _options(options)
+        lines += _examples(subcommand.examples)
+    if subcommands:
+        first_ctx, first = subcommands[0]
+        common = {
+            title: [each for each in options if _spelling(each) in shared]
+            for title, options in sections(first_ctx, first).items()
+        }
+        lines += [".SH OPTIONS", "These go with each of the commands.", *_option_groups(common)]
+    return _finish(ctx, command, lines)
+
+
+def _head(ctx: click.Context, command: DocumentedCommand) -> list[str]:
+    """Everything up to the description; the options too, unless they are those of subcommands."""
+    title = ctx.command_path.replace(" ", "-")
+    summary = _paragraphs(command)[0].rstrip(".")
+    lines = [
+        _NOTICE,
+        f'.TH {_text(title.upper())} 1 "" "trio\\-nsq" "User Commands"',
+        ".SH NAME",
+        f"{_text(title)} \\- {_text(summary[0].lower() + summary[1:])}",
+        ".SH SYNOPSIS",
+        f".B {_text(ctx.command_path)}",
+        _text(" ".join(_arguments(ctx, command))),
+        ".SH DESCRIPTION",
+        *_body(_paragraphs(command)),
+    ]
+    if ctx.parent is None or not isinstance(command, click.Group):
+        lines += [".SH OPTIONS", *_option_groups(sections(ctx, command))]
+    return lines
+
+
+def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) -> str:
+    """Append what stands at the end of every page, and make it text."""
+    for title, text in command.notes.items():
+        lines += [f".SH {_text(title.upper())}", _text(text)]
+    lines += [".SH EXAMPLES", *_examples(command.examples), ".SH EXIT STATUS"]
+    for code, meaning in _exits(ctx, command).items():
+        lines += [".TP", f".B {int(code)}", _text(meaning)]
+    variables = {
+        str(param.envvar): param
+        for _, each in [(ctx, command), *_subcommands(ctx)]
+        for param in each.params
+        if isinstance(param, click.Option) and param.envvar
+    }
+    if variables:
+        lines.append(".SH ENVIRONMENT")
+    for variable, param in variables.items():
+        lines += [
+            ".TP",
+            f".B {_text(variable)}",
+            _text(f"Stands for {param.opts[-1]} where that is not given."),
+        ]
+    lines += [".SH SEE ALSO", *_see_also(ctx)]
+    return "\n".join(lines) + "\n"
+
+
+def _exits(ctx: click.Context, command: DocumentedCommand) -> dict[ExitCode, str]:
+    codes = dict(command.exits)
+    for _, subcommand in _subcommands(ctx) if ctx.parent else []:
+        codes = {code: codes.get(code, meaning) for code, meaning in (subcommand.exits | codes).items()}
+    return dict(sorted(codes.items()))
+
+
+def _see_also(ctx: click.Context) -> Iterator[str]:
+    top = ctx.find_root()
+    names = ["qcli", *(f"qcli-{name}" for name in root.list_commands(top))]
+    others = [name for name in names if name != ctx.command_path.replace(" ", "-")]
+    for name in others:
+        yield f".BR {_text(name)} (1)" + ("" if name == others[-1] else ",")
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    """The description, each paragraph in one line."""
+    return [" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")]
+
+
+def _body(paragraphs: Sequence[str]) -> Iterator[str]:
+    for index, paragraph in enumerate(paragraphs):
+        if index:
+            yield ".PP"
+        yield _text(paragraph)
+
+
+def _synopsis(ctx: click.Context, command: DocumentedCommand) -> str:
+    return " ".join([ctx.command_path, *_arguments(ctx, command)])
+
+
+def _arguments(ctx: click.Context, command: DocumentedCommand) -> Iterator[str]:
+    yield "[OPTION...]"
+    if isinstance(command, click.Group):
+        yield "COMMAND"
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Argument):
+            yield str(param.metavar)
+
+
+def _option_groups(groups: dict[str, list[click.Option]]) -> Iterator[str]:
+    for title, options in groups.items():
+        if options:
+            yield f'.SS "{_text(title)}"'
+            yield from _options(options)
+
+
+def _options(options: Iterable[click.Option]) -> Iterator[str]:
+    for param in options:
+        names = ", ".join(f"\\fB{_text(name)}\\fR" for name in _spelling(param))
+        value = _metavar(param)
+        yield ".TP"
+        yield f"{names} \\fI{_text(value)}\\fR" if value else names
+        yield _text(" ".join(_explanation(param)))
+
+
+def _spelling(param: click.Option) -> tuple[str, ...]:
+    """The names of an option, short ones first."""
+    return tuple(sorted([*param.opts, *param.secondary_opts], key=lambda name: name.startswith("--")))
+
+
+def _metavar(param: click.Option) -> str:
+    if param.is_flag:
+        return ""
+    if param.metavar:
+        return param.metavar
+    assert isinstance(param.type, click.Choice), f"{param.name} needs a metavar"
+    return "|".join(map(str, param.type.choices))
+
+
+def _explanation(param: click.Option) -> Iterator[str]:
+    if "--help" in param.opts:
+        yield "Show a help page and exit."  # the only text that would be click's
+        return
+    yield param.help or ""
+    if param.show_default and param.default is not None:
+        yield f"Default: {param.default!s}".strip() + "."
+
+
+def _shared_options(subcommands: Sequence[tuple[click.Context, DocumentedCommand]]) -> set[tuple[str, ...]]:
+    spellings = [
+        {_spelling(param) for param in command.get_params(ctx) if isinstance(param, click.Option)}
+        for ctx, command in subcommands
+    ]
+    return set.intersection(*spellings) if spellings else set()
+
+
+def _examples(examples: Sequence[Example]) -> Iterator[str]:
+    for example in examples:
+        yield from (".PP", _text(example.about[0].upper() + example.about[1:] + ":"))
+        yield from (".PP", ".RS 4", ".EX", _text(example.line), ".EE", ".RE")
+
+
+def _text(text: str) -> str:
+    """Escape what roff would take for its own."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace('"', "\\(dq")
+    return f"\\&{escaped}" if escaped.startswith(".") else escaped

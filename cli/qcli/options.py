@@ -1,0 +1,69 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from trio_nsq._version import __version__
+
+from .commands import option
+from .params import address
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+TCP_OPTION = "--nsqd-tcp-address"
+HTTP_OPTION = "--nsqd-http-address"
+TCP_VARIABLE = "QCLI_NSQD_TCP_ADDRESS"
+HTTP_VARIABLE = "QCLI_NSQD_HTTP_ADDRESS"
+DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
+DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
+
+USER_AGENT = f"qcli/{__version__}"
+"""How commands introduce themselves to a broker."""
+
+BROKER = "Which broker"
+
+_NOT_USED = "Accepted by every command so that all can be called alike; this one does not use it."
+
+
+def tcp_address(text: str = _NOT_USED) -> Callable[[_F], _F]:
+    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`."""
+    return option(
+        BROKER,
+        TCP_OPTION,
+        type=address,
+        default=DEFAULT_TCP_ADDRESS,
+        envvar=TCP_VARIABLE,
+        metavar="HOST:PORT",
+        show_default=True,
+        show_envvar=True,
+        help=text,
+    )
+
+
+def http_address(text: str) -> Callable[[_F], _F]:
+    """`--nsqd-http-address`, and `QCLI_NSQD_HTTP_ADDRESS`."""
+    return option(
+        BROKER,
+        HTTP_OPTION,
+        type=address,
+        default=DEFAULT_HTTP_ADDRESS,
+        envvar=HTTP_VARIABLE,
+        metavar="HOST:PORT",
+        show_default=True,
+        show_envvar=True,
+        help=text,
+    )
+
+
+def streams_from_broker(command: _F) -> _F:
+    """The addresses, for a command that speaks the TCP protocol."""
+    command = http_address("The broker's HTTP address; asked for names by shell completion only.")(command)
+    return tcp_address("The broker to connect to.")(command)
+
+
+def asks_broker(command: _F) -> _F:
+    """The addresses, for a command that speaks HTTP."""
+    command = http_address("The broker's HTTP address.")(command)
+    return tcp_address()(command)

@@ -1,0 +1,153 @@
+"""Data to standard output, talk to standard error, and what both have to know about terminals and pipes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import select
+import stat
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from .errors import Failure, OutputClosed
+
+
+def talk(text: str) -> None:
+    """Write a line to standard error; of no consequence if nobody can read it."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def quiet_library() -> None:
+    """Keep the library's warnings to itself: the command says what went wrong, once, in its own words."""
+    import logging
+
+    logging.getLogger("trio_nsq").addHandler(logging.NullHandler())
+
+
+def hear_library() -> None:
+    """Pass warnings of the library, such as a lost connection, on to the user."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            talk(f"{record.levelname.capitalize()}: {record.getMessage()}")
+
+    logger = logging.getLogger("trio_nsq")
+    logger.addHandler(Handler())
+    logger.propagate = False
+
+
+def write(text: str) -> None:
+    """Write text to standard output at once.
+
+    Raises:
+        OutputClosed: The reader is gone.
+        Failure: It cannot be written: a full disk, a closed descriptor.
+    """
+    if sys.stdout is None:
+        raise Failure("Standard output is closed.")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+    except OSError as error:
+        raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
+
+
+def is_live_terminal() -> bool:
+    """Whether standard output is a screen that can be redrawn."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+
+
+def talks_to_live_terminal() -> bool:
+    """Whether standard error is a screen on which a line can be redrawn."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+
+
+class RawOutput:
+    """Standard output as bytes, with nothing kept back.
+
+    Messages are finished once `write` has returned, so nothing may wait in a buffer of ours.
+    """
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise Failure("Standard output is closed.")
+        self._fd = sys.stdout.fileno()
+        mode = os.fstat(self._fd).st_mode
+        self.never_blocks = stat.S_ISREG(mode)
+        """Whether a write takes no longer than the disk does; anything else may wait for a reader for ever."""
+        self.is_pipe = stat.S_ISFIFO(mode)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; waits as long as it takes.
+
+        Raises:
+            OutputClosed: The reader is gone.
+            Failure: It cannot be written: a full disk, a closed descriptor.
+        """
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except BrokenPipeError as error:
+            raise OutputClosed from error
+        except OSError as error:
+            raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
+
+    def fileno(self) -> int:
+        """The descriptor, for waiting on it."""
+        return self._fd
+
+    def reader_is_gone(self) -> bool:
+        """Whether the pipe has no reader any more."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def size(count: float) -> str:
+    """Bytes for people, such as `1.5 MiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    power = min(4, int(math.log(count, 1024)))
+    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """One JSON object per line."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def json_word(value: object) -> object:
+    """How a value of a JSON record is written in a table: nothing for null, `true` and `false`, the rest as it is."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def separated(rows: Iterable[Sequence[object]], delimiter: str) -> str:
+    """Rows as CSV (`,`) or TSV (a tab), quoted where a value needs it."""
+    buffer = io.StringIO()
+    csv.writer(buffer, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
+
+
+def plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Rows as aligned text, the first `left` columns to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)

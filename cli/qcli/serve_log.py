@@ -1,0 +1,43 @@
+"""The broker's log, in nsqd's format."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from .output import talk
+
+
+class NsqdFormatter(logging.Formatter):
+    """`{prefix}YYYY/MM/DD hh:mm:ss.uuuuuu LEVEL: text`, in local time.
+
+    Args:
+        prefix: What every line begins with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line; a traceback, if there is one, is put below by the caller."""
+        time = datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
+        level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
+        return f"{self._prefix}{time} {level}: {record.message}"
+
+
+class _StderrHandler(logging.Handler):
+    """Standard error may be a pipe whose reader is gone; the broker does not stop for that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        talk(self.format(record))
+
+
+def log_to_stderr(level: int, prefix: str) -> None:
+    """Send what the library logs at this level and above to standard error."""
+    handler = _StderrHandler()
+    handler.setFormatter(NsqdFormatter(prefix))
+    logger = logging.getLogger("trio_nsq")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,153 @@
+"""`qcli stat`: what waits where, and how fast it moves."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_source
+from .errors import Failure
+from .exit_codes import ExitCode
+from .options import asks_broker
+from .output import is_live_terminal, json_lines, json_word, plain_table, separated, write
+from .params import Source, positive_duration, source
+from .stats import HEADINGS, NAME_COLUMNS, RECORD_KEYS, Row, Sampler
+
+if TYPE_CHECKING:
+    from .broker_http import BrokerHTTP
+
+FORMATS = ("table", "json", "csv", "tsv")
+
+
+@click.command(
+    "stat",
+    cls=DocumentedCommand,
+    short_help="Show what waits where, and how fast it moves.",
+    examples=[
+        Example("everything, live on a terminal", "qcli stat"),
+        Example("one look", "qcli stat clicks --once"),
+        Example("a number for a script", "qcli stat clicks/archive --format json | jq .depth"),
+        Example("ten lines, one a minute", "qcli stat clicks/archive --format csv --count 10 --interval 1m"),
+    ],
+    exits={
+        ExitCode.FAILURE: "There is no such topic or channel.",
+        ExitCode.UNREACHABLE: "No broker answers at the address. The live table waits for it instead.",
+    },
+    notes={
+        "Keys and columns": "time (Unix seconds), topic, channel (null for a topic), nsqd's own depth, backend_depth, "
+        "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count, paused, and "
+        "ingress_rate and egress_rate: messages a second that came in and that were dealt with since the report "
+        "before, so null in the first. Counts that only channels have are null for a topic."
+    },
+)
+@click.argument(
+    "wanted", metavar="[TOPIC[/CHANNEL]]", required=False, type=source, shell_complete=complete_source
+)
+@asks_broker
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="table",
+    show_default=True,
+    help="table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
+)
+@option("Output", "--once", is_flag=True, help="One report, as if standard output were no terminal.")
+@option(
+    "Output",
+    "--count",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="N reports, then end; 0: without end. Not given: a table on a terminal is live, all else is one report.",
+)
+@option(
+    "Output",
+    "--interval",
+    type=positive_duration,
+    default="2s",
+    metavar="DURATION",
+    show_default=True,
+    help="From one report to the next.",
+)
+def command(
+    wanted: Source | None,
+    nsqd_tcp_address: str,
+    nsqd_http_address: str,
+    form: str,
+    once: bool,
+    count: int | None,
+    interval: int,
+) -> None:
+    """Show what waits in topics and channels, and how fast it moves.
+
+    On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more.
+    """
+    from .broker_http import BrokerHTTP
+
+    if once and count is not None:
+        raise click.UsageError("--once and --count exclude each other.")
+    with BrokerHTTP(nsqd_http_address) as broker:
+        reports = Reports(broker, wanted)
+        if form == "table" and count is None and not once and is_live_terminal():
+            from .stat_live import show_live
+
+            show_live(reports, interval)
+        else:
+            _print_reports(reports, form, 1 if count is None else count, interval)
+
+
+class Reports:
+    """Looks at a broker, again and again.
+
+    Args:
+        broker: Whom to ask.
+        source: What is wanted; None: everything.
+    """
+
+    def __init__(self, broker: BrokerHTTP, source: Source | None) -> None:
+        self.address = broker.address
+        self._broker = broker
+        self._source = source
+        self._sampler = Sampler(source)
+
+    def take(self) -> list[Row]:
+        """Look once.
+
+        Raises:
+            Failure: With the code for an unreachable broker, or because what is wanted is not there.
+        """
+        stats = self._broker.stats(*(self._source or (None, None)))
+        rows = self._sampler.rows(stats["topics"], time.monotonic())
+        if self._source is not None and not rows:
+            kind = "topic" if self._source.channel is None else "channel"
+            raise Failure(f"There is no {kind} {self._source} on {self.address}.")
+        return rows
+
+
+def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) -> None:
+    done = 0
+    while True:
+        due_s = time.monotonic() + interval_ms / 1000
+        _print_report(reports.take(), form, first=done == 0)
+        done += 1
+        if done == count:
+            return
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
+    if form == "table":
+        write(("" if first else "\n") + plain_table([HEADINGS, *(row.cells() for row in rows)], NAME_COLUMNS))
+        return
+    now_s = time.time()
+    records = [row.record(now_s) for row in rows]
+    if form == "json":
+        write(json_lines(records))
+        return
+    headings = [RECORD_KEYS] if first else []
+    rows_of_values = [[json_word(value) for value in record.values()] for record in records]
+    write(separated([*headings, *rows_of_values], "," if form == "csv" else "\t"))

@@ -1,0 +1,149 @@
+"""From a broker's statistics to the rows that `stat` shows: what is counted, and the rates between two looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .params import Source
+
+Key = tuple[str, str | None]
+
+COUNTS = {
+    "depth": "depth",
+    "backend_depth": "backend",
+    "in_flight_count": "in flight",
+    "deferred_count": "deferred",
+    "requeue_count": "requeued",
+    "timeout_count": "timed out",
+    "message_count": "messages",
+    "client_count": "clients",
+}
+"""Heading by nsqd's name. A topic has only depth, backend_depth and message_count."""
+
+HEADINGS = ("topic", "channel", *COUNTS.values(), "in/s", "out/s", "")
+NARROW_HEADINGS = (
+    "topic",
+    "channel",
+    "depth",
+    "be",
+    "inflt",
+    "def",
+    "req",
+    "t-o",
+    "msgs",
+    "cl",
+    "in/s",
+    "out/s",
+    "",
+)
+"""The same for a screen that is too narrow, in the words of nsqd's own statistics."""
+NAME_COLUMNS = 2
+RECORD_KEYS = ("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A topic or a channel at one moment.
+
+    Attributes:
+        topic: Its name, or its topic's.
+        channel: Its name; None for a topic.
+        counts: By nsqd's names; None where a topic has no such count.
+        paused: Whether it is paused.
+        ingress_rate: Messages that came in, per second, since the last look; None at the first.
+        egress_rate: Messages that were dealt with (finished, or gone with an `empty`), per second, likewise;
+            None for a topic, which hands each message to every channel.
+    """
+
+    topic: str
+    channel: str | None
+    counts: dict[str, int | None]
+    paused: bool
+    ingress_rate: float | None
+    egress_rate: float | None
+
+    def record(self, time_s: float) -> dict[str, object]:
+        """The row as a flat object, for JSON and the like.
+
+        Args:
+            time_s: When it was taken, Unix time.
+        """
+        names = (round(time_s, 3), self.topic, self.channel)
+        rates = (self.ingress_rate, self.egress_rate)
+        return dict(zip(RECORD_KEYS, (*names, *self.counts.values(), self.paused, *rates), strict=True))
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text under `HEADINGS`."""
+        numbers = ["" if number is None else f"{number:,.0f}" for number in self._numbers()]
+        return (self.topic, self.channel or "", *numbers, "paused" if self.paused else "")
+
+    def narrow_cells(self) -> tuple[str, ...]:
+        """The row as text under `NARROW_HEADINGS`."""
+        numbers = ["" if number is None else _short(int(number)) for number in self._numbers()]
+        return (self.topic, self.channel or "", *numbers, "P" if self.paused else "")
+
+    def _numbers(self) -> tuple[float | None, ...]:
+        return (*self.counts.values(), self.ingress_rate, self.egress_rate)
+
+
+def _short(number: int) -> str:
+    """A count in no more than five characters."""
+    for unit in ("", "k", "M", "G"):
+        if number < 10_000:
+            return f"{number}{unit}"
+        number //= 1000
+    return f"{number}T"
+
+
+class Sampler:
+    """Turns successive statistics into rows.
+
+    Args:
+        source: What is wanted; None: everything.
+    """
+
+    def __init__(self, source: Source | None) -> None:
+        self._source = source
+        self._before: dict[Key, Mapping[str, Any]] = {}
+        self._before_s = 0.0
+
+    def rows(self, topics: Iterable[Mapping[str, Any]], now_s: float) -> list[Row]:
+        """The rows of one look: topics by name, each followed by its channels by name.
+
+        Args:
+            topics: The `topics` of `/stats`.
+            now_s: When they were taken, on a steady clock.
+        """
+        elapsed_s = now_s - self._before_s
+        seen: dict[Key, Mapping[str, Any]] = {}
+        for topic in sorted(topics, key=lambda topic: str(topic["topic_name"])):
+            if self._source is None or self._source.channel is None:
+                seen[topic["topic_name"], None] = topic
+            for channel in sorted(topic["channels"] or [], key=lambda channel: str(channel["channel_name"])):
+                if self._source is None or self._source.channel in (None, channel["channel_name"]):
+                    seen[topic["topic_name"], channel["channel_name"]] = channel
+        rows = [_row(key, stats, self._before.get(key), elapsed_s) for key, stats in seen.items()]
+        self._before, self._before_s = seen, now_s
+        return rows
+
+
+def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float) -> Row:
+    ingress_rate = egress_rate = None
+    # A count that fell means that the broker was started anew in between.
+    if before is not None and elapsed_s > 0 and stats["message_count"] >= before["message_count"]:
+        ingress_rate = round((stats["message_count"] - before["message_count"]) / elapsed_s, 1)
+        if key[1] is not None:
+            egress_rate = round(max(0, _dealt_with(stats) - _dealt_with(before)) / elapsed_s, 1)
+    counts = {name: stats.get(name) for name in COUNTS}
+    return Row(*key, counts, bool(stats["paused"]), ingress_rate, egress_rate)
+
+
+def _dealt_with(stats: Mapping[str, Any]) -> int:
+    """How many messages of a channel are gone for good.
+
+    nsq_stat counts what leaves the queue instead, so that a requeued message counts once per delivery.
+    """
+    still_there = int(stats["depth"]) + int(stats["in_flight_count"]) + int(stats["deferred_count"])
+    return int(stats["message_count"]) - still_there

@@ -1,0 +1,200 @@
+"""`qcli tail`: the messages of a topic on standard output."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_source
+from .errors import Failure, failure_reason, leaves, unreachable
+from .exit_codes import ExitCode
+from .options import TCP_OPTION, USER_AGENT, streams_from_broker
+from .output import RawOutput, quiet_library
+from .params import Source, delimiter, positive_duration, source
+
+MAX_IN_FLIGHT = 2500
+"""What brokers allow by default. Larger batches cost less for each message."""
+
+OUTPUT, RECEIVING = "Output", "Receiving"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The command line."""
+
+    sources: tuple[Source, ...]
+    address: str
+    count: int | None
+    form: str
+    delimiter: bytes
+    print_topic: bool
+    max_in_flight: int
+    idle_timeout_ms: int | None
+
+
+@click.command(
+    "tail",
+    cls=DocumentedCommand,
+    short_help="Print the messages of topics.",
+    examples=[
+        Example("consume a channel", "qcli tail clicks/archive >> clicks.log"),
+        Example("look at what is published from now on; others still get it too", "qcli tail clicks"),
+        Example("a hundred messages as JSON", "qcli tail clicks -n 100 --format json | jq .body"),
+        Example("two topics", "qcli tail clicks orders --print-topic"),
+        Example(
+            "empty a channel into a file, then end", "qcli tail clicks/archive --idle-timeout 2s > rest.log"
+        ),
+    ],
+    exits={
+        ExitCode.OK: "The messages asked for were written, the idle timeout was over, or the reader of standard "
+        "output went away.",
+        ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
+        ExitCode.UNREACHABLE: "No broker answers at the address. One that goes away later is waited for.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had not been written was returned.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). What had not been written was returned.",
+    },
+    notes={
+        "Delivery": "A message is finished once it is written to standard output, and not before. What was "
+        "received and not written goes back to the channel at the end, so nothing stays in flight. A message may "
+        "come twice if the broker or the connection fails.",
+        "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (1 at the first "
+        "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place.",
+    },
+)
+@click.argument(
+    "sources",
+    metavar="TOPIC[/CHANNEL]...",
+    nargs=-1,
+    required=True,
+    type=source,
+    shell_complete=complete_source,
+)
+@streams_from_broker
+@option(
+    OUTPUT,
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="raw: bodies as they are. json: an object per message and line, see below.",
+)
+@option(
+    OUTPUT,
+    "--delimiter",
+    "-d",
+    "separator",
+    type=delimiter,
+    default=r"\n",
+    metavar="TEXT",
+    show_default=True,
+    help=r"What follows each body. \n, \t, \0, \xNN and the like are understood.",
+)
+@option(OUTPUT, "--null", "-0", is_flag=True, help=r"The same as --delimiter '\0', for xargs -0.")
+@option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
+@option(
+    RECEIVING,
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End after exactly N messages, of all topics together.",
+)
+@option(
+    RECEIVING,
+    "--idle-timeout",
+    "idle_timeout_ms",
+    type=positive_duration,
+    metavar="DURATION",
+    help="End after so long without a message.",
+)
+@option(
+    RECEIVING,
+    "--max-in-flight",
+    type=click.IntRange(min=1),
+    default=MAX_IN_FLIGHT,
+    metavar="N",
+    show_default=True,
+    help="Messages to receive ahead, per topic; never more than -n asks for.",
+)
+def command(
+    sources: tuple[Source, ...],
+    nsqd_tcp_address: str,
+    nsqd_http_address: str,
+    form: str,
+    separator: bytes,
+    null: bool,
+    print_topic: bool,
+    count: int | None,
+    idle_timeout_ms: int | None,
+    max_in_flight: int,
+) -> int:
+    """Write the messages of topics to standard output, one per line, as they come.
+
+    With a channel, this is one of its consumers, and what it writes is done for that channel. Without one it
+    listens on a private channel that goes away with it: it sees what is published from now on, and takes nothing
+    from anybody.
+    """
+    import trio
+
+    if null and separator != b"\n":
+        raise click.UsageError("--null and --delimiter exclude each other.")
+    if form == "json" and (null or separator != b"\n"):
+        raise click.UsageError("--null and --delimiter are for --format raw; JSON is one object per line.")
+    request = _Request(
+        sources,
+        nsqd_tcp_address,
+        count,
+        form,
+        b"\0" if null else separator,
+        print_topic,
+        min(max_in_flight, count or max_in_flight),
+        idle_timeout_ms,
+    )
+    return trio.run(_tail, request)
+
+
+async def _tail(request: _Request) -> ExitCode:
+    import trio
+
+    from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
+
+    from .signals import watch_signals
+    from .tailing import Tail, json_renderer, raw_renderer
+
+    quiet_library()
+    consumers = [
+        (
+            each.topic,
+            Consumer(
+                each.topic,
+                each.channel or f"tail{random.randrange(10**6):06d}#ephemeral",
+                nsqd_tcp_addresses=[request.address],
+                max_in_flight=request.max_in_flight,
+                user_agent=USER_AGENT,
+            ),
+        )
+        for each in request.sources
+    ]
+    tail = Tail(
+        RawOutput(),
+        json_renderer if request.form == "json" else raw_renderer(request.delimiter, request.print_topic),
+        count=request.count,
+        idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, tail.stop)
+            await tail.run(consumers)
+            nursery.cancel_scope.cancel()
+    except* ConnectionFailed as group:
+        (error, *_) = leaves(group)
+        assert isinstance(error, ConnectionFailed)
+        if isinstance(error.__cause__, BrokerError):
+            raise Failure(f"The broker at {request.address} refused: {error.__cause__}.") from None
+        raise unreachable(request.address, TCP_OPTION, failure_reason(error)) from None
+    return tail.stopped or ExitCode.OK

@@ -1,0 +1,144 @@
+"""The asynchronous part of `tail`: receives, writes, and only then finishes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from itertools import islice
+
+import trio
+
+from trio_nsq.client import Consumer, MessageBatch
+
+from .errors import OutputClosed
+from .exit_codes import ExitCode
+from .output import RawOutput, hear_library
+
+LAST_WRITE_S = 0.5
+"""How long a write that is under way may go on after a signal."""
+
+Render = Callable[[str, MessageBatch, int], bytes]
+"""Makes the output for the first messages of a batch: topic, batch, how many."""
+
+
+def raw_renderer(delimiter: bytes, print_topic: bool) -> Render:
+    """Bodies as they are, each followed by the delimiter."""
+
+    def render(topic: str, batch: MessageBatch, count: int) -> bytes:
+        bodies = batch.bodies if count == len(batch) else batch.bodies[:count]
+        prefix = f"{topic} | ".encode() if print_topic else b""
+        # The empty string at the end puts a delimiter behind the last one too.
+        return prefix + (delimiter + prefix).join(bodies) + delimiter
+
+    return render
+
+
+def json_renderer(topic: str, batch: MessageBatch, count: int) -> bytes:
+    """A JSON object per line."""
+    lines = []
+    for body, id_, timestamp_ns, attempts in islice(
+        zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True), count
+    ):
+        record: dict[str, object] = {
+            "topic": topic,
+            "id": id_.decode("ascii", "replace"),
+            "timestamp_ns": timestamp_ns,
+            "attempts": attempts,
+        }
+        try:
+            record["body"] = body.decode()
+        except UnicodeDecodeError:
+            record["body_base64"] = base64.b64encode(body).decode()
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    return "".join(lines).encode()
+
+
+class Tail:
+    """Writes what consumers receive.
+
+    Args:
+        output: Where to.
+        render: Makes bytes of messages.
+        count: End after so many messages; None: never.
+        idle_timeout_s: End after so long without a message; infinite: never.
+
+    Attributes:
+        stopped: The exit code of the signal that came, if one did.
+    """
+
+    def __init__(
+        self, output: RawOutput, render: Render, *, count: int | None, idle_timeout_s: float
+    ) -> None:
+        self.stopped: ExitCode | None = None
+        self._output = output
+        self._render = render
+        self._left = math.inf if count is None else count
+        self._idle_timeout_s = idle_timeout_s
+        self._scope = trio.CancelScope()
+        self._lock = trio.Lock()  # one batch at a time: messages of several topics do not mix
+        self._write_scope = trio.CancelScope()
+
+    def stop(self, code: ExitCode) -> None:
+        """Take no more messages; a write that is under way may take a moment longer."""
+        self.stopped = code
+        self._scope.cancel()
+        self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
+
+    async def run(self, consumers: Sequence[tuple[str, Consumer]]) -> None:
+        """Open consumers, write their messages until there is a reason to end, and close them.
+
+        Args:
+            consumers: Each with its topic.
+
+        Raises:
+            ConnectionFailed: A broker cannot be reached at first. One that is lost later is connected again.
+            OutputClosed: The reader of the output went away.
+        """
+        with self._scope:
+            async with AsyncExitStack() as stack:
+                for _, consumer in consumers:
+                    await stack.enter_async_context(consumer)
+                hear_library()
+                self._scope.deadline = trio.current_time() + self._idle_timeout_s
+                async with trio.open_nursery() as nursery:
+                    if self._output.is_pipe:
+                        nursery.start_soon(self._watch_reader)
+                    for topic, consumer in consumers:
+                        nursery.start_soon(self._pass_on, topic, consumer)
+
+    async def _pass_on(self, topic: str, consumer: Consumer) -> None:
+        async for batch in consumer.batches():
+            async with self._lock:
+                self._scope.deadline = math.inf
+                count = int(min(len(batch), self._left))
+                await self._write(self._render(topic, batch, count))
+                if count == len(batch):
+                    batch.finish()
+                else:
+                    for message in islice(batch, count):
+                        message.finish()
+                self._left -= count
+                if not self._left:
+                    self._scope.cancel()
+                self._scope.deadline = trio.current_time() + self._idle_timeout_s
+
+    async def _write(self, data: bytes) -> None:
+        if self._output.never_blocks:
+            self._output.write(data)
+            return
+        # In a thread, because a reader may be slow (a pager!) and heartbeats have to be answered meanwhile. Shielded,
+        # because if we did not wait for its end, messages would be returned that are written all the same.
+        with trio.CancelScope(shield=True) as self._write_scope:
+            await trio.to_thread.run_sync(self._output.write, data, abandon_on_cancel=True)
+        if self._write_scope.cancelled_caught:
+            await trio.sleep_forever()  # until the cancellation arrives that cut the write short
+
+    async def _watch_reader(self) -> None:
+        """Notice that the reader of the pipe went away, also when there is nothing to write."""
+        while not self._output.reader_is_gone():
+            # The writing end of a pipe never becomes readable, but its breaking wakes whoever waits for that.
+            await trio.lowlevel.wait_readable(self._output.fileno())
+        raise OutputClosed

@@ -1,0 +1,107 @@
+"""`qcli topic`: create, delete, empty, pause, unpause and list topics."""
+
+from __future__ import annotations
+
+import click
+
+from .administration import Action, action_command
+from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .exit_codes import ExitCode
+from .options import asks_broker
+from .output import json_lines, write
+
+_ACTIONS = [
+    Action("create", "created", "Create topics.\n\nA topic that exists already stays as it is."),
+    Action(
+        "delete",
+        "deleted",
+        "Delete topics, with their channels and all their messages.\n\nAsks first on a terminal; elsewhere it "
+        "needs --yes. Consumers are disconnected. A later publish creates the topic anew.",
+        destroys=True,
+    ),
+    Action(
+        "empty",
+        "emptied",
+        "Throw away the messages that wait in topics for a first channel.\n\nAsks first on a terminal; "
+        "elsewhere it needs --yes. What the channels hold stays: see 'qcli channel empty'.",
+        destroys=True,
+    ),
+    Action(
+        "pause",
+        "paused",
+        "Stop passing the messages of topics on to their channels.\n\nMessages are accepted and kept meanwhile. "
+        "The pause outlasts a restart of the broker.",
+    ),
+    Action("unpause", "unpaused", "Pass the messages of topics on to their channels again."),
+]
+
+_EXAMPLES = {
+    "create": [Example("two topics", "qcli topic create clicks orders")],
+    "delete": [Example("without being asked", "qcli topic delete --yes clicks")],
+    "empty": [Example("drop what no channel has taken yet", "qcli topic empty clicks")],
+    "pause": [Example("hold the topic's messages back", "qcli topic pause clicks")],
+    "unpause": [Example("let them flow again", "qcli topic unpause clicks")],
+}
+
+
+@click.group(
+    "topic",
+    cls=DocumentedGroup,
+    short_help="Create, delete, empty, pause or list topics.",
+    examples=[
+        Example("what there is", "qcli topic list"),
+        Example("a new topic", "qcli topic create clicks"),
+        Example("away with it, without being asked", "qcli topic delete --yes clicks"),
+    ],
+    exits={
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "It was done for some of the names only; the others are named on standard error.",
+    },
+)
+def command() -> None:
+    """Create, delete, empty, pause, unpause and list topics."""
+
+
+for _action in _ACTIONS:
+    command.add_command(action_command("topic", _action, _EXAMPLES[_action.name]))
+
+
+@command.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=[
+        Example("names, one per line", "qcli topic list"),
+        Example("with their channels", "qcli topic list --format json | jq .channels"),
+    ],
+    exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
+)
+@asks_broker
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: a name per line. json: an object per line, with the keys topic, channels (names) and paused.",
+)
+def list_topics(nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
+    """List the topics of a broker, by name."""
+    from .broker_http import BrokerHTTP
+
+    with BrokerHTTP(nsqd_http_address) as broker:
+        topics = broker.stats()["topics"]
+    topics.sort(key=lambda topic: topic["topic_name"])
+    if form == "text":
+        write("".join(topic["topic_name"] + "\n" for topic in topics))
+        return
+    write(
+        json_lines(
+            {
+                "topic": topic["topic_name"],
+                "channels": sorted(channel["channel_name"] for channel in topic["channels"] or []),
+                "paused": topic["paused"],
+            }
+            for topic in topics
+        )
+    )

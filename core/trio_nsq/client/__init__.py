@@ -1,0 +1,33 @@
+"""The client: `Consumer`, and what it hands out; `Producer`; and the errors they raise."""
+
+from .address import format_address, parse_address
+from .consumer import Consumer, ConsumerStats
+from .errors import (
+    AlreadyAnswered,
+    BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
+    ProducerClosed,
+    PublishFailed,
+)
+from .message import Message, MessageBatch
+from .options import ConnectionOptions, ConnectionSettings
+from .producer import Producer
+
+__all__ = [
+    "AlreadyAnswered",
+    "BrokerError",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "ConnectionOptions",
+    "ConnectionSettings",
+    "Consumer",
+    "ConsumerStats",
+    "Message",
+    "MessageBatch",
+    "Producer",
+    "ProducerClosed",
+    "PublishFailed",
+    "format_address",
+    "parse_address",
+]

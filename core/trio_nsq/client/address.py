@@ -1,0 +1,44 @@
+"""Addresses as people write them: `host:port`, `[v6]:port`."""
+
+_MAX_PORT = 65535
+
+
+def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Split an address into host and port.
+
+    Args:
+        text: `host:port` or `[v6]:port`; just the host if there is a default port. A host with colons in it
+            must be in brackets. The host is not resolved.
+        default_port: The port of an address that has none; None: it must have one.
+
+    Returns:
+        The host, without brackets, and the port.
+
+    Raises:
+        ValueError: It is none of these, or the port is not within 1..65535.
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"address {text!r} is not of the form [v6]:port")
+        colon, port_text = rest[:1], rest[1:]
+    else:
+        host, colon, port_text = text.partition(":")
+        if ":" in port_text:
+            raise ValueError(f"address {text!r} has too many colons; write an IPv6 address as [v6]:port")
+    if not host or any(char.isspace() for char in host):
+        raise ValueError(f"address {text!r} names no host; write it as host:port")
+    if not colon:
+        if default_port is None:
+            raise ValueError(f"address {text!r} has no port; write it as host:port")
+        return host, default_port
+    # ASCII digits only: int() would also take signs, spaces, underscores and other scripts' digits.
+    is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not is_number or not 0 < int(port_text) <= _MAX_PORT:
+        raise ValueError(f"address {text!r} has no valid port; it must be a number from 1 to {_MAX_PORT}")
+    return host, int(port_text)
+
+
+def format_address(host: str, port: int) -> str:
+    """Put an address together again, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

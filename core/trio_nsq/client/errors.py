@@ -1,0 +1,86 @@
+"""What can go wrong beyond the bytes themselves. All derive from `trio_nsq.protocol.NSQError`.
+
+    ConnectionFailed    no connection could be made: is the broker there, is it the right address?
+    ConnectionLost      a connection ended that was not meant to: the broker or the network
+    BrokerError         the broker refused something, in its own words
+    PublishFailed       messages were not acknowledged; says whether they may have been stored all the same
+    ProducerClosed      the program published through a producer that is not open: a mistake of the caller
+    AlreadyAnswered     the program answered a message twice: a mistake of the caller
+
+Arguments that can never work (a bad name, an empty or oversized message) are `ValueError`s, raised before
+anything is sent.
+"""
+
+from trio_nsq.protocol import NSQError
+
+
+class ConnectionFailed(NSQError):
+    """No usable connection could be made.
+
+    Attributes:
+        address: The broker, `host:port`; several, separated by commas, if none of them could be reached.
+        reason: What happened. The original error is the `__cause__`, where there is a single one.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"could not connect to {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ConnectionLost(NSQError):
+    """A connection ended without our asking.
+
+    Attributes:
+        address: The broker, `host:port`.
+        reason: What happened.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"lost the connection to {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class BrokerError(NSQError):
+    """The broker answered with an error frame.
+
+    Attributes:
+        address: The broker, `host:port`.
+        code: NSQ's code, such as `E_BAD_TOPIC`.
+        text: What the broker says about it; may be empty.
+    """
+
+    def __init__(self, address: str, code: str, text: str) -> None:
+        super().__init__(f"{address} answered {code} {text}".rstrip())
+        self.address = address
+        self.code = code
+        self.text = text
+
+
+class PublishFailed(NSQError):
+    """Messages were not acknowledged. They are not sent again by themselves: that is for the caller to decide.
+
+    The cause (`ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`) is the `__cause__`.
+
+    Attributes:
+        maybe_stored: True: the broker may have stored messages it did not acknowledge, so publishing them again may
+            store them twice. False: none of them was stored, and publishing again cannot duplicate anything.
+        acknowledged: How many messages of this call, counted from its first, were acknowledged before the
+            failure: always 0 but for `publish_many`.
+    """
+
+    def __init__(self, reason: str, *, maybe_stored: bool, acknowledged: int = 0) -> None:
+        fate = "it may have been stored" if maybe_stored else "it was not stored"
+        super().__init__(f"publish not acknowledged, {fate}: {reason}")
+        self.reason = reason
+        self.maybe_stored = maybe_stored
+        self.acknowledged = acknowledged
+
+
+class ProducerClosed(NSQError):
+    """A publish through a producer that is not open: publish inside its `async with` block."""
+
+
+class AlreadyAnswered(NSQError):
+    """A message or batch was finished or requeued a second time; only the first answer counts."""

@@ -1,0 +1,148 @@
+"""One subscribed connection, as its messages see it: where answers go, and what is still unanswered."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from trio_nsq.protocol import (
+    ErrorFrame,
+    MessageRun,
+    NSQError,
+    ResponseFrame,
+    encode_cls,
+    encode_finish,
+    encode_rdy,
+    encode_requeue,
+    encode_touch,
+)
+from trio_nsq.protocol.errors import NON_FATAL_CODES
+
+from .connection import Connection, Event
+from .errors import BrokerError
+from .message import MessageBatch
+
+CLOSE_LINGER_S = 0.05
+"""How long to listen on after CLOSE_WAIT. nsqd's message pump runs beside its command loop and may have one
+more message under way; it is written within microseconds, and would stay in flight if we hung up first."""
+
+_logger = logging.getLogger("trio_nsq.client")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a consumer has done so far, over all its connections."""
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+
+
+class Feed:
+    """A subscribed connection.
+
+    It keeps account of batches, not of messages: the path of a batch that is received and finished as a whole
+    has no step that costs something for each message.
+
+    Args:
+        connection: Connected and subscribed; `run` has not been called.
+        tally: Where to count.
+        deliver: Called with each batch.
+
+    Attributes:
+        address: The broker, `host:port`.
+    """
+
+    def __init__(self, connection: Connection, tally: Tally, deliver: Callable[[MessageBatch], None]) -> None:
+        self.address = connection.address
+        self._connection = connection
+        self._tally = tally
+        self._deliver = deliver
+        self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
+        self._live = True  # answers still have an effect
+        self._ready_count = 0
+        self._close_wait = trio.Event()
+
+    async def run(self) -> NSQError:
+        """Receive until the connection ends, and say why it did."""
+        try:
+            return await self._connection.run(self._handle)
+        finally:
+            self._live = False
+            self._held.clear()
+            self._close_wait.set()
+
+    def set_ready_count(self, count: int) -> None:
+        """Ask for up to `count` messages in flight, or the broker's maximum if that is less."""
+        count = min(count, self._connection.max_rdy_count)
+        if count != self._ready_count:
+            self._ready_count = count
+            self._connection.write(encode_rdy(count))
+
+    def finish(self, ids: Sequence[bytes]) -> None:
+        """FIN for each; nothing once the connection is over."""
+        if self._live:
+            self._tally.finished += len(ids)
+            self._connection.write(encode_finish(ids))
+
+    def requeue(self, ids: Sequence[bytes], delay_ms: int) -> None:
+        """REQ for each; nothing once the connection is over."""
+        if self._live:
+            self._requeue(ids, delay_ms)
+
+    def _requeue(self, ids: Sequence[bytes], delay_ms: int) -> None:
+        self._tally.requeued += len(ids)
+        self._connection.write(b"".join([encode_requeue(message_id, delay_ms) for message_id in ids]))
+
+    def touch(self, message_id: bytes) -> None:
+        """TOUCH; nothing once the connection is over."""
+        if self._live:
+            self._connection.write(encode_touch(message_id))
+
+    def hold(self, batch: MessageBatch) -> None:
+        """Note that a batch waits for answers."""
+        self._held[batch] = None
+
+    def release(self, batch: MessageBatch) -> None:
+        """Note that all of a batch is answered."""
+        self._held.pop(batch, None)
+
+    async def say_goodbye(self, timeout_s: float) -> None:
+        """Return every message that is not answered, and end the connection.
+
+        After this nothing is in flight on this connection, unless the broker did not play its part in time or the
+        connection was lost before: then its messages are delivered again when their time is up.
+
+        Args:
+            timeout_s: How long the whole may take. For half of it CLOSE_WAIT is waited for.
+        """
+        with trio.move_on_after(timeout_s):
+            self._connection.write(encode_cls())
+            with trio.move_on_after(timeout_s / 2):
+                await self._close_wait.wait()
+            self._return_held()
+            self._live = False  # an answer to a message that is returned could only fail
+            with trio.move_on_after(CLOSE_LINGER_S):
+                await self._connection.ended.wait()
+            self._return_held()
+            self._connection.write_eof()
+            await self._connection.ended.wait()
+
+    def _return_held(self) -> None:
+        for batch in self._held:
+            self._requeue(batch.unanswered_ids(), 0)
+        self._held.clear()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case MessageRun():
+                self._tally.received += len(event)
+                self._deliver(MessageBatch(event, self))
+            case ErrorFrame(code, text):
+                if code not in NON_FATAL_CODES:
+                    raise BrokerError(self.address, code, text)
+                # Most often a message that was answered after its time was up: it is delivered again.
+                _logger.warning("%s refused an answer: %s %s", self.address, code, text)
+            case ResponseFrame(b"CLOSE_WAIT"):
+                self._close_wait.set()

@@ -1,0 +1,80 @@
+"""What has arrived and nobody has taken yet, from all of a consumer's connections, in order of arrival.
+
+Bounded by nature: the brokers send no more than max_in_flight messages before some are answered.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from .message import Message, MessageBatch
+
+if TYPE_CHECKING:
+    from .feed import Feed
+
+
+class Inbox:
+    """A queue of batches that can be taken whole, in pieces, or message by message.
+
+    Attributes:
+        closed: Nothing more will come out.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._batches: deque[MessageBatch] = deque()
+        self._offset = 0  # messages of the first batch that are taken
+        self._changed = trio.Event()
+
+    def put(self, batch: MessageBatch) -> None:
+        """Add a batch, unless the inbox is closed."""
+        if not self.closed:
+            self._batches.append(batch)
+            self._changed.set()
+
+    def take_message(self) -> Message | None:
+        """The oldest message, or None."""
+        if not self._batches:
+            return None
+        batch, offset = self._batches[0], self._offset
+        self._advance(offset + 1)
+        return Message(batch, offset)
+
+    def take_batch(self, max_messages: int | None) -> MessageBatch | None:
+        """The oldest batch, or as many of its messages as are wanted, or None."""
+        if not self._batches:
+            return None
+        batch, start = self._batches[0], self._offset
+        stop = len(batch) if max_messages is None else min(len(batch), start + max_messages)
+        self._advance(stop)
+        return batch if stop - start == len(batch) else batch._carve(start, stop)
+
+    def _advance(self, offset: int) -> None:
+        if offset == len(self._batches[0]):
+            self._batches.popleft()
+            offset = 0
+        self._offset = offset
+
+    def discard(self, feed: "Feed") -> None:
+        """Forget what came from a connection that is lost: the broker will deliver it again."""
+        if self._batches and self._batches[0]._feed is feed:
+            self._offset = 0
+        self._batches = deque(batch for batch in self._batches if batch._feed is not feed)
+
+    def close(self) -> None:
+        """Forget everything and wake whoever waits."""
+        self.closed = True
+        self._batches.clear()
+        self._offset = 0
+        self._changed.set()
+
+    def __len__(self) -> int:
+        """How many batches there are, or parts of one."""
+        return len(self._batches)
+
+    async def wait(self) -> None:
+        """Wait until there may be something to take, or the inbox is closed. A checkpoint in any case."""
+        if not self._batches and not self.closed and self._changed.is_set():
+            self._changed = trio.Event()
+        await self._changed.wait()

@@ -1,0 +1,113 @@
+"""What can be set for a connection: one list of names and defaults for consumers and producers alike."""
+
+import socket
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from trio_nsq._version import __version__
+from trio_nsq.protocol.limits import KIB, SECOND_MS
+
+OFF = -1
+"""Turns heartbeats or output buffering off."""
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The keyword arguments `Consumer` and `Producer` share; `ConnectionSettings` says what each means."""
+
+    dial_timeout_s: float
+    heartbeat_interval_ms: int
+    msg_timeout_ms: int
+    sample_rate: int
+    output_buffer_size: int
+    output_buffer_timeout_ms: int
+    client_id: str
+    hostname: str
+    user_agent: str
+
+
+def _short_hostname() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Settings of a connection, with the Go client's names and defaults.
+
+    A broker may accept less than is accepted here; it then refuses the connection and says why.
+
+    Attributes:
+        dial_timeout_s: How long making the TCP connection, name lookup included, may take.
+        heartbeat_interval_ms: How often the broker is to send a heartbeat, at least 1000. A broker that says
+            nothing for twice as long is given up. -1: no heartbeats, and a dead peer is not noticed; not for
+            consumers.
+        msg_timeout_ms: How long the broker waits for an answer to a message before it delivers it again, at least
+            1000; 0: the broker's default (one minute, unless configured).
+        sample_rate: Percent of the channel's messages wanted, to 99; the broker throws the others away. 0: all.
+        output_buffer_size: Bytes the broker collects before it sends, at least 64; 0: its default; -1: none.
+        output_buffer_timeout_ms: How long it collects; 0: its default; -1: until the buffer is full.
+        client_id: Shown by the broker's statistics; by default the first label of the host name.
+        hostname: Shown likewise; by default this host's name.
+        user_agent: Shown likewise.
+
+    Raises:
+        ValueError: A value that no broker accepts.
+    """
+
+    dial_timeout_s: float = 1.0
+    heartbeat_interval_ms: int = 30 * SECOND_MS
+    msg_timeout_ms: int = 0
+    sample_rate: int = 0
+    output_buffer_size: int = 16 * KIB
+    output_buffer_timeout_ms: int = 250
+    client_id: str = field(default_factory=_short_hostname)
+    hostname: str = field(default_factory=socket.gethostname)
+    user_agent: str = f"trio-nsq/{__version__}"
+
+    def __post_init__(self) -> None:
+        _require(self.dial_timeout_s > 0, "dial_timeout_s", self.dial_timeout_s, "more than 0")
+        heartbeat_ms = self.heartbeat_interval_ms
+        _require(
+            heartbeat_ms == OFF or heartbeat_ms >= SECOND_MS,
+            "heartbeat_interval_ms",
+            heartbeat_ms,
+            "-1 or at least 1000",
+        )
+        timeout_ms = self.msg_timeout_ms
+        _require(
+            timeout_ms == 0 or timeout_ms >= SECOND_MS, "msg_timeout_ms", timeout_ms, "0 or at least 1000"
+        )
+        _require(0 <= self.sample_rate <= 99, "sample_rate", self.sample_rate, "within 0..99")
+        size = self.output_buffer_size
+        _require(size in (OFF, 0) or size >= 64, "output_buffer_size", size, "-1, 0 or at least 64")
+        _require(
+            self.output_buffer_timeout_ms >= OFF,
+            "output_buffer_timeout_ms",
+            self.output_buffer_timeout_ms,
+            "-1, 0 or more",
+        )
+
+    @property
+    def read_timeout_s(self) -> float:
+        """How long the broker may say nothing at all before it is given up; infinite without heartbeats."""
+        if self.heartbeat_interval_ms == OFF:
+            return float("inf")
+        return 2 * self.heartbeat_interval_ms / SECOND_MS
+
+    def identify(self) -> dict[str, object]:
+        """The body of IDENTIFY."""
+        return {
+            "client_id": self.client_id,
+            "hostname": self.hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": True,
+            "heartbeat_interval": self.heartbeat_interval_ms,
+            "msg_timeout": self.msg_timeout_ms,
+            "sample_rate": self.sample_rate,
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": self.output_buffer_timeout_ms,
+        }
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {value}; it must be {wanted}")

@@ -1,0 +1,219 @@
+"""What a producer has still to send, and what it waits to have acknowledged. Nothing here waits or does IO.
+
+Single messages published to one topic join an MPUB for as long as nobody has taken it to be written. Replies
+carry no reference; the broker answers in the order of the commands, so a reply is for the oldest command that
+is not acknowledged.
+"""
+
+from collections import deque
+
+import trio
+
+from trio_nsq.protocol import MessageSet, NSQError, encode_dpub, encode_mpub, encode_pub, pack_messages
+from trio_nsq.protocol.limits import KIB
+
+from .errors import BrokerError, PublishFailed
+
+MPUB_TARGET_BYTES = 256 * KIB
+"""Where single messages stop joining an MPUB, and lists are split. Large enough for the cost of a command to vanish,
+and small enough that several are under way at once."""
+
+COUNT_BYTES = 4
+SIZE_BYTES = 4
+"""What an MPUB's body has beside the messages: their count, and the size of each."""
+
+_TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
+"""The broker accepted the command and then could not carry it out, or not all of it: nsqd's MPUB keeps the messages
+before the one that failed. All other codes refuse a command before anything is stored."""
+
+
+class Receipt:
+    """One caller's stake in a command.
+
+    Attributes:
+        command: The command its messages went into.
+        settled: Set when the command is acknowledged, or has failed.
+        failure: Once settled: what to raise; None: acknowledged.
+    """
+
+    __slots__ = ("command", "failure", "settled")
+
+    def __init__(self, command: "Command") -> None:
+        self.command = command
+        self.settled = trio.Event()
+        self.failure: PublishFailed | None = None
+
+
+class Command:
+    """A PUB, DPUB or MPUB that is to be sent or waits for its reply.
+
+    Attributes:
+        topic: Where to.
+        messages: The messages of an MPUB that is given as a whole; None: `bodies` has them.
+        bodies: Single messages; more than one make an MPUB.
+        defer_ms: Above 0: a DPUB, of the one message in `bodies`.
+        size: Bytes, for the window: all bodies with their size fields.
+        receipts: Who waits for it: one for each of `bodies`, or a single one.
+        taken: It was handed out to be written, so from here on it may be stored.
+    """
+
+    __slots__ = ("bodies", "defer_ms", "messages", "receipts", "size", "taken", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        messages: MessageSet | None = None,
+        body: bytes | None = None,
+        defer_ms: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.messages = messages
+        self.bodies: list[bytes] = [] if body is None else [body]
+        self.defer_ms = defer_ms
+        self.size = (
+            len(messages.data)
+            if messages is not None
+            else SIZE_BYTES * len(self.bodies) + sum(map(len, self.bodies))
+        )
+        self.receipts: list[Receipt] = [Receipt(self)]
+        self.taken = False
+
+    def encode(self) -> bytes:
+        """The command as it is written."""
+        if self.messages is not None:
+            return encode_mpub(self.topic, self.messages)
+        if len(self.bodies) > 1:
+            return encode_mpub(self.topic, pack_messages(self.bodies))
+        if self.defer_ms:
+            return encode_dpub(self.topic, self.defer_ms, self.bodies[0])
+        return encode_pub(self.topic, self.bodies[0])
+
+    def join(self, body: bytes) -> Receipt:
+        """Add a message."""
+        receipt = Receipt(self)
+        self.bodies.append(body)
+        self.receipts.append(receipt)
+        self.size += SIZE_BYTES + len(body)
+        return receipt
+
+    def settle(self, cause: NSQError | None = None, *, maybe_stored: bool = False) -> None:
+        """Tell those who wait that it is acknowledged, or failed for this cause."""
+        for receipt in self.receipts:
+            if cause is not None:
+                # One error for each, since raising writes a traceback into it.
+                receipt.failure = PublishFailed(str(cause), maybe_stored=maybe_stored)
+                receipt.failure.__cause__ = cause
+            receipt.settled.set()
+
+
+class Outbox:
+    """The commands of one producer.
+
+    Args:
+        max_in_flight_bytes: Hand out no more than this many bytes without an acknowledgement, but always one command.
+        max_joined_bytes: Join single messages up to this size of an MPUB.
+    """
+
+    def __init__(self, max_in_flight_bytes: int, max_joined_bytes: int) -> None:
+        self._max_in_flight_bytes = max_in_flight_bytes
+        self._max_joined_bytes = max_joined_bytes
+        self._waiting: deque[Command] = deque()
+        self._joinable: dict[
+            str, Command
+        ] = {}  # by topic: the one in `_waiting` that still takes messages in
+        self._unacknowledged: deque[Command] = deque()
+        self._in_flight_bytes = 0
+
+    def add_message(self, topic: str, body: bytes) -> Receipt:
+        """Publish a message in the next write, with others."""
+        command = self._joinable.get(topic)
+        if command is not None and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes:
+            return command.join(body)
+        command = Command(topic, body=body)
+        self._joinable[topic] = command
+        return self.add(command)
+
+    def add(self, command: Command) -> Receipt:
+        """Send a command in the next write."""
+        self._waiting.append(command)
+        return command.receipts[0]
+
+    def withdraw(self, receipt: Receipt) -> bool:
+        """Take back what this caller wanted published, if nobody has taken it to be written; say whether it worked."""
+        command = receipt.command
+        if command.taken or receipt.settled.is_set():
+            return False
+        place = command.receipts.index(receipt)
+        del command.receipts[place]
+        if command.receipts:
+            command.size -= SIZE_BYTES + len(command.bodies.pop(place))
+        else:
+            self._waiting.remove(command)
+            self._close_to_joining(command)
+        return True
+
+    def take(self) -> list[bytes]:
+        """What to write now, as far as the window allows; from here on it waits for acknowledgement."""
+        pieces = []
+        while self._waiting and self._fits(self._waiting[0]):
+            command = self._waiting.popleft()
+            self._close_to_joining(command)
+            command.taken = True
+            self._unacknowledged.append(command)
+            self._in_flight_bytes += command.size
+            pieces.append(command.encode())
+        return pieces
+
+    def _fits(self, command: Command) -> bool:
+        return not self._unacknowledged or self._in_flight_bytes + command.size <= self._max_in_flight_bytes
+
+    def _close_to_joining(self, command: Command) -> None:
+        if self._joinable.get(command.topic) is command:
+            del self._joinable[command.topic]
+
+    def acknowledge(self) -> bool:
+        """Settle the oldest command under way; say whether there was one."""
+        if not self._unacknowledged:
+            return False
+        command = self._unacknowledged.popleft()
+        self._in_flight_bytes -= command.size
+        command.settle()
+        return True
+
+    def refuse(self, error: BrokerError) -> None:
+        """The broker answered the oldest command with this, and closes the connection: all commands have failed.
+
+        Those behind the refused one are not stored: the broker executes commands one at a time and in order,
+        and after an error it reads no further.
+        """
+        if self._unacknowledged:
+            self._unacknowledged.popleft().settle(error, maybe_stored=error.code in _TRIED_CODES)
+        self._fail_all(error, maybe_stored=False)
+
+    def fail(self, cause: NSQError) -> None:
+        """The connection is lost: all commands have failed, and those under way may have been stored."""
+        self._fail_all(cause, maybe_stored=True)
+
+    def _fail_all(self, cause: NSQError, *, maybe_stored: bool) -> None:
+        for command in self._unacknowledged:
+            command.settle(cause, maybe_stored=maybe_stored)
+        for command in self._waiting:
+            command.settle(cause)
+        self._unacknowledged.clear()
+        self._waiting.clear()
+        self._joinable.clear()
+        self._in_flight_bytes = 0
+
+    def receipts(self) -> list[Receipt]:
+        """Everyone who waits."""
+        return [
+            receipt
+            for commands in (self._unacknowledged, self._waiting)
+            for c in commands
+            for receipt in c.receipts
+        ]
+
+    def __len__(self) -> int:
+        """How many commands wait to be sent."""
+        return len(self._waiting)

@@ -1,0 +1,40 @@
+"""How long to wait between attempts to connect."""
+
+from collections.abc import Callable
+
+MIN_DELAY_S = 0.1
+MAX_DELAY_S = 15.0
+"""pynsq's fixed interval; the Go client's is a minute. Doubling gets there after eight attempts."""
+
+
+class ReconnectDelays:
+    """Exponential delays with jitter.
+
+    Args:
+        min_s: The first delay, before jitter.
+        max_s: The longest one.
+        random: Gives numbers in [0, 1). A delay is cut by up to half at random, so that the clients of a broker
+            that comes back do not all arrive in the same instant.
+    """
+
+    def __init__(self, min_s: float, max_s: float, random: Callable[[], float]) -> None:
+        if not 0 < min_s <= max_s:
+            raise ValueError(f"reconnect delays of {min_s} s to {max_s} s; they must be above 0 and in order")
+        self._min_s = min_s
+        self._max_s = max_s
+        self._random = random
+        self._next_s = min_s
+
+    def next_s(self) -> float:
+        """The delay before the next attempt, in seconds."""
+        delay_s = self._next_s
+        self._next_s = min(self._max_s, 2 * delay_s)
+        return delay_s * (1 - self._random() / 2)
+
+    def connection_lasted(self, seconds: float) -> None:
+        """Note how long the last connection lived: one that outlived the longest delay has proved itself.
+
+        A broker that accepts and then drops every connection must not be asked again at full speed.
+        """
+        if seconds >= self._max_s:
+            self._next_s = self._min_s

@@ -1,0 +1,38 @@
+"""One broker for all tests of the commands; each test has a topic of its own."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker, nsqd, qcli_serve
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Our broker; with QCLI_TEST_BROKER=nsqd in the environment the real nsqd instead."""
+    run = nsqd if os.environ.get("QCLI_TEST_BROKER") == "nsqd" else qcli_serve
+    with run(tmp_path_factory.mktemp("broker") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def qcli(broker: Broker) -> Cli:
+    """Commands that find that broker."""
+    return Cli(broker.tcp_address, broker.http_address)
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic nobody has used."""
+    return f"topic{next(_numbers)}"
+
+
+@pytest.fixture
+def nowhere() -> Cli:
+    """Commands that find no broker."""
+    return Cli("127.0.0.1:1", "127.0.0.1:1")

@@ -1,0 +1,194 @@
+"""Runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+DEADLINE_S = 30.0
+"""Far above what anything here takes; only a hanging command gets there."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a command."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The JSON lines of standard output."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`qcli` with the addresses of one broker in its environment."""
+
+    tcp_address: str
+    http_address: str
+    env: dict[str, str] = field(default_factory=dict)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment commands run in."""
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("QCLI_", "COLUMNS"))}
+        addresses = {"QCLI_NSQD_TCP_ADDRESS": self.tcp_address, "QCLI_NSQD_HTTP_ADDRESS": self.http_address}
+        return plain | addresses | self.env | more
+
+    def __call__(self, *args: str, input: bytes = b"", env: dict[str, str] | None = None) -> Result:
+        """Run a command to its end."""
+        done = subprocess.run(
+            command_line(*args),
+            input=input,
+            capture_output=True,
+            env=self.environment(**(env or {})),
+            timeout=DEADLINE_S,
+        )
+        return Result(done.returncode, done.stdout, done.stderr.decode())
+
+    @contextmanager
+    def running(self, *args: str, stdout: int = subprocess.PIPE) -> Iterator["Running"]:
+        """Run a command beside the test; killed at the end if it still runs."""
+        process = subprocess.Popen(
+            command_line(*args),
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            env=self.environment(),
+        )
+        try:
+            yield Running(process)
+        finally:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:
+                        pass  # unsent input
+
+    @contextmanager
+    def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator["Terminal"]:
+        """Run a command on a terminal of its own; killed at the end if it still runs."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            command_line(*args),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=self.environment(**({"TERM": "xterm", "LINES": str(rows), "COLUMNS": str(columns)} | env)),
+            start_new_session=True,
+        )
+        os.close(theirs)
+        try:
+            yield Terminal(process, ours)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+
+
+def command_line(*args: str) -> list[str]:
+    """The words that run `qcli` with these arguments."""
+    return [sys.executable, "-m", "qcli", *args]
+
+
+class Running:
+    """A command that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def write(self, data: bytes) -> None:
+        """Write to its standard input, now."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes of its standard output."""
+        assert self.process.stdout is not None
+        return read_exactly(self.process.stdout.fileno(), size)
+
+    def read_line(self) -> bytes:
+        """The next line of its standard output."""
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self.read(1)
+        return line
+
+    def hear_line(self) -> str:
+        """The next line of its standard error."""
+        assert self.process.stderr is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            line += read_exactly(self.process.stderr.fileno(), 1)
+        return line.decode()
+
+    def end(self) -> Result:
+        """End its input and wait for its end."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return Result(self.process.returncode, out, err.decode())
+
+
+class Terminal:
+    """A command and the terminal it runs on."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
+        self.process = process
+        self.shown = b""
+        self._fd = fd
+
+    def expect(self, text: bytes) -> None:
+        """Wait until it has shown this."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.shown:
+            if not select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"{text!r} was not shown, but {self.shown!r}")
+            try:
+                self.shown += os.read(self._fd, 65536)
+            except OSError as error:  # EIO: the command has ended
+                raise EOFError(f"{text!r} was not shown, but {self.shown!r}") from error
+
+    def type(self, text: bytes) -> None:
+        """Press keys."""
+        os.write(self._fd, text)
+
+    def end(self) -> int:
+        """Wait for its end and return the exit code; `shown` is complete then."""
+        deadline = time.monotonic() + DEADLINE_S
+        while select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
+            try:
+                self.shown += os.read(self._fd, 65536)
+            except OSError:
+                break
+        return self.process.wait(DEADLINE_S)
+
+
+def read_exactly(fd: int, size: int) -> bytes:
+    """So many bytes from a descriptor, within the deadline."""
+    data = b""
+    deadline = time.monotonic() + DEADLINE_S
+    while len(data) < size:
+        if not select.select([fd], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"{size} bytes were expected, {data!r} came")
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            raise EOFError(f"{size} bytes were expected, {data!r} came")
+        data += piece
+    return data
+
+
+def lines(bodies: Sequence[bytes]) -> bytes:
+    """Bodies as `tail` writes them."""
+    return b"".join(body + b"\n" for body in bodies)

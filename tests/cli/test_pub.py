@@ -1,0 +1,256 @@
+"""`qcli pub`."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli, lines
+from interop.peers import Broker, nsqd, qcli_serve
+
+MIB = 1024 * 1024
+
+
+def stored(qcli: Cli, broker: Broker, topic: str, count: int) -> list[bytes]:
+    """The first `count` messages of a topic whose first channel this is, in order; there must be no more."""
+    result = qcli("tail", f"{topic}/check", "-n", str(count), "--null") if count else None
+    assert broker.channel_stats(topic, "check")["message_count"] == count
+    return result.out.split(b"\0")[:-1] if result else []
+
+
+@pytest.mark.parametrize(
+    ("args", "data", "messages"),
+    [
+        pytest.param([], b"one\ntwo\n", [b"one", b"two"], id="lines"),
+        pytest.param([], b"one\ntwo", [b"one", b"two"], id="last line unterminated"),
+        pytest.param([], b"one\r\ntwo\r", [b"one\r", b"two\r"], id="carriage returns kept"),
+        pytest.param([], b"\xff\xfe\x80\n\xc3\n  \t\n", [b"\xff\xfe\x80", b"\xc3", b"  \t"], id="bytes kept"),
+        pytest.param([], b"x" * MIB + b"\n" + b"y" * MIB, [b"x" * MIB, b"y" * MIB], id="longest lines"),
+        pytest.param(["-0"], b"a\nb\0\nc", [b"a\nb", b"\nc"], id="null"),
+        pytest.param(["-d", r"\t"], b"a\tb\nc\t", [b"a", b"b\nc"], id="tab"),
+        pytest.param(["-d", r"\r\n"], b"a\r\nb\rc\r\nd", [b"a", b"b\rc", b"d"], id="two bytes"),
+        pytest.param(["-d", r"\xff"], b"a\xffb", [b"a", b"b"], id="any byte"),
+        pytest.param(["--batch-size", "2"], b"1\n2\n3\n4\n5\n", [b"1", b"2", b"3", b"4", b"5"], id="batches"),
+        pytest.param(["--batch-size", "1"], b"1\n2\n3\n", [b"1", b"2", b"3"], id="single"),
+    ],
+)
+def test_messages_are_the_bytes_between_delimiters(
+    qcli: Cli, broker: Broker, topic: str, args: list[str], data: bytes, messages: list[bytes]
+) -> None:
+    broker.create(topic, "check")
+    result = qcli("pub", topic, *args, input=data)
+    assert (result.code, result.out) == (0, b"")
+    assert f"{len(messages)} message" in result.err
+    if b"\0" not in b"".join(messages):
+        assert stored(qcli, broker, topic, len(messages)) == messages
+
+
+def test_every_byte_survives_pub_and_tail(qcli: Cli, topic: str) -> None:
+    everything = bytes(range(256)) * 3
+    assert qcli("pub", topic, input=everything).code == 0
+    result = qcli("tail", f"{topic}/check", "-n", "4")
+    assert result.out == everything + b"\n"  # three line feeds inside, one added at the end
+
+
+def test_many_messages_arrive_once_and_in_order(qcli: Cli, topic: str) -> None:
+    bodies = [b"%d" % number for number in range(100_000)]
+    result = qcli("pub", topic, input=lines(bodies))
+    assert result.code == 0
+    assert result.err.startswith("100,000 messages (477.4 KiB) published")
+    assert qcli("tail", f"{topic}/check", "-n", "100000").out == lines(bodies)
+
+
+def test_empty_lines_are_skipped_and_reported(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "check")
+    result = qcli("pub", topic, input=b"\n\na\n\nb\n\n")
+    assert result.code == 0
+    assert result.err.startswith("2 messages (2 B) published")
+    assert result.err.endswith("; 4 empty skipped\n")
+    assert stored(qcli, broker, topic, 2) == [b"a", b"b"]
+
+
+def test_nothing_to_publish_is_no_error(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic)
+    assert result.code == 0
+    assert result.err.startswith("0 messages")
+
+
+def test_quiet_says_nothing(qcli: Cli, topic: str) -> None:
+    assert qcli("pub", topic, "--quiet", input=b"a\n\n").err == ""
+
+
+def test_files_are_read_in_order_and_each_ends_its_last_line(
+    qcli: Cli, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic, "check")
+    (tmp_path / "one").write_bytes(b"1\n2")
+    (tmp_path / "two").write_bytes(b"3\n4\n")
+    result = qcli("pub", topic, str(tmp_path / "one"), "-", str(tmp_path / "two"), input=b"x")
+    assert result.code == 0
+    assert stored(qcli, broker, topic, 5) == [b"1", b"2", b"x", b"3", b"4"]
+
+
+def test_a_named_pipe_is_a_file_too(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with qcli.running("pub", topic, str(pipe)) as pub:
+        with pipe.open("wb") as writer:
+            writer.write(b"a\nb\n")
+        assert "2 messages" in pub.end().err
+
+
+def test_a_missing_file_is_a_usage_error(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic, "/nonexistent/file")
+    assert result.code == 2
+    assert "/nonexistent/file" in result.err
+
+
+def test_slow_input_is_published_promptly(qcli: Cli, topic: str) -> None:
+    """A message does not wait for a full batch, nor for the end of the input."""
+    with qcli.running("tail", f"{topic}/check") as tail, qcli.running("pub", topic) as pub:
+        for body in (b"first\n", b"second\n"):
+            pub.write(body)
+            assert tail.read_line() == body
+
+
+def test_too_long_a_message_is_named_and_ends_the_command(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "check")
+    result = qcli("pub", topic, input=b"a\n\nb\n" + b"x" * (MIB + 1) + b"\nc\n")
+    assert result.code == 4
+    assert "Error: Message 4 of standard input is longer than 1048576 bytes" in result.err
+    assert "2 messages acknowledged" in result.err
+    assert stored(qcli, broker, topic, 2) == [b"a", b"b"]
+
+
+def test_too_long_a_message_is_noticed_before_its_end(qcli: Cli, topic: str) -> None:
+    with qcli.running("pub", topic, "--max-msg-size", "10") as pub:
+        pub.write(b"x" * 11 + b" and no end")
+        assert pub.process.wait(30) == 1
+        assert "Message 1 of standard input" in pub.hear_line()
+
+
+def test_too_long_for_the_broker_is_the_brokers_word(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic, "--max-msg-size", str(2 * MIB), input=b"x" * (MIB + 1))
+    assert result.code == 1
+    assert "The broker refused: " in result.err
+    assert "too big" in result.err
+
+
+def test_rate_is_kept(qcli: Cli, topic: str) -> None:
+    begun = time.monotonic()
+    assert qcli("pub", topic, "--rate", "50", input=b"x\n" * 21).code == 0
+    assert time.monotonic() - begun >= 20 / 50 - 0.1  # the credit that may be made up for
+
+
+def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "check")
+    begun = time.monotonic()
+    assert qcli("pub", topic, "--defer", "1.5s", input=b"later\n" * 3).code == 0
+    stats = broker.channel_stats(topic, "check")
+    if time.monotonic() - begun < 1.4:
+        assert (stats["deferred_count"], stats["depth"]) == (3, 0)
+    assert qcli("tail", f"{topic}/check", "-n", "3").out == b"later\n" * 3
+    assert time.monotonic() - begun >= 1.5
+
+
+def test_deferring_for_too_long_is_the_brokers_word(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic, "--defer", "2h", input=b"x")
+    assert result.code == 1
+    assert "The broker refused: " in result.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_publishes_what_was_read(
+    qcli: Cli, broker: Broker, topic: str, number: signal.Signals, code: int
+) -> None:
+    broker.create(topic, "check")
+    with qcli.running("tail", f"{topic}/check") as tail, qcli.running("pub", topic) as pub:
+        pub.write(b"a\nb\nunfinish")
+        assert tail.read(4) == b"a\nb\n"
+        pub.process.send_signal(number)
+        assert pub.process.wait(30) == code
+        said = pub.hear_line()
+        assert said.startswith("2 messages")
+        assert said.endswith("; an unfinished one of 8 bytes was not published\n")
+
+
+def test_no_broker(nowhere: Cli) -> None:
+    result = nowhere("pub", "clicks", input=b"a\n")
+    assert result.code == 3
+    assert result.err == (
+        "Error: No broker answers at 127.0.0.1:1: connection refused. "
+        "Start one with 'qcli serve', or name another address with --nsqd-tcp-address.\n"
+    )
+
+
+def test_a_broker_that_dies_is_reported_with_what_it_acknowledged(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        with qcli.running("tail", "t/c", "-n", "3") as tail, qcli.running("pub", "t") as pub:
+            pub.write(b"1\n2\n3\n")
+            assert tail.end().out == b"1\n2\n3\n"
+            broker.process.kill()
+            broker.process.wait()
+            pub.write(b"4\n")
+            assert pub.process.wait(30) == 4
+            report, error = pub.hear_line(), pub.hear_line()
+            assert report.startswith("3 messages (3 B) published")
+            assert error.startswith(f"Error: The broker at {broker.tcp_address} went away (")
+            assert "3 messages acknowledged" in error
+            assert "Traceback" not in report + error
+
+
+@pytest.mark.slow
+def test_a_broker_killed_under_load_has_what_was_acknowledged(tmp_path: Path) -> None:
+    """The number reported is a promise: after a restart at least so many messages are there."""
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        with qcli.running("tail", "t/watch") as tail, qcli.running("pub", "t") as pub:
+            pub.write(lines([b"%07d" % number for number in range(200_000)]))
+            tail.read(8 * 100_000)
+            broker.process.kill()
+            broker.process.wait()
+            while pub.process.poll() is None:
+                try:
+                    pub.write(b"more\n" * 10_000)
+                except BrokenPipeError:
+                    break
+            assert pub.process.wait(30) == 4
+            error = pub.hear_line() + pub.hear_line()
+            acknowledged = re.search(r"([\d,]+) messages acknowledged", error)
+            assert acknowledged is not None
+            count = int(acknowledged[1].replace(",", ""))
+            assert count >= 100_000 - 2_500
+    with qcli_serve(tmp_path / "data") as broker:
+        message_log = Cli(broker.tcp_address, broker.http_address)
+        assert message_log("stat", "t", "--format", "json").code == 0
+        depth = broker.channel_stats("t", "watch")["depth"]
+        assert depth >= count - 200_000
+
+
+def test_it_publishes_to_the_real_nsqd(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "c")
+        assert qcli("pub", "t", input=b"a\r\n\nb").code == 0
+        assert sorted(qcli("tail", "t/c", "-n", "2").out.split(b"\n")) == [b"", b"a\r", b"b"]
+
+
+def test_progress_is_shown_on_a_terminal_only(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"x\n" * 30)
+    with qcli.on_terminal("pub", topic, "--rate", "40", str(tmp_path / "lines")) as terminal:
+        code = terminal.end()
+    assert code == 0
+    assert b"30 messages (30 B) published" in terminal.shown
+
+
+def test_interactive_input_is_not_disturbed(qcli: Cli, topic: str) -> None:
+    with qcli.on_terminal("pub", topic) as terminal, qcli.running("tail", f"{topic}/check") as tail:
+        terminal.type(b"typed\n")
+        assert tail.read_line() == b"typed\n"
+        terminal.type(b"\x04")  # the end of input
+        assert terminal.end() == 0
+    assert b"\x1b" not in terminal.shown

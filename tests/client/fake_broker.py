@@ -1,0 +1,210 @@
+"""A broker that follows the test's script: it sends what it is told to, and checks what it gets byte by byte."""
+
+import functools
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec
+
+import trio
+import trio.testing
+
+from trio_nsq.protocol import MAGIC_V2, OK_FRAME, FrameType, encode_error, encode_frame, encode_response
+
+PATIENCE_S = 20.0
+"""How long a test may take before it fails instead of hanging."""
+
+P = ParamSpec("P")
+
+
+def bounded(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Coroutine[Any, Any, None]]:
+    """Fail a test that hangs."""
+
+    @functools.wraps(test)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with trio.fail_after(PATIENCE_S):
+            await test(*args, **kwargs)
+
+    return run
+
+
+def identify_reply(max_rdy_count: int = 2500) -> bytes:
+    """The frame that answers IDENTIFY."""
+    return encode_response(json.dumps({"max_rdy_count": max_rdy_count, "version": "1.3.0"}).encode())
+
+
+def message_id(number: int) -> bytes:
+    """The id of message `number`."""
+    return b"%016x" % number
+
+
+def message(number: int, body: bytes = b"", attempts: int = 1, timestamp_ns: int = 0) -> bytes:
+    """The frame of message `number`."""
+    head = struct.pack(">qH16s", timestamp_ns, attempts, message_id(number))
+    return encode_frame(FrameType.MESSAGE, head + (body or b"body %d" % number))
+
+
+def fins(*numbers: int) -> bytes:
+    """FIN for these messages."""
+    return b"".join(b"FIN %s\n" % message_id(number) for number in numbers)
+
+
+def reqs(*numbers: int, delay_ms: int = 0) -> bytes:
+    """REQ for these messages."""
+    return b"".join(b"REQ %s %d\n" % (message_id(number), delay_ms) for number in numbers)
+
+
+def error(text: str) -> bytes:
+    """An error frame."""
+    return encode_error(text.encode())
+
+
+def sized(body: bytes) -> bytes:
+    """A body with its size in front."""
+    return struct.pack(">i", len(body)) + body
+
+
+def pub(topic: str, body: bytes) -> bytes:
+    """PUB."""
+    return b"PUB %s\n" % topic.encode() + sized(body)
+
+
+def mpub(topic: str, *bodies: bytes) -> bytes:
+    """MPUB."""
+    messages = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+    return b"MPUB %s\n" % topic.encode() + sized(messages)
+
+
+class Peer:
+    """The broker's end of one connection."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._unread = b""
+
+    async def _read(self, count: int) -> bytes:
+        while len(self._unread) < count:
+            data = await self._stream.receive_some()
+            assert data, f"the client hung up after {self._unread!r}, with {count} bytes expected"
+            self._unread += data
+        taken, self._unread = self._unread[:count], self._unread[count:]
+        return taken
+
+    async def expect(self, *pieces: bytes) -> None:
+        """Wait for exactly these bytes next."""
+        for piece in pieces:
+            # What is there already is compared before more is waited for: a wrong byte fails at once.
+            for place in range(len(piece)):
+                got = await self._read(1)
+                assert got == piece[place : place + 1], f"{got + self._unread!r} instead of {piece[place:]!r}"
+
+    async def expect_nothing(self) -> None:
+        """Check that nothing more comes while every task waits."""
+        await trio.testing.wait_all_tasks_blocked()
+        assert self.receive_nowait() == b""
+
+    async def receive(self) -> bytes:
+        """Wait for what comes, however much that is."""
+        return await self._read(1) + self.receive_nowait()
+
+    def receive_nowait(self) -> bytes:
+        """What has come."""
+        taken, self._unread = self._unread, b""
+        own = socket.socket(fileno=os.dup(self._stream.socket.fileno()))  # trio's waits
+        with own:
+            try:
+                return taken + own.recv(1_000_000, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return taken
+
+    async def expect_end(self) -> None:
+        """Wait until the client has hung up, with nothing said before."""
+        assert self._unread == b""
+        try:
+            rest = await self._stream.receive_some()
+        except trio.BrokenResourceError:
+            rest = b""  # it had not read all we sent, so the kernel resets the connection
+        assert rest == b""
+
+    async def expect_identify(self) -> dict[str, Any]:
+        """Wait for magic and IDENTIFY; return its fields."""
+        await self.expect(MAGIC_V2, b"IDENTIFY\n")
+        (size,) = struct.unpack(">i", await self._read(4))
+        fields: dict[str, Any] = json.loads(await self._read(size))
+        return fields
+
+    async def greet(self, max_rdy_count: int = 2500) -> None:
+        """Accept the client's IDENTIFY."""
+        await self.expect_identify()
+        await self.send(identify_reply(max_rdy_count))
+
+    async def subscribe(self, *, ready: int, max_rdy_count: int = 2500) -> None:
+        """Accept the client's IDENTIFY and SUB and wait for its RDY."""
+        await self.greet(max_rdy_count)
+        await self.expect(b"SUB topic channel\n")
+        await self.send(OK_FRAME)
+        await self.expect(b"RDY %d\n" % ready)
+
+    async def send(self, *pieces: bytes) -> None:
+        """Send bytes."""
+        await self._stream.send_all(b"".join(pieces))
+
+    def hang_up(self) -> None:
+        """Close the connection as a broker that ends does."""
+        self._stream.socket.close()
+
+    def reset(self) -> None:
+        """Close the connection as a crashing host does."""
+        self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._stream.socket.close()
+
+
+class FakeBroker:
+    """Listens on a loopback port of its own choosing, and again on the same one after `stop`."""
+
+    def __init__(self) -> None:
+        self._listener: trio.SocketListener | None = None
+        self._peers: list[Peer] = []
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen."""
+        (self._listener,) = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
+        self.port = self._listener.socket.getsockname()[1]
+
+    def stop(self) -> None:
+        """Listen no more: whoever tries to connect is refused."""
+        if self._listener is not None:
+            self._listener.socket.close()
+            self._listener = None
+
+    async def accept(self) -> Peer:
+        """Wait for the next connection."""
+        assert self._listener is not None
+        peer = Peer(await self._listener.accept())
+        self._peers.append(peer)
+        return peer
+
+    def close(self) -> None:
+        """Let go of all sockets."""
+        self.stop()
+        for peer in self._peers:
+            peer.hang_up()
+
+
+@asynccontextmanager
+async def fake_broker() -> AsyncIterator[FakeBroker]:
+    """A listening `FakeBroker`."""
+    broker = FakeBroker()
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        broker.close()

@@ -1,0 +1,61 @@
+import pytest
+
+from trio_nsq.client import format_address, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("127.0.0.1:4150", ("127.0.0.1", 4150)),
+        ("localhost:1", ("localhost", 1)),
+        ("nsq-1.example.org:65535", ("nsq-1.example.org", 65535)),
+        ("[::1]:4150", ("::1", 4150)),
+        ("[fe80::1%eth0]:4150", ("fe80::1%eth0", 4150)),
+        ("host:00080", ("host", 80)),
+    ],
+)
+def test_addresses_with_a_port(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(text) == parsed
+    assert parse_address(text, default_port=9) == parsed
+    assert parse_address(format_address(*parsed)) == parsed
+
+
+@pytest.mark.parametrize(("text", "host"), [("localhost", "localhost"), ("[::1]", "::1")])
+def test_the_default_port_is_for_addresses_without_one(text: str, host: str) -> None:
+    assert parse_address(text, default_port=4150) == (host, 4150)
+    with pytest.raises(ValueError, match="no port"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        ":4150",
+        "[]:4150",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:+1",
+        "host: 1",
+        "host:1 ",
+        "host:1_0",
+        "host:٣",
+        "host:0000080",
+        "host:http",
+        "::1:4150",
+        "::1",
+        "[::1",
+        "[::1]4150",
+        "[::1]:",
+        "my host:4150",
+        "http://host:4150",
+    ],
+)
+def test_anything_else_is_refused_with_the_text_in_the_error(text: str) -> None:
+    for default_port in (None, 4150):
+        with pytest.raises(ValueError) as caught:
+            parse_address(text, default_port)
+        assert repr(text) in str(caught.value)

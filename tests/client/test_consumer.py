@@ -1,0 +1,521 @@
+"""A consumer on connections that hold: exact sequences, answers, sharing, closing."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from client.fake_broker import PATIENCE_S, FakeBroker, Peer, bounded, error, fins, message, message_id, reqs
+from trio_nsq.client import AlreadyAnswered, Consumer, ConsumerStats
+from trio_nsq.client.consumer import TIME_SLICE_S
+from trio_nsq.protocol import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME
+
+
+def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) -> Consumer:
+    addresses = [broker.address for broker in brokers]
+    options.setdefault(
+        "close_timeout_s", 2 * PATIENCE_S
+    )  # a goodbye cut short by time is not to pass for a good one
+    return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, **options)
+
+
+@asynccontextmanager
+async def opened(
+    broker: FakeBroker, *, returned: tuple[int, ...] = (), **options: Any
+) -> AsyncIterator[tuple[Consumer, Peer]]:
+    """A consumer and the broker's end of its connection; at the end the messages `returned` must come back."""
+    async with (
+        trio.open_nursery() as nursery,
+        consumer_entered(nursery, broker, **options) as (consumer, peer),
+    ):
+        yield consumer, peer
+        nursery.start_soon(see_off, peer, *returned)
+
+
+@asynccontextmanager
+async def consumer_entered(
+    nursery: trio.Nursery, broker: FakeBroker, **options: Any
+) -> AsyncIterator[tuple[Consumer, Peer]]:
+    """The same without the goodbye."""
+    consumer = consumer_of(broker, **options)
+    peers = []
+    subscribed = trio.Event()
+
+    async def subscribe() -> None:
+        peers.append(await broker.accept())
+        await peers[0].subscribe(ready=options.get("max_in_flight", 5))
+        subscribed.set()
+
+    nursery.start_soon(subscribe)
+    async with consumer:
+        await subscribed.wait()
+        yield consumer, peers[0]
+
+
+async def see_off(peer: Peer, *returned: int) -> None:
+    """Play the broker's part when a consumer closes; these messages must come back."""
+    await peer.expect(b"CLS\n")
+    await peer.send(CLOSE_WAIT_FRAME)
+    await peer.expect(reqs(*returned))
+    await peer.expect_end()
+    peer.hang_up()
+
+
+# ------------------------------------------------------------------------------------------------ the opening
+
+
+@bounded
+async def test_the_opening_sequence(broker: FakeBroker) -> None:
+    async def play() -> None:
+        peer = await broker.accept()
+        fields = await peer.expect_identify()
+        assert fields["client_id"] == "me"
+        assert fields["feature_negotiation"] is True
+        await peer.expect_nothing()
+        await peer.send(HEARTBEAT_FRAME)  # may come at any time
+        await peer.expect(b"NOP\n")
+        await peer.send(b'\0\0\0\x1a\0\0\0\0{"max_rdy_count":2500}')
+        await peer.expect(b"SUB topic channel\n")
+        await peer.expect_nothing()
+        await peer.send(HEARTBEAT_FRAME)
+        await peer.expect(b"NOP\n")
+        await peer.send(OK_FRAME)
+        await peer.expect(b"RDY 5\n")
+        await see_off(peer)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(play)
+        async with consumer_of(broker, client_id="me") as consumer:
+            assert consumer.stats() == ConsumerStats(0, 0, 0, connections=1)
+    assert consumer.stats() == ConsumerStats(0, 0, 0, connections=0)
+
+
+@bounded
+async def test_a_broker_that_does_not_negotiate_is_fine(broker: FakeBroker) -> None:
+    async def play() -> None:
+        peer = await broker.accept()
+        await peer.expect_identify()
+        await peer.send(OK_FRAME)
+        await peer.expect(b"SUB topic channel\n")
+        await peer.send(OK_FRAME)
+        await peer.expect(b"RDY 2500\n")
+        await see_off(peer)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(play)
+        async with consumer_of(broker, max_in_flight=10_000):
+            pass
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+@bounded
+async def test_messages_and_their_answers(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1, b"one", attempts=3, timestamp_ns=17), message(2), message(3))
+        first, second, third = [await anext(consumer) for _ in range(3)]
+        assert (first.id, first.body, first.attempts, first.timestamp_ns) == (message_id(1), b"one", 3, 17)
+        assert first.nsqd_address == broker.address
+        third.touch()
+        third.finish()
+        first.requeue()
+        second.requeue(delay_ms=1500)
+        await peer.expect(b"TOUCH %s\n" % message_id(3), fins(3), reqs(1), reqs(2, delay_ms=1500))
+        assert consumer.stats() == ConsumerStats(received=3, finished=1, requeued=2, connections=1)
+
+
+@bounded
+async def test_only_the_first_answer_counts(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1))
+        received = await anext(consumer)
+        assert not received.answered
+        received.finish()
+        assert received.answered
+        with pytest.raises(AlreadyAnswered, match=message_id(1).decode()):
+            received.finish()
+        with pytest.raises(AlreadyAnswered):
+            received.requeue()
+        received.touch()  # ignored
+        await peer.expect(fins(1))
+        await peer.expect_nothing()
+
+
+@bounded
+async def test_a_negative_delay_is_refused_and_the_message_can_still_be_answered(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), message(2))
+        batch = await anext(consumer.batches())
+        with pytest.raises(ValueError, match="-1"):
+            next(iter(batch)).requeue(-1)
+        with pytest.raises(ValueError, match="-1"):
+            batch.requeue(-1)
+        batch.finish()
+        await peer.expect(fins(1, 2))
+
+
+@bounded
+async def test_batches_are_finished_and_requeued_whole(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1, attempts=2, timestamp_ns=9), message(2))
+        batch = await anext(consumer.batches())
+        assert (batch.ids, batch.bodies) == ([message_id(1), message_id(2)], [b"body 1", b"body 2"])
+        assert (batch.attempts, batch.timestamps_ns) == ([2, 1], [9, 0])
+        assert (len(batch), batch.nsqd_address) == (2, broker.address)
+        batch.finish()
+        await peer.expect(fins(1, 2))
+        for answer in (batch.finish, batch.requeue, next(iter(batch)).finish):
+            with pytest.raises(AlreadyAnswered):
+                answer()
+        await peer.send(message(3), message(4))
+        (await anext(consumer.batches())).requeue(delay_ms=20)
+        await peer.expect(reqs(3, 4, delay_ms=20))
+        assert consumer.stats() == ConsumerStats(received=4, finished=2, requeued=2, connections=1)
+
+
+@bounded
+async def test_a_batch_answer_is_for_those_not_answered_one_by_one(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), message(2), message(3))
+        batch = await anext(consumer.batches())
+        _, second, _ = batch
+        second.requeue()
+        batch.finish()
+        await peer.expect(reqs(2), fins(1, 3))
+        await peer.send(message(4), message(5))
+        batch = await anext(consumer.batches())
+        for one in batch:
+            one.finish()
+        with pytest.raises(AlreadyAnswered):
+            batch.finish()
+        await peer.expect(fins(4, 5))
+
+
+@bounded
+async def test_a_large_batch_comes_in_pieces_of_the_size_wanted(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(*map(message, range(5)))
+        batches = consumer.batches(max_messages=2)
+        pieces = [await anext(batches) for _ in range(3)]
+        assert [len(piece) for piece in pieces] == [2, 2, 1]
+        for piece in pieces:
+            piece.finish()
+        await peer.expect(fins(0, 1, 2, 3, 4))
+
+
+@bounded
+async def test_answers_of_one_tick_leave_in_one_write(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), message(2), message(3))
+        for _ in range(3):
+            (await anext(consumer)).finish()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await peer.receive() == fins(1, 2, 3)
+
+
+@bounded
+async def test_a_refused_answer_is_logged_and_changes_nothing(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1))
+        (await anext(consumer)).finish()
+        await peer.expect(fins(1))
+        await peer.send(error("E_FIN_FAILED FIN 0 failed ID not in flight"), message(2))
+        (await anext(consumer)).finish()
+        await peer.expect(fins(2))
+    records = [record for record in caplog.records if record.name == "trio_nsq.client"]
+    assert [record.levelno for record in records] == [logging.WARNING]
+    assert "ID not in flight" in records[0].message
+
+
+@bounded
+async def test_heartbeats_are_answered_between_messages(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), HEARTBEAT_FRAME, message(2))
+        await peer.expect(b"NOP\n")
+        for _ in range(2):
+            (await anext(consumer)).finish()
+        await peer.expect(fins(1, 2))
+
+
+# ------------------------------------------------------------------------------------------------ iterating
+
+
+@bounded
+async def test_several_tasks_share_the_messages_of_one_batch(broker: FakeBroker) -> None:
+    taken: list[bytes] = []
+
+    async def work(consumer: Consumer) -> None:
+        async for one in consumer:
+            taken.append(one.body)
+            one.finish()
+            await trio.sleep_forever()
+
+    async with opened(broker) as (consumer, peer), trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(work, consumer)
+        await peer.send(message(1), message(2), message(3))
+        await peer.expect(fins(1, 2, 3))
+        assert sorted(taken) == [b"body 1", b"body 2", b"body 3"]
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_a_busy_loop_lets_other_tasks_run(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(*map(message, range(5)))
+        for _ in range(5):
+            (await anext(consumer)).finish()
+            clock.jump(TIME_SLICE_S)
+        # Each of the last four waits has let the writer run, in the same tick or in the one after.
+        written = peer.receive_nowait()
+        assert written.startswith(fins(0, 1, 2))
+        await peer.expect(fins(0, 1, 2, 3, 4)[len(written) :])
+
+
+@bounded
+async def test_closing_ends_loops_that_wait_and_loops_that_do_not(broker: FakeBroker) -> None:
+    ended = []
+
+    async def loop(consumer: Consumer, what: str) -> None:
+        items: AsyncIterator[object] = consumer if what == "messages" else consumer.batches()
+        async for _ in items:
+            pass
+        ended.append(what)
+
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (consumer, peer):
+        nursery.start_soon(loop, consumer, "messages")
+        nursery.start_soon(loop, consumer, "batches")
+        await trio.testing.wait_all_tasks_blocked()
+        await peer.send(message(1), message(2))
+        nursery.start_soon(see_off, peer, 1, 2)
+        await consumer.aclose()
+        await consumer.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(consumer)
+        assert consumer.stats().connections == 0
+    assert sorted(ended) == ["batches", "messages"]
+
+
+@bounded
+async def test_receiving_outside_the_block_is_an_error() -> None:
+    consumer = Consumer("topic", "channel")
+    with pytest.raises(RuntimeError, match="async with"):
+        await anext(consumer)
+    with pytest.raises(RuntimeError, match="async with"):
+        await anext(consumer.batches())
+    with pytest.raises(ValueError, match="max_messages"):
+        consumer.batches(0)
+
+
+@bounded
+async def test_the_bodys_exception_comes_out_as_it_is(broker: FakeBroker) -> None:
+    async def fail(nursery: trio.Nursery) -> None:
+        async with consumer_entered(nursery, broker) as (_, peer):
+            nursery.start_soon(see_off, peer)
+            raise KeyError
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(KeyError):
+            await fail(nursery)
+
+
+# ------------------------------------------------------------------------------------------------ closing
+
+
+@bounded
+async def test_what_is_not_answered_is_returned(broker: FakeBroker) -> None:
+    async with opened(broker, returned=(1, 3, 4)) as (consumer, peer):
+        await peer.send(message(1), message(2))
+        first, second = [await anext(consumer) for _ in range(2)]
+        second.finish()
+        await peer.expect(fins(2))
+        await peer.send(message(3), message(4))  # nobody takes these
+        await trio.testing.wait_all_tasks_blocked()
+    first.finish()  # too late, and harmless
+    assert first.answered
+    assert consumer.stats() == ConsumerStats(received=4, finished=1, requeued=3, connections=0)
+
+
+@bounded
+async def test_messages_that_arrive_during_the_goodbye_are_returned_too(broker: FakeBroker) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        await peer.send(message(1), CLOSE_WAIT_FRAME)
+        await peer.expect(reqs(1))
+        await peer.send(message(2))  # nsqd's pump was a little slower than its command loop
+        await peer.expect(reqs(2))
+        await peer.expect_end()
+        peer.hang_up()
+
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
+        nursery.start_soon(play, peer)
+
+
+@bounded
+async def test_the_end_waits_until_the_broker_has_read_everything(broker: FakeBroker) -> None:
+    left = trio.Event()
+
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        await peer.send(CLOSE_WAIT_FRAME)
+        await peer.expect_end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not left.is_set()
+        peer.hang_up()
+
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker) as (_, peer):
+            nursery.start_soon(play, peer)
+        left.set()
+
+
+@bounded
+async def test_a_broker_that_does_not_answer_the_goodbye_still_gets_its_messages_back(
+    broker: FakeBroker,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker, close_timeout_s=0.2) as (consumer, peer):
+            await peer.send(message(1))
+            await anext(consumer)
+        await peer.expect(b"CLS\n", reqs(1))
+        await peer.expect_end()
+
+
+@bounded
+async def test_a_cancelled_consumer_says_goodbye_as_well(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with consumer_entered(nursery, broker) as (consumer, peer):
+                nursery.start_soon(see_off, peer, 1)
+                await peer.send(message(1))
+                await anext(consumer)
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+
+@bounded
+async def test_without_time_to_close_it_just_hangs_up(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer):
+            await peer.send(message(1))
+            await anext(consumer)
+        await peer.expect_end()
+
+
+@bounded
+async def test_a_connection_lost_during_the_goodbye_ends_it(broker: FakeBroker) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        peer.reset()
+
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
+        nursery.start_soon(play, peer)
+
+
+# ------------------------------------------------------------------------------------------------ sharing
+
+
+async def hold_open(consumer: Consumer) -> None:
+    async with consumer:
+        await trio.sleep_forever()
+
+
+async def accept_up_to_sub(broker: FakeBroker, max_rdy_count: int = 2500) -> Peer:
+    peer = await broker.accept()
+    await peer.greet(max_rdy_count)
+    await peer.expect(b"SUB topic channel\n")
+    return peer
+
+
+@bounded
+async def test_max_in_flight_is_shared_between_connections(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    consumer = consumer_of(broker, other_broker, reconnect_min_s=0.001, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        first, second = await accept_up_to_sub(broker), await accept_up_to_sub(other_broker)
+        await first.send(OK_FRAME)
+        await first.expect(b"RDY 5\n")
+        await second.send(OK_FRAME)
+        await first.expect(b"RDY 3\n")
+        await second.expect(b"RDY 2\n")
+        assert consumer.stats().connections == 2
+        second.hang_up()
+        await first.expect(b"RDY 5\n")
+        assert consumer.stats().connections == 1
+        second = await accept_up_to_sub(other_broker)
+        await second.send(OK_FRAME)
+        await first.expect(b"RDY 3\n")
+        await second.expect(b"RDY 2\n")
+        first.hang_up()  # the one that was there longer gets the remainder
+        await second.expect(b"RDY 5\n")
+        first = await accept_up_to_sub(broker)
+        await first.send(OK_FRAME)
+        await second.expect(b"RDY 3\n")
+        await first.expect(b"RDY 2\n")
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_every_connection_gets_at_least_one(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, other_broker, max_in_flight=1, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        for listening in (broker, other_broker):
+            peer = await accept_up_to_sub(listening)
+            await peer.send(OK_FRAME)
+            await peer.expect(b"RDY 1\n")
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_no_connection_gets_more_than_its_broker_allows(broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, max_in_flight=100, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peer = await accept_up_to_sub(broker, max_rdy_count=7)
+        await peer.send(OK_FRAME)
+        await peer.expect(b"RDY 7\n")
+        nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"topic": "no spaces"}, "'no spaces' is not a valid topic name"),
+        ({"channel": ""}, "'' is not a valid channel name"),
+        ({"max_in_flight": 0}, "max_in_flight is 0"),
+        ({"nsqd_tcp_addresses": []}, "at least one"),
+        ({"nsqd_tcp_addresses": "127.0.0.1:4150"}, "must be a list"),
+        ({"nsqd_tcp_addresses": ["localhost"]}, "no port"),
+        ({"heartbeat_interval_ms": -1}, "without heartbeats"),
+        ({"sample_rate": 100}, "sample_rate"),
+        ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "in order"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Consumer(**{"topic": "topic", "channel": "channel"} | arguments)
+
+
+@bounded
+async def test_an_address_given_twice_is_one(broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, broker, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peer = await accept_up_to_sub(broker)
+        await peer.send(OK_FRAME)
+        await peer.expect(b"RDY 5\n")
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,58 @@
+import math
+import socket
+from typing import Any
+
+import pytest
+
+from trio_nsq._version import __version__
+from trio_nsq.client import ConnectionOptions, ConnectionSettings
+
+
+def test_options_and_settings_have_the_same_names() -> None:
+    assert list(ConnectionOptions.__annotations__) == list(ConnectionSettings.__dataclass_fields__)
+
+
+def test_identify_says_who_we_are_and_what_we_want() -> None:
+    assert ConnectionSettings(client_id="me", msg_timeout_ms=2000, sample_rate=5).identify() == {
+        "client_id": "me",
+        "hostname": socket.gethostname(),
+        "user_agent": f"trio-nsq/{__version__}",
+        "feature_negotiation": True,
+        "heartbeat_interval": 30000,
+        "msg_timeout": 2000,
+        "sample_rate": 5,
+        "output_buffer_size": 16384,
+        "output_buffer_timeout": 250,
+    }
+
+
+def test_a_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
+    assert ConnectionSettings(heartbeat_interval_ms=1500).read_timeout_s == 3.0
+    assert ConnectionSettings(heartbeat_interval_ms=-1).read_timeout_s == math.inf
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dial_timeout_s": 0},
+        {"heartbeat_interval_ms": 0},
+        {"heartbeat_interval_ms": 999},
+        {"heartbeat_interval_ms": -2},
+        {"msg_timeout_ms": -1},
+        {"msg_timeout_ms": 999},
+        {"sample_rate": -1},
+        {"sample_rate": 100},
+        {"output_buffer_size": 63},
+        {"output_buffer_size": -2},
+        {"output_buffer_timeout_ms": -2},
+    ],
+)
+def test_a_value_no_broker_accepts_is_refused_by_name(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        ConnectionSettings(**options)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 64])
+def test_special_values_are_accepted(value: int) -> None:
+    ConnectionSettings(output_buffer_size=value, output_buffer_timeout_ms=value)

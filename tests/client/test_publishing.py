@@ -1,0 +1,152 @@
+"""The producer's account of what is to be sent and what waits for a reply, without any connection."""
+
+import pytest
+
+from client.fake_broker import mpub, pub
+from trio_nsq.client import BrokerError, ConnectionLost
+from trio_nsq.client.publishing import Command, Outbox, Receipt
+from trio_nsq.protocol import pack_messages
+
+LOST = ConnectionLost("host:1", "for a test")
+
+
+def outbox(max_in_flight_bytes: int = 1000, max_joined_bytes: int = 1000) -> Outbox:
+    return Outbox(max_in_flight_bytes, max_joined_bytes)
+
+
+def outcome(receipt: Receipt) -> str:
+    """What became of it, in a word."""
+    if not receipt.settled.is_set():
+        return "waits"
+    if receipt.failure is None:
+        return "acknowledged"
+    return "maybe stored" if receipt.failure.maybe_stored else "not stored"
+
+
+def test_a_lone_message_is_a_pub() -> None:
+    box = outbox()
+    box.add_message("t", b"one")
+    assert box.take() == [pub("t", b"one")]
+    assert box.take() == []
+
+
+def test_messages_of_a_topic_join_until_they_are_taken() -> None:
+    box = outbox()
+    for topic, body in (("t", b"1"), ("u", b"2"), ("t", b"3"), ("t", b"4")):
+        box.add_message(topic, body)
+    assert box.take() == [mpub("t", b"1", b"3", b"4"), pub("u", b"2")]
+    box.add_message("t", b"5")
+    assert box.take() == [pub("t", b"5")]
+
+
+def test_joining_stops_at_its_limit() -> None:
+    box = outbox(max_joined_bytes=20)
+    for body in (b"12345", b"6789a", b"b", b"c" * 100, b"d"):
+        box.add_message("t", body)
+    assert box.take() == [mpub("t", b"12345", b"6789a"), pub("t", b"b"), pub("t", b"c" * 100), pub("t", b"d")]
+
+
+def test_sets_and_deferred_messages_are_commands_of_their_own() -> None:
+    box = outbox()
+    box.add_message("t", b"1")
+    box.add(Command("t", messages=pack_messages([b"2", b"3"])))
+    box.add(Command("t", body=b"4", defer_ms=50))
+    box.add_message("t", b"5")
+    assert box.take() == [mpub("t", b"1", b"5"), mpub("t", b"2", b"3"), b"DPUB t 50\n\0\0\0\x014"]
+
+
+def test_the_window_bounds_what_is_under_way_but_lets_one_command_pass() -> None:
+    box = outbox(max_in_flight_bytes=20)
+    for topic in "tuv":
+        box.add_message(topic, b"123456")
+    box.add(Command("w", messages=pack_messages([b"7" * 100])))
+    assert box.take() == [pub("t", b"123456"), pub("u", b"123456")]
+    assert len(box) == 2
+    assert box.take() == []
+    assert box.acknowledge()
+    assert box.take() == [pub("v", b"123456")]
+    assert box.acknowledge()
+    assert box.take() == []
+    assert box.acknowledge()
+    assert box.take() == [mpub("w", b"7" * 100)]
+
+
+def test_replies_are_for_the_oldest() -> None:
+    box = outbox()
+    receipts = [box.add_message(topic, b"x") for topic in "tut"]
+    box.take()
+    assert box.acknowledge()
+    assert [outcome(receipt) for receipt in receipts] == ["acknowledged", "waits", "acknowledged"]
+    assert box.receipts() == [receipts[1]]
+    assert box.acknowledge()
+    assert not box.acknowledge()
+
+
+def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
+    box = outbox(max_in_flight_bytes=5)
+    receipts = [box.add_message(topic, b"x") for topic in "tuv"]
+    box.take()
+    box.acknowledge()
+    box.take()
+    box.fail(LOST)
+    assert [outcome(receipt) for receipt in receipts] == ["acknowledged", "maybe stored", "not stored"]
+    failure = receipts[1].failure
+    assert failure is not None
+    assert failure.__cause__ is LOST
+    assert str(failure) == f"publish not acknowledged, it may have been stored: {LOST}"
+    assert failure is not receipts[2].failure
+    assert (box.take(), box.receipts(), len(box)) == ([], [], 0)
+    box.add_message("t", b"the next connection has its whole window")
+    assert box.take()
+
+
+@pytest.mark.parametrize(
+    ("code", "of_the_first"),
+    [
+        ("E_BAD_TOPIC", "not stored"),
+        ("E_BAD_MESSAGE", "not stored"),
+        ("E_UNAUTHORIZED", "not stored"),
+        ("E_PUB_FAILED", "maybe stored"),
+        ("E_DPUB_FAILED", "maybe stored"),
+        ("E_MPUB_FAILED", "maybe stored"),
+    ],
+)
+def test_behind_a_refused_command_nothing_is_stored(code: str, of_the_first: str) -> None:
+    box = outbox(max_in_flight_bytes=10)
+    receipts = [box.add_message(topic, b"x") for topic in "tuv"]
+    box.take()
+    box.refuse(BrokerError("host:1", code, "so it goes"))
+    assert [outcome(receipt) for receipt in receipts] == [of_the_first, "not stored", "not stored"]
+
+
+def test_what_nobody_has_taken_can_be_withdrawn() -> None:
+    box = outbox()
+    first, second, third = [box.add_message("t", body) for body in (b"1", b"2", b"3")]
+    a_set = box.add(Command("u", messages=pack_messages([b"4"])))
+    assert box.withdraw(second)
+    assert box.withdraw(a_set)
+    assert box.take() == [mpub("t", b"1", b"3")]
+    assert not box.withdraw(first)
+    box.acknowledge()
+    assert [outcome(receipt) for receipt in (first, second, third)] == [
+        "acknowledged",
+        "waits",
+        "acknowledged",
+    ]
+
+
+def test_after_the_last_is_withdrawn_nothing_is_left_to_join() -> None:
+    box = outbox()
+    assert box.withdraw(box.add_message("t", b"1"))
+    assert (box.take(), len(box)) == ([], 0)
+    box.add_message("t", b"2")
+    assert box.take() == [pub("t", b"2")]
+
+
+def test_withdrawing_makes_room_to_join() -> None:
+    box = outbox(max_joined_bytes=10)
+    first = box.add_message("t", b"1")
+    box.add_message("t", b"2")
+    assert box.withdraw(first)
+    box.add_message("t", b"3")
+    assert box.take() == [mpub("t", b"2", b"3")]

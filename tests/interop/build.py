@@ -1,0 +1,117 @@
+"""Builds the peers that are not Python: NSQ's own programs, ``gopeer``, and nsqjs.
+
+Everything lands in ``.build/`` beside this file, once: test runs going on at the same time wait for each other on a
+file lock, and a later run builds again only when a file that went into the build has changed.
+"""
+
+import fcntl
+import functools
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+INTEROP = Path(__file__).parent
+BUILD = INTEROP / ".build"
+
+DEADLINE_S = 10 * 60
+"""For one download or build; the first one of the Go programs, caches empty, takes about a minute on two cores."""
+
+NSQ = "github.com/nsqio/nsq"
+GO_PACKAGES = ["./gopeer", f"{NSQ}/apps/nsqd", f"{NSQ}/bench/bench_reader", f"{NSQ}/bench/bench_writer"]
+
+
+class PeerUnavailable(Exception):
+    """A peer cannot be had on this machine: a tool is missing, or a download failed. The text says which."""
+
+
+_unavailable: dict[Path, PeerUnavailable] = {}
+"""What could not be built into which folder: a download that failed is not tried again by every test of a run."""
+
+
+@functools.cache
+def go_program(name: str) -> Path:
+    """Return the path of ``nsqd``, ``bench_reader``, ``bench_writer`` or ``gopeer``, built if need be.
+
+    Raises:
+        PeerUnavailable: there is no ``go``, or the modules could not be downloaded.
+        RuntimeError: the modules are there and the build fails all the same.
+    """
+    go = _tool("go")
+    programs = BUILD / "go"
+
+    def build() -> None:
+        if failure := _run([go, "mod", "download"]):
+            raise PeerUnavailable(f"the Go modules of tests/interop could not be downloaded: {failure}")
+        if failure := _run([go, "build", "-o", str(programs), *GO_PACKAGES]):
+            raise RuntimeError(f"tests/interop does not build: {failure}")
+
+    _once(
+        programs,
+        [INTEROP / "go.mod", INTEROP / "go.sum", INTEROP / "tools.go", *INTEROP.glob("gopeer/*.go")],
+        build,
+    )
+    return programs / name
+
+
+@functools.cache
+def node_modules() -> Path:
+    """Return the folder for NODE_PATH, with nsqjs installed into it if need be.
+
+    Raises:
+        PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
+    """
+    _tool("node")
+    npm = _tool("npm")
+    project = BUILD / "node"
+    manifests = [INTEROP / "package.json", INTEROP / "package-lock.json"]
+
+    def build() -> None:
+        for manifest in manifests:
+            shutil.copy(manifest, project)
+        command = [npm, "ci", "--prefix", str(project), "--ignore-scripts", "--no-audit", "--no-fund"]
+        if failure := _run(command):
+            raise PeerUnavailable(f"the npm packages of tests/interop could not be installed: {failure}")
+
+    _once(project, manifests, build)
+    return project / "node_modules"
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise PeerUnavailable(f"{name} is not installed")
+    return path
+
+
+def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> None:
+    """Run ``build`` unless the last one into the folder ``target`` had these very inputs."""
+    if target in _unavailable:
+        raise PeerUnavailable(*_unavailable[target].args)
+    digest = hashlib.sha256()
+    for path in sorted(inputs):
+        digest.update(f"{path.relative_to(INTEROP)}\0{path.read_text()}\0".encode())
+    stamp = target / ".inputs"
+    target.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, however this process ends
+        if not stamp.exists() or stamp.read_text() != digest.hexdigest():
+            stamp.unlink(missing_ok=True)
+            try:
+                build()
+            except PeerUnavailable as reason:
+                _unavailable[target] = reason
+                raise
+            stamp.write_text(digest.hexdigest())
+
+
+def _run(command: Sequence[str]) -> str | None:
+    """Run ``command`` in this folder; return None, or the end of what it said if it failed."""
+    try:
+        done = subprocess.run(
+            command, cwd=INTEROP, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} took longer than {DEADLINE_S} s"
+    return None if done.returncode == 0 else (done.stderr or done.stdout)[-2000:].strip()

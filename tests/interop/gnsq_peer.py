@@ -1,0 +1,89 @@
+"""Publishes and consumes with gnsq, a Python client on gevent. README.md says what each option means."""
+
+import argparse
+import logging
+import os
+import sys
+from typing import Any
+
+import gevent
+import gnsq
+
+from interop import peer_options
+
+
+def fatal(_sender: object, error: Exception) -> None:
+    """End the process: gnsq itself logs error frames only for debugging, and goes on."""
+    print(f"gnsq_peer: {error!r}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def pub(options: argparse.Namespace) -> None:
+    """Send everything before waiting for the first reply."""
+    bodies = peer_options.read_bodies()
+    producer = gnsq.Producer([options.addr])
+    producer.on_error.connect(fatal)
+    producer.start()
+    replies = []
+    for i in range(0, len(bodies), 1 if options.defer else options.batch):
+        if options.batch > 1 and not options.defer:
+            reply = producer.multipublish(options.topic, bodies[i : i + options.batch], raise_error=False)
+        else:
+            reply = producer.publish(options.topic, bodies[i], defer=options.defer or None, raise_error=False)
+        replies.append(reply)
+    for reply in replies:
+        reply.get()
+    logging.disable()  # gnsq logs its own closing as a lost connection
+    producer.close()
+    producer.join()
+
+
+class Consumer(gnsq.Consumer):  # type: ignore[misc]  # gnsq publishes no types
+    """A consumer that knows the connection of the message it handles, and closes when the broker lets it."""
+
+    def handle_message(self, conn: Any, message: Any) -> None:
+        self.conn = conn
+        super().handle_message(conn, message)
+
+    def handle_response(self, conn: Any, response: bytes) -> None:
+        super().handle_response(conn, response)
+        if response == b"CLOSE_WAIT":
+            logging.disable()  # gnsq logs its own closing as a lost connection
+            self.close()
+
+
+def sub(options: argparse.Namespace) -> None:
+    """Finish ``--n`` messages and print each."""
+    taken = 0
+
+    def handle(consumer: Consumer, message: Any) -> None:
+        nonlocal taken
+        if options.requeue_first and message.attempts == 1:
+            message.requeue(0, backoff=False)
+            return
+        taken += 1
+        peer_options.write_delivery(message.body, message.attempts)
+        if options.hold_first and taken == 1:
+            gevent.get_hub().threadpool.apply(sys.stdin.read)
+        if options.touch:
+            message.touch()
+        if taken == options.n:
+            consumer.conn.close()  # CLS, before the last FIN, which would make room for another message
+        message.finish()
+
+    consumer = Consumer(
+        options.topic,
+        options.channel,
+        [options.addr],
+        message_handler=handle,
+        max_in_flight=options.max_in_flight,
+        max_tries=0,
+    )
+    consumer.on_error.connect(fatal)
+    consumer.start()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, handlers=[peer_options.Fatal()])
+    chosen = peer_options.parse()
+    (pub if chosen.command == "pub" else sub)(chosen)

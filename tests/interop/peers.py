@@ -1,0 +1,396 @@
+"""Real peers for the tests: the brokers nsqd and ours as processes, and four NSQ clients nobody here wrote.
+
+A peer that this machine cannot run skips the test, with the reason; where ``CI`` is ``true`` it fails the test instead.
+"""
+
+import base64
+import http.client
+import importlib.util
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn
+
+import pytest
+
+from interop.build import INTEROP, PeerUnavailable, go_program, node_modules
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 15.0
+CLIENT_DEADLINE_S = 30.0
+
+
+@contextmanager
+def _or_skip() -> Iterator[None]:
+    try:
+        yield
+    except PeerUnavailable as reason:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"a peer is missing: {reason}", pytrace=False)
+        pytest.skip(str(reason))
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+class Lines:
+    """The lines of one pipe, read by a thread so that the child can never block on a full pipe."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.seen: list[str] = []
+        self._pipe = pipe
+        self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for raw in self._pipe:
+            line = raw.decode(errors="replace").rstrip("\n")
+            self.seen.append(line)
+            self._arrived.put(line)
+        self._arrived.put(None)
+
+    def next(self, deadline: float) -> str | None:
+        """Return the next line, or None when there are no more.
+
+        Raises:
+            TimeoutError: nothing came until ``deadline`` (on the clock of ``time.monotonic``).
+        """
+        try:
+            return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def close(self) -> None:
+        """Wait for the end of the pipe, which is there once the child has ended, and close it."""
+        self._thread.join()
+        self._pipe.close()
+
+
+class Child:
+    """A child process: its output is collected while it runs, and is part of the message of every failure.
+
+    Whoever makes one closes it; that kills it if it still runs.
+    """
+
+    def __init__(self, argv: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
+        self.argv = [str(word) for word in argv]
+        self.process = subprocess.Popen(
+            self.argv,
+            cwd=INTEROP.parent,  # from where "python -m interop.NAME" finds the Python peers
+            env=os.environ | (env or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.stdin = self.process.stdin
+        self.stdout = Lines(self.process.stdout)
+        self.stderr = Lines(self.process.stderr)
+
+    def send(self, lines: Iterable[str]) -> None:
+        """Write ``lines`` to standard input, and end it."""
+        try:
+            self.stdin.write("".join(f"{line}\n" for line in lines).encode())
+            self.stdin.close()
+        except BrokenPipeError:
+            pass  # the child is gone: its exit code and its output say why
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit code; fail the test if the child does not end in time."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.fail(f"did not end within {timeout_s:g} s")
+
+    def fail(self, reason: str) -> NoReturn:
+        """Fail the test with ``reason``, the command and the end of what it printed."""
+        self.close()
+        said = "\n".join(line[:500] for line in (self.stdout.seen[-20:] + self.stderr.seen[-100:]))
+        message = f"{' '.join(self.argv)}\n{reason}; it said:\n{said}"
+        raise pytest.fail.Exception(message, pytrace=False) from None
+
+    def close(self) -> None:
+        """Kill the child if it still runs, and let go of its pipes. Closing again does nothing."""
+        self.process.kill()
+        self.process.wait()
+        try:
+            self.stdin.close()
+        except BrokenPipeError:
+            pass  # unsent input of a child that is gone
+        self.stdout.close()
+        self.stderr.close()
+
+
+# ------------------------------------------------------------------------------------------------ brokers
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker."""
+
+    tcp_address: str
+    """``127.0.0.1:PORT``"""
+    http_address: str
+    """``127.0.0.1:PORT``"""
+    child: Child
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.child.process
+
+    def log(self) -> list[str]:
+        """Return the lines it has printed on standard error so far."""
+        return list(self.child.stderr.seen)
+
+    def http(self, method: str, path: str, **params: str | int) -> bytes:
+        """Make one HTTP request and return the body of the reply.
+
+        Raises:
+            RuntimeError: the status was not 200.
+            OSError: the broker could not be reached.
+        """
+        connection = http.client.HTTPConnection(self.http_address, timeout=CLIENT_DEADLINE_S)
+        try:
+            connection.request(method, f"{path}?{urllib.parse.urlencode(params)}")
+            reply = connection.getresponse()
+            body = reply.read()
+        finally:
+            connection.close()
+        if reply.status != 200:
+            raise RuntimeError(f"{method} {path} {params}: {reply.status} {body!r}")
+        return body
+
+    def create(self, topic: str, *channels: str) -> None:
+        """Create ``topic`` and its ``channels``."""
+        self.http("POST", "/topic/create", topic=topic)
+        for channel in channels:
+            self.http("POST", "/channel/create", topic=topic, channel=channel)
+
+    def channel_stats(self, topic: str, channel: str) -> dict[str, Any]:
+        """Return what ``/stats`` says of one channel: ``depth``, ``in_flight_count`` and so on."""
+        stats = json.loads(self.http("GET", "/stats", format="json", topic=topic, channel=channel))
+        found: dict[str, Any] = stats["topics"][0]["channels"][0]
+        return found
+
+
+@contextmanager
+def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
+    """Run the real nsqd on free loopback ports, with its data in ``data_path``; it has ended when the block is left.
+
+    ``flags`` are further flags of nsqd. The block may end the process itself.
+    """
+    with _or_skip():
+        program = go_program("nsqd")
+    data_path.mkdir(parents=True, exist_ok=True)
+    argv: list[str | Path] = [
+        program,
+        f"--data-path={data_path}",
+        "--tcp-address=127.0.0.1:0",
+        "--http-address=127.0.0.1:0",
+        "--broadcast-address=127.0.0.1",
+        *flags,
+    ]
+
+    def addresses(child: Child) -> tuple[str, str]:
+        found: dict[str, str] = {}
+        while not {"TCP", "HTTP"} <= found.keys():
+            listening = _await_line(child, re.compile(r"\b(\w+): listening on (\S+)"))
+            found[listening[1]] = listening[2]
+        return found["TCP"], found["HTTP"]
+
+    with _broker(argv, addresses) as broker:
+        yield broker
+        broker.process.terminate()
+        try:
+            broker.process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            pass  # as a connection that never sent its magic makes it do
+
+
+@contextmanager
+def qcli_serve(data_path: Path, *flags: str) -> Iterator[Broker]:
+    """Run our broker on free loopback ports, with its data in ``data_path``, whose parent must exist.
+
+    ``flags`` are further flags of ``qcli serve``. The block may end the process itself; if it still runs when the block
+    is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
+    """
+    address_file = data_path.with_name(f"{data_path.name}.addresses.json")
+    argv = [
+        *(sys.executable, "-m", "qcli", "serve"),
+        f"--data-path={data_path}",
+        "--tcp-address=127.0.0.1:0",
+        "--http-address=127.0.0.1:0",
+        f"--address-file={address_file}",
+        *flags,
+    ]
+
+    def addresses(child: Child) -> tuple[str, str]:
+        _await_line(child, re.compile(r"^ready\b"))
+        bound = json.loads(address_file.read_text())
+        return bound["tcp_address"], bound["http_address"]
+
+    with _broker(argv, addresses) as broker:
+        yield broker
+        if broker.process.poll() is None:
+            broker.process.terminate()
+            if code := broker.child.wait(STOP_DEADLINE_S):
+                broker.child.fail(f"SIGTERM ended it with exit code {code}")
+
+
+@contextmanager
+def _broker(argv: Sequence[str | Path], addresses: Callable[[Child], tuple[str, str]]) -> Iterator[Broker]:
+    child = Child(argv)
+    try:
+        tcp_address, http_address = addresses(child)
+        yield Broker(tcp_address, http_address, child)
+    finally:
+        child.close()
+
+
+def _await_line(child: Child, pattern: re.Pattern[str]) -> re.Match[str]:
+    """Return the match of the next line on standard error in which ``pattern`` is found."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while True:
+        try:
+            line = child.stderr.next(deadline)
+        except TimeoutError:
+            child.fail(f"was not ready within {START_DEADLINE_S:g} s")
+        if line is None:
+            child.fail(f"ended with exit code {child.wait(STOP_DEADLINE_S)} before it was ready")
+        if found := pattern.search(line):
+            return found
+
+
+# ------------------------------------------------------------------------------------------------ clients
+
+
+class Delivery(NamedTuple):
+    """One message as a client saw it; ``attempts`` is 1 on the first delivery."""
+
+    body: bytes
+    attempts: int
+
+
+class Subscriber:
+    """A running consumer. It ends by itself when it has finished as many messages as it was started for."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._deadline = time.monotonic() + CLIENT_DEADLINE_S
+
+    def next(self) -> Delivery | None:
+        """Wait for the next delivery and return it, or None when the consumer has printed all."""
+        try:
+            line = self._child.stdout.next(self._deadline)
+        except TimeoutError:
+            self._child.fail(f"printed no further delivery within {CLIENT_DEADLINE_S:g} s")
+        if line is None:
+            return None
+        fields = json.loads(line)
+        return Delivery(base64.b64decode(fields["body"]), fields["attempts"])
+
+    def release(self) -> None:
+        """Let a consumer started with ``hold_first`` finish the message it holds and go on."""
+        self._child.send([])
+
+    def rest(self) -> list[Delivery]:
+        """Wait for the consumer to end and return the deliveries not yet asked for; fail the test if it went wrong."""
+        deliveries = list(iter(self.next, None))
+        if code := self._child.wait(STOP_DEADLINE_S):
+            self._child.fail(f"ended with exit code {code}")
+        return deliveries
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client library, used through a small program; README.md beside this file describes the programs."""
+
+    name: str
+    find: Callable[[], tuple[list[str | Path], dict[str, str]]]
+    """Returns the program's command and its additions to the environment; raises PeerUnavailable."""
+
+    def publish(
+        self, tcp_address: str, topic: str, bodies: Iterable[bytes], *, batch: int = 1, defer_ms: int = 0
+    ) -> None:
+        """Publish ``bodies`` and return when all are acknowledged; fail the test if that goes wrong.
+
+        ``batch`` is the number of messages per MPUB, 1 meaning PUB. ``defer_ms`` > 0 means DPUB, whatever ``batch``.
+        """
+        child = self._start("pub", tcp_address, topic, f"--batch={batch}", f"--defer={defer_ms}")
+        try:
+            child.send(base64.b64encode(body).decode() for body in bodies)
+            if code := child.wait(CLIENT_DEADLINE_S + STOP_DEADLINE_S):
+                child.fail(f"ended with exit code {code}")
+        finally:
+            child.close()
+
+    @contextmanager
+    def subscribe(
+        self,
+        tcp_address: str,
+        topic: str,
+        channel: str,
+        count: int,
+        *,
+        max_in_flight: int = 50,
+        requeue_first: bool = False,
+        touch: bool = False,
+        hold_first: bool = False,
+    ) -> Iterator[Subscriber]:
+        """Run a consumer that finishes ``count`` messages; it has ended when the block is left.
+
+        With ``requeue_first`` it hands the first delivery of each message back, with ``touch`` it touches each before
+        it finishes it, with ``hold_first`` it keeps its first message in flight until ``Subscriber.release``.
+        """
+        options = {"--requeue-first": requeue_first, "--touch": touch, "--hold-first": hold_first}
+        flags = [flag for flag, wanted in options.items() if wanted]
+        numbers = [f"--n={count}", f"--max-in-flight={max_in_flight}"]
+        child = self._start("sub", tcp_address, topic, f"--channel={channel}", *numbers, *flags)
+        try:
+            yield Subscriber(child)
+        finally:
+            child.close()
+
+    def _start(self, command: str, tcp_address: str, topic: str, *flags: str) -> Child:
+        with _or_skip():
+            program, env = self.find()
+        common = [f"--addr={tcp_address}", f"--topic={topic}", f"--timeout={CLIENT_DEADLINE_S:g}"]
+        return Child([*program, command, *common, *flags], env)
+
+
+def _go_nsq() -> tuple[list[str | Path], dict[str, str]]:
+    return [go_program("gopeer")], {}
+
+
+def _nsqjs() -> tuple[list[str | Path], dict[str, str]]:
+    return ["node", INTEROP / "node_peer.js"], {"NODE_PATH": str(node_modules())}
+
+
+def _python(module: str, program: str) -> Callable[[], tuple[list[str | Path], dict[str, str]]]:
+    def find() -> tuple[list[str | Path], dict[str, str]]:
+        if importlib.util.find_spec(module) is None:
+            raise PeerUnavailable(f"the Python package {module} is not installed")
+        return [sys.executable, "-m", f"interop.{program}"], {}
+
+    return find
+
+
+CLIENTS = [
+    Client("go-nsq", _go_nsq),
+    Client("pynsq", _python("nsq", "pynsq_peer")),
+    Client("gnsq", _python("gnsq", "gnsq_peer")),
+    Client("nsqjs", _nsqjs),
+]

@@ -1,0 +1,86 @@
+"""Publishes and consumes with pynsq, the official Python client (Tornado). README.md says what each option means."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from typing import Any
+
+import nsq
+
+from interop import peer_options
+
+
+async def pub(options: argparse.Namespace) -> None:
+    """Send everything before waiting for the first reply."""
+    bodies = peer_options.read_bodies()
+    writer = nsq.Writer([options.addr])
+    # pynsq has no public sign that a connection is open: its table of connections is what pub() itself looks at.
+    while not writer.conns:
+        await asyncio.sleep(0.005)
+
+    replies: list[asyncio.Future[None]] = []
+
+    def reply() -> Any:
+        """Return the callback of one publish; it settles the newest future in ``replies``."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        replies.append(future)
+
+        def settle(_conn: object, data: object) -> None:
+            if data == b"OK":
+                future.set_result(None)
+            elif not future.done():
+                future.set_exception(RuntimeError(f"the broker answered {data!r}"))
+
+        return settle
+
+    for i in range(0, len(bodies), 1 if options.defer else options.batch):
+        if options.defer:
+            writer.dpub(options.topic, options.defer, bodies[i], callback=reply())
+        elif options.batch > 1:
+            writer.mpub(options.topic, bodies[i : i + options.batch], callback=reply())
+        else:
+            writer.pub(options.topic, bodies[i], callback=reply())
+    await asyncio.gather(*replies)
+
+
+async def sub(options: argparse.Namespace) -> None:
+    """Finish ``--n`` messages and print each."""
+    taken = 0
+    done = asyncio.Event()
+
+    async def handle(message: Any) -> None:
+        nonlocal taken
+        if options.requeue_first and message.attempts == 1:
+            message.requeue(delay=0, backoff=False)
+            return
+        taken += 1
+        first, last = taken == 1, taken == options.n
+        peer_options.write_delivery(message.body, message.attempts)
+        if options.hold_first and first:
+            await asyncio.to_thread(sys.stdin.read)
+        if options.touch:
+            message.touch()
+        if last:
+            reader.set_max_in_flight(0)  # before the last FIN, which would make room for another message
+        message.finish()
+        if last:
+            done.set()
+
+    reader = nsq.Reader(
+        topic=options.topic,
+        channel=options.channel,
+        nsqd_tcp_addresses=[options.addr],
+        message_handler=handle,
+        max_in_flight=options.max_in_flight,
+        max_tries=0,
+    )
+    await done.wait()
+    logging.disable()  # pynsq logs its own closing as an error
+    reader.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR, handlers=[peer_options.Fatal()])
+    chosen = peer_options.parse()
+    asyncio.run(pub(chosen) if chosen.command == "pub" else sub(chosen))

@@ -1,0 +1,127 @@
+"""NSQ clients nobody here wrote, against our broker; and against nsqd, which keeps the peer programs honest."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from interop.peers import CLIENTS, Broker, Client, Delivery, nsqd, qcli_serve
+
+pytestmark = pytest.mark.interop
+
+each_client = pytest.mark.parametrize("client", [pytest.param(client, id=client.name) for client in CLIENTS])
+
+DEFERRED = "deferred."
+
+
+@pytest.fixture(scope="module", params=[pytest.param(qcli_serve, id="ours"), pytest.param(nsqd, id="nsqd")])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    start: Callable[[Path], AbstractContextManager[Broker]] = request.param
+    data_path = tmp_path_factory.mktemp("broker") / "data"
+    # Made before a restart, because nsqd looks at the timers of a channel made while it runs only seconds later.
+    with start(data_path) as first_run:
+        for client in CLIENTS:
+            first_run.create(DEFERRED + client.name, "ch")
+    with start(data_path) as second_run:
+        yield second_run
+
+
+def some_bodies(count: int) -> list[bytes]:
+    """Return ``count`` bodies, the same ones each time: every byte value, text, 1 byte to 64 KiB, two alike."""
+    rng = random.Random(count)
+    special = [
+        b"\0",
+        b"\n",
+        bytes(range(256)),
+        "Zwölf Boxkämpfer jagen Viktor, 十二人のボクサー, 🥊\r\n".encode(),
+        b"FIN 0123456789abcdef\n",
+        rng.randbytes(65536),
+        b"the same twice",
+        b"the same twice",
+    ]
+    sizes = [int(2 ** rng.uniform(0, 14)) for _ in range(count - len(special))]
+    return special + [rng.randbytes(size) for size in sizes]
+
+
+def counted(bodies: list[bytes], attempts: int = 1) -> Counter[Delivery]:
+    return Counter(Delivery(body, attempts) for body in bodies)
+
+
+def assert_drained(broker: Broker, topic: str, channel: str) -> None:
+    """Check that the broker has nothing left in the channel.
+
+    A FIN is not acknowledged, so the client may have ended before the broker has read its last ones: ask until then.
+    """
+    names = ("depth", "in_flight_count", "deferred_count")
+    deadline = time.monotonic() + 5
+    while any(left := {name: broker.channel_stats(topic, channel)[name] for name in names}.values()):
+        assert time.monotonic() < deadline, left
+
+
+@each_client
+def test_every_body_arrives_as_it_was_published(broker: Broker, client: Client) -> None:
+    topic = f"bodies.{client.name}"
+    broker.create(topic, "ch")
+    bodies = some_bodies(240)
+    client.publish(broker.tcp_address, topic, bodies[::2])
+    client.publish(broker.tcp_address, topic, bodies[1::2], batch=50)
+    with client.subscribe(broker.tcp_address, topic, "ch", len(bodies), touch=True) as subscriber:
+        assert Counter(subscriber.rest()) == counted(bodies)
+    assert_drained(broker, topic, "ch")
+
+
+@each_client
+def test_requeued_message_comes_again_with_attempts_raised(broker: Broker, client: Client) -> None:
+    topic = f"requeued.{client.name}"
+    broker.create(topic, "ch")
+    bodies = some_bodies(60)
+    client.publish(broker.tcp_address, topic, bodies, batch=len(bodies))
+    with client.subscribe(broker.tcp_address, topic, "ch", len(bodies), requeue_first=True) as subscriber:
+        assert Counter(subscriber.rest()) == counted(bodies, attempts=2)
+    assert_drained(broker, topic, "ch")
+    assert broker.channel_stats(topic, "ch")["requeue_count"] == len(bodies)
+
+
+@each_client
+def test_deferred_message_comes_when_it_is_due(broker: Broker, client: Client) -> None:
+    topic = DEFERRED + client.name
+    bodies = some_bodies(20)
+    with client.subscribe(broker.tcp_address, topic, "ch", len(bodies)) as subscriber:
+        published = time.monotonic()
+        client.publish(broker.tcp_address, topic, bodies, defer_ms=700)
+        first = subscriber.next()
+        waited_s = time.monotonic() - published
+        assert first is not None
+        assert Counter([first, *subscriber.rest()]) == counted(bodies)
+    assert waited_s >= 0.7
+    assert_drained(broker, topic, "ch")
+
+
+@each_client
+def test_channels_copy_and_consumers_share(broker: Broker, client: Client) -> None:
+    """Two channels each get everything, and two consumers of one channel are served side by side."""
+    topic = f"shared.{client.name}"
+    address = broker.tcp_address
+    broker.create(topic, "copied", "shared")
+    bodies = some_bodies(40)
+    half = len(bodies) // 2
+    with (
+        client.subscribe(address, topic, "copied", len(bodies)) as copy,
+        client.subscribe(address, topic, "shared", half, max_in_flight=1, hold_first=True) as left,
+        client.subscribe(address, topic, "shared", half, max_in_flight=1, hold_first=True) as right,
+    ):
+        client.publish(address, topic, bodies, batch=len(bodies))
+        # Neither gives back its first message before the other has one too: the two are served at the same time.
+        shared = [left.next(), right.next()]
+        left.release()
+        right.release()
+        shared += left.rest()
+        shared += right.rest()
+        assert Counter(shared) == counted(bodies)
+        assert Counter(copy.rest()) == counted(bodies)
+    assert_drained(broker, topic, "copied")
+    assert_drained(broker, topic, "shared")
