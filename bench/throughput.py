@@ -66,6 +66,8 @@ class Result:
     flags: Sequence[str]
     rates: dict[str, float] = field(default_factory=dict)
     """Messages per second, by workload."""
+    backlog: int = 0
+    """Messages that were there when consuming began."""
     ran_dry: bool = False
     """The consumers emptied the channel before their time was up: their rate is too low."""
 
@@ -106,35 +108,30 @@ def unfinished(broker: Broker) -> int:
     return int(topic["depth"] + channel["depth"] + channel["in_flight_count"])
 
 
-def consume(broker: Broker, seconds: float, contender: Contender) -> tuple[float, bool]:
-    """Consume a backlog for ``seconds``; return the rate, and whether the backlog was too small even in the end.
+def consume(broker: Broker, seconds: float, contender: Contender, result: Result) -> None:
+    """Consume a backlog for ``seconds``, and note in ``result`` how that went.
 
     How much is enough depends on the broker and the machine: when the consumers run dry, they get another go at three
     times as much, and the next round begins with that.
     """
-    rate, dry = 0.0, True
     for _ in range(3):
-        before = unfinished(broker)
-        while before < max(contender.backlog, 1):
+        result.backlog = unfinished(broker)
+        while result.backlog < max(contender.backlog, 1):
             publish(broker, 0.5, FILL_CONNECTIONS)
-            before = unfinished(broker)
-        rate = load(
-            "bench_reader", broker, seconds, CONNECTIONS, f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"
-        )
-        dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # what they held when they left does not count
-        if not dry:
+            result.backlog = unfinished(broker)
+        flags = [f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"]
+        result.rates[CONSUME] = load("bench_reader", broker, seconds, CONNECTIONS, *flags)
+        result.ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # what they held when they left
+        if not result.ran_dry:
             break
-        contender.backlog = 3 * before
-    return rate, dry
+        contender.backlog = 3 * result.backlog
 
 
 def measure(contender: Contender, round_number: int, options: argparse.Namespace) -> Result:
     """Run the workloads once against a new broker with an empty data folder."""
     result = Result(round_number, contender.name, contender.flags)
     with (
-        tempfile.TemporaryDirectory(
-            prefix="bench-", dir=options.data_path, ignore_cleanup_errors=True
-        ) as folder,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path) as folder,
         contender.start(Path(folder) / "data", *contender.flags) as broker,
     ):
         broker.create(TOPIC, CHANNEL)
@@ -142,7 +139,7 @@ def measure(contender: Contender, round_number: int, options: argparse.Namespace
             result.rates[PUBLISH] = publish(broker, options.seconds)
         if CONSUME in options.workload:
             # Shorter, so that what was published lasts where consuming is not much faster than publishing.
-            result.rates[CONSUME], result.ran_dry = consume(broker, options.seconds / 2, contender)
+            consume(broker, options.seconds / 2, contender, result)
         if contender.start is nsqd:
             broker.process.kill()  # in good order it would first write all that is in its memory to disk
             broker.process.wait()

@@ -92,23 +92,23 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) 
 
     done = 0
     complaints: list[str] = []
-    with BrokerHTTP(address) as broker:
-        for source in sources:
-            params = {"topic": source.topic}
-            if source.channel is not None:
-                params["channel"] = source.channel
-            try:
-                broker.post(f"/{kind}/{action.name}", params)
-            except Refused as error:
-                complaints.append(_complaint(source, address, error))
-            except Failure as error:
-                if not done:
-                    raise
-                complaints.append(f"{source}: {error.message}")
-                break
-            else:
-                done += 1
-                talk(f"{kind} {source} {action.done}")
+    broker = BrokerHTTP(address)
+    for source in sources:
+        params = {"topic": source.topic}
+        if source.channel is not None:
+            params["channel"] = source.channel
+        try:
+            broker.post(f"/{kind}/{action.name}", params)
+        except Refused as error:
+            complaints.append(_complaint(source, address, error))
+        except Failure as error:
+            if not done:
+                raise
+            complaints.append(f"{source}: {error.message}")
+            break
+        else:
+            done += 1
+            talk(f"{kind} {source} {action.done}")
     if complaints:
         raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
 

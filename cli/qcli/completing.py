@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -107,7 +106,7 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
             # Nobody at a prompt wants to read why there are no names.
             pass
 
-    # In a thread because a socket's timeout bounds one step, not name resolution and not the whole.
+    # In a thread, because no timeout of a socket bounds the whole, nor name resolution.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(TIMEOUT_S)
@@ -115,15 +114,9 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
 
 
 def _names(address: str) -> dict[str, list[str]]:
-    # The standard library's client: importing httpx alone would use up a good part of the time there is.
-    import http.client
-    import json
+    from .broker_http import BrokerHTTP
 
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
-    connection.request("GET", "/stats?format=json&include_clients=false&include_mem=false")
-    stats: dict[str, Any] = json.loads(connection.getresponse().read())
-    topics = stats["topics"] or []
+    topics = BrokerHTTP(address).stats()["topics"]
     return {
         topic["topic_name"]: [each["channel_name"] for each in topic["channels"] or []] for topic in topics
     }

@@ -90,14 +90,13 @@ def command(
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
-    with BrokerHTTP(nsqd_http_address) as broker:
-        reports = Reports(broker, wanted)
-        if form == "table" and count is None and not once and is_live_terminal():
-            from .stat_live import show_live
+    reports = Reports(BrokerHTTP(nsqd_http_address), wanted)
+    if form == "table" and count is None and not once and is_live_terminal():
+        from .stat_live import show_live
 
-            show_live(reports, interval)
-        else:
-            _print_reports(reports, form, 1 if count is None else count, interval)
+        show_live(reports, interval)
+    else:
+        _print_reports(reports, form, 1 if count is None else count, interval)
 
 
 class Reports:

@@ -89,8 +89,7 @@ def list_topics(nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> Non
     """List the topics of a broker, by name."""
     from .broker_http import BrokerHTTP
 
-    with BrokerHTTP(nsqd_http_address) as broker:
-        topics = broker.stats()["topics"]
+    topics = BrokerHTTP(nsqd_http_address).stats()["topics"]
     topics.sort(key=lambda topic: topic["topic_name"])
     if form == "text":
         write("".join(topic["topic_name"] + "\n" for topic in topics))

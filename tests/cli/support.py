@@ -7,10 +7,10 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 DEADLINE_S = 30.0
 """Far above what anything here takes; only a hanging command gets there."""
@@ -40,15 +40,17 @@ class Cli:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment commands run in."""
-        plain = {name: value for name, value in os.environ.items() if not name.startswith(("QCLI_", "COLUMNS"))}
+        plain = {
+            name: value for name, value in os.environ.items() if not name.startswith(("QCLI_", "COLUMNS"))
+        }
         addresses = {"QCLI_NSQD_TCP_ADDRESS": self.tcp_address, "QCLI_NSQD_HTTP_ADDRESS": self.http_address}
         return plain | addresses | self.env | more
 
-    def __call__(self, *args: str, input: bytes = b"", env: dict[str, str] | None = None) -> Result:
+    def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
         """Run a command to its end."""
         done = subprocess.run(
             command_line(*args),
-            input=input,
+            input=stdin,
             capture_output=True,
             env=self.environment(**(env or {})),
             timeout=DEADLINE_S,
@@ -56,11 +58,13 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr.decode())
 
     @contextmanager
-    def running(self, *args: str, stdout: int = subprocess.PIPE) -> Iterator["Running"]:
+    def running(
+        self, *args: str, stdin: int | IO[bytes] | None = subprocess.PIPE, stdout: int = subprocess.PIPE
+    ) -> Iterator["Running"]:
         """Run a command beside the test; killed at the end if it still runs."""
         process = subprocess.Popen(
             command_line(*args),
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             env=self.environment(),
@@ -76,6 +80,15 @@ class Cli:
                         stream.close()
                     except BrokenPipeError:
                         pass  # unsent input
+
+    def wait_until(self, source: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Watch a topic, or a channel, until a record of `stat` meets the condition; return that record."""
+        with self.running("stat", source, "--format", "json", "--count", "0", "--interval", "20ms") as stat:
+            deadline = time.monotonic() + DEADLINE_S
+            while not condition(record := json.loads(stat.read_line())):
+                assert time.monotonic() < deadline, f"{source} stays {record}"
+        found: dict[str, Any] = record
+        return found
 
     @contextmanager
     def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator["Terminal"]:

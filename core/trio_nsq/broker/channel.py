@@ -63,9 +63,8 @@ class Channel:
         # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
         self._holes: deque[tuple[int, int]] = deque()
         self._hole_messages = 0
-        self._next_timeout_ns: int | None = (
-            None  # no delivery at the head of a consumer's times out before this
-        )
+        # The first deadline at the head of any consumer's deliveries, or earlier.
+        self._next_timeout_ns: int | None = None
         # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
         # one. A heap of (deadline_ns, a number that decides ties, consumer, message id).
         self._capped: list[tuple[int, int, Consumer, bytes]] = []
@@ -326,10 +325,18 @@ class Channel:
         """Requeued messages and fresh ones alternate, so that neither starves the other."""
         requeued_first = bool(self._requeued) and (self._requeued_turn or self._fresh <= 0)
         self._requeued_turn = not requeued_first
-        if requeued_first:
-            # The one kind may turn out to be damaged, all of it: then it is the other's turn.
-            return self._take_requeued(consumer, count, now_ns) or self._take_fresh(consumer, count, now_ns)
-        return self._take_fresh(consumer, count, now_ns) or self._take_requeued(consumer, count, now_ns)
+        takers = (self._take_fresh, self._take_requeued)
+        error: LogReadError | None = None
+        # What is damaged or cannot be read does not hold back the other kind.
+        for take in reversed(takers) if requeued_first else takers:
+            try:
+                if payloads := take(consumer, count, now_ns):
+                    return payloads
+            except LogReadError as exc:
+                error = exc
+        if error is not None:
+            raise error
+        return []
 
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         frames: list[bytes] = []
@@ -341,6 +348,7 @@ class Channel:
             except LogReadError:
                 if frames:
                     break
+                self._requeued.rotate(-1)  # the next attempt is another message's
                 raise
             if batch is None:
                 self._requeued.popleft()  # damaged on disk, and reported by the log

@@ -173,13 +173,18 @@ class Connection:
         self._wake.set()
 
     async def run(
-        self, handle: Callable[[Event], None], more: Callable[[], list[bytes]] | None = None
+        self,
+        handle: Callable[[Event], None],
+        *,
+        more: Callable[[], list[bytes]] | None = None,
+        lost: Callable[[NSQError], None] | None = None,
     ) -> NSQError:
         """Read and write until the connection ends, by whichever side; heartbeats are answered here.
 
         Args:
             handle: Called with every other event. An `NSQError` it raises ends the connection.
             more: Called before each write for what else should go into it.
+            lost: Called with what will be returned, as soon as that is known: in the same tick.
 
         Returns:
             Why it ended. The socket is closed, as it is after a cancellation.
@@ -188,6 +193,8 @@ class Connection:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_loop, more)
                 reason = await self._read_loop(handle)
+                if lost is not None:
+                    lost(reason)
                 nursery.cancel_scope.cancel()
         finally:
             await self.close_now()
@@ -216,6 +223,10 @@ class Connection:
             return ConnectionLost(self.address, f"not even a heartbeat for {timeout_s:g} s")
         except trio.BrokenResourceError as error:
             return ConnectionLost(self.address, _broken(error))
+        except FrameError as error:
+            lost = ConnectionLost(self.address, str(error))
+            lost.__cause__ = error
+            return lost
         except NSQError as error:
             return error
 

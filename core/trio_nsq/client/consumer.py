@@ -114,7 +114,7 @@ class Consumer:
         self._inbox = Inbox()
         self._tally = Tally()
         self._feeds: list[Feed] = []
-        self._first_failures: list[ConnectionFailed] = []
+        self._first_failures: dict[str, ConnectionFailed] = {}
         self._first_connected = trio.Event()
         self._first_settled = trio.Event()  # one address is connected, or none can be
         self._yield_at = 0.0
@@ -134,7 +134,7 @@ class Consumer:
         try:
             await self._first_settled.wait()
             if not self._feeds and len(self._first_failures) == len(self._addresses):
-                raise _none_reached(self._first_failures)
+                raise _none_reached([self._first_failures[address] for address in self._addresses])
         except BaseException:
             self._inbox.close()
             await self._background.close()
@@ -266,7 +266,7 @@ class Consumer:
                 feed.set_ready_count(max(1, share + (place < rest)))
 
     def _first_failed(self, error: ConnectionFailed) -> None:
-        self._first_failures.append(error)
+        self._first_failures[error.address] = error
         if len(self._first_failures) == len(self._addresses):
             self._first_settled.set()
 

@@ -10,7 +10,16 @@ from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import ErrorFrame, FrameError, Limits, MessageSet, is_valid_name, pack_messages
+from trio_nsq.protocol import (
+    ErrorFrame,
+    FrameError,
+    Limits,
+    MessageSet,
+    NSQError,
+    ResponseFrame,
+    is_valid_name,
+    pack_messages,
+)
 from trio_nsq.protocol.limits import MIB
 
 from .address import format_address, parse_address
@@ -24,6 +33,7 @@ MAX_IN_FLIGHT_BYTES = 4 * MIB
 CLOSE_TIMEOUT_S = 5.0
 
 _NSQD = Limits()
+_OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
 
 
@@ -283,31 +293,33 @@ class Producer:
                     self._outbox.fail(error)
                     self._wanted = trio.Event()
                     continue
+                self._connection.wake()
             try:
-                reason = await self._connection.run(self._handle, self._take)
+                await self._connection.run(self._handle, more=self._take, lost=self._lost)
             finally:
                 self._connection = None
-            _logger.warning("%s; connecting again at the next publish", reason)
-            if not isinstance(reason, BrokerError):
-                self._outbox.fail(reason)
             if not self._outbox:
                 self._wanted = trio.Event()
+
+    def _lost(self, reason: NSQError) -> None:
+        """Fail what was published so far. What is published from here on takes the next connection."""
+        _logger.warning("%s; connecting again at the next publish", reason)
+        self._connection = None
+        if isinstance(reason, BrokerError):
+            self._outbox.refuse(reason)
+        else:
+            self._outbox.fail(reason)
 
     def _take(self) -> list[bytes]:
         return [] if self._connection is None else self._outbox.take()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, ErrorFrame):
-            error = BrokerError(self._address, event.code, event.text)
-            self._connection = (
-                None  # it is about to be closed; what is published from here on takes the next one
-            )
-            self._outbox.refuse(error)
-            raise error
-        if not self._outbox.acknowledge():
-            raise FrameError(f"{self._address} sent a reply to nothing: {event!r:.100}")
-        if self._outbox and self._connection is not None:
-            self._connection.wake()
+            raise BrokerError(self._address, event.code, event.text)
+        if not (event == _OK and self._outbox.acknowledge()):
+            raise FrameError(f"it sent what was not asked for: {event!r:.100}")
+        if self._outbox:
+            self._notify()
 
 
 def _split(bodies: Sequence[bytes], sizes: list[int], max_bytes: int) -> Iterator[Sequence[bytes]]:

@@ -151,6 +151,7 @@ class Outbox:
         else:
             self._waiting.remove(command)
             self._close_to_joining(command)
+        receipt.settled.set()  # for whoever else waits for it to be over
         return True
 
     def take(self) -> list[bytes]:

@@ -4,10 +4,10 @@ Requests are parsed by `httptools`, matched by a `Router`, answered by an async 
 connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`.
 """
 
-from trio_nsq.http.connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, serve_connection
-from trio_nsq.http.messages import Body, HTTPError, Request, Response
-from trio_nsq.http.parsing import MAX_HEAD_BYTES
-from trio_nsq.http.routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
+from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, serve_connection
+from .messages import Body, HTTPError, Request, Response
+from .parsing import MAX_HEAD_BYTES
+from .routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
 
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",

@@ -1,167 +1,204 @@
-"""One HTTP connection: requests are read, answered in order, and the connection kept for as long as both want it."""
+"""One HTTP connection: requests are read, answered in order, and the connection kept for as long as both want it.
 
-from __future__ import annotations
+A single cancel scope, the watchdog, holds whatever deadline is due: for the next request to begin, for one that has
+begun to arrive, for the client to take its answer. While a handler works there is none.
+"""
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeAlias
 
 import trio
 
-from .messages import HTTPError, Request, Response, encode_head
+from .messages import INTERNAL_ERROR, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
 
 logger = logging.getLogger("trio_nsq.http")
 
 IDLE_TIMEOUT_S = 120.0
-"""How long a connection may rest between requests."""
+"""How long a connection may rest between requests, and how long a client may take to accept an answer. Go's and most
+other clients drop resting connections after 90 s: they do so first, and no request meets a closing connection."""
 REQUEST_TIMEOUT_S = 60.0
-"""How long one request may take to arrive."""
+"""How long one request may take to arrive, from its first byte to its last."""
 LINGER_S = 1.0
-"""How long what a refused client still sends is read, so that the answer is not lost in a reset."""
-_LINGER_BYTES = 16 * 1024 * 1024
-_RECEIVE_BYTES = 64 * 1024
+"""How long what a client still sends is read and dropped after the last answer: closing with unread input resets the
+connection, and the reset can overtake the answer."""
 
-_INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
+_RECEIVE_BYTES = 64 * 1024
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"Connection: close\r\n"
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 OnRequest: TypeAlias = Callable[[Request, int, float], None]
-"""Told each answered request, its status, and how many seconds the answer took."""
+"""Told each answered request, the status, and how many seconds the answer took. Of a request that was refused it sees
+as much as is known; method and path are `""` if that is nothing. It must not raise."""
 
 
 async def serve_connection(
-    stream: trio.SocketStream,
+    stream: trio.abc.Stream,
     router: Router,
     *,
     on_request: OnRequest | None = None,
     idle_timeout_s: float = IDLE_TIMEOUT_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> None:
-    """Serve one client until it leaves, breaks the rules or is too slow. A client that goes away is no error.
+    """Serve one client until it leaves, breaks the rules or is too slow; none of that is an error.
+
+    A handler that is running when this is cancelled is cancelled too; nothing is sent then.
 
     Args:
-        stream: Closed at the end, also on cancellation.
+        stream: Closed at the end in every case.
         router: Who answers.
         on_request: See `OnRequest`; None for nobody.
-        idle_timeout_s: See `IDLE_TIMEOUT_S`.
+        idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
         request_timeout_s: See `REQUEST_TIMEOUT_S`.
     """
-    reader = RequestReader(router, _peer(stream))
-    async with stream:
-        try:
-            while True:
-                if not await _answer_all(stream, reader, on_request):
-                    break
-                if reader.refusal is not None:
-                    await _send(stream, reader.refusal, plain=False, connection=_CLOSE, chunked=False)
-                    await _linger(stream)
-                    break
-                if reader.continue_expected:
-                    reader.continue_expected = False
-                    await stream.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
-                if not await _receive(stream, reader, idle_timeout_s, request_timeout_s):
-                    break
-        except trio.BrokenResourceError:
-            pass  # the client has gone
+    with trio.CancelScope() as watchdog:
+        async with stream:
+            connection = _Connection(stream, router, watchdog, on_request, idle_timeout_s, request_timeout_s)
+            try:
+                await connection.serve()
+            except trio.BrokenResourceError:
+                pass  # the client has gone
 
 
-async def _receive(
-    stream: trio.SocketStream, reader: RequestReader, idle_timeout_s: float, request_timeout_s: float
-) -> bool:
-    """Read until there is something to do; False if nothing more will come."""
-    deadline = trio.current_time() + (idle_timeout_s if reader.at_rest else request_timeout_s)
-    while not (reader.exchanges or reader.refusal or reader.continue_expected):
-        with trio.move_on_at(deadline) as scope:
-            data = await stream.receive_some(_RECEIVE_BYTES)
-        if scope.cancelled_caught or not data:
-            return False
-        rested = reader.at_rest
-        reader.receive_data(data)
-        if rested:
-            deadline = trio.current_time() + request_timeout_s
-    return True
+class _Connection:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        router: Router,
+        watchdog: trio.CancelScope,
+        on_request: OnRequest | None,
+        idle_timeout_s: float,
+        request_timeout_s: float,
+    ) -> None:
+        self._stream = stream
+        self._watchdog = watchdog
+        self._on_request = on_request
+        self._idle_timeout_s = idle_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._reader = RequestReader(router, _peer(stream))
 
+    async def serve(self) -> None:
+        reader = self._reader
+        self._allow(self._idle_timeout_s)
+        while data := await self._stream.receive_some(_RECEIVE_BYTES):
+            was_at_rest = reader.at_rest
+            exchanges = reader.receive_data(data)
+            for exchange in exchanges:
+                if not await self._answer(exchange):
+                    await self._linger()
+                    return
+            # Once for each request: further bytes of it give it no more time.
+            if not reader.at_rest and (was_at_rest or exchanges):
+                self._allow(self._request_timeout_s)
+            if reader.continue_expected:
+                reader.continue_expected = False
+                await self._stream.send_all(_CONTINUE)
 
-async def _answer_all(stream: trio.SocketStream, reader: RequestReader, on_request: OnRequest | None) -> bool:
-    """Answer the requests that are whole; False if the connection ends with one of them."""
-    while reader.exchanges:
-        exchange = reader.exchanges.popleft()
+    def _allow(self, seconds: float) -> None:
+        self._watchdog.deadline = trio.current_time() + seconds
+
+    async def _answer(self, exchange: Exchange) -> bool:
+        """Answer one request; false if the connection ends with it."""
         started = trio.current_time()
-        response = await _handle(exchange)
-        plain = isinstance(exchange.answer, Route) and exchange.answer.plain
-        # A body of unknown length ends an HTTP/1.0 response only with the connection.
-        keep_alive = exchange.keep_alive and (exchange.chunked or isinstance(response.body, bytes))
-        connection = _CLOSE if not keep_alive else b"" if exchange.chunked else _KEEP_ALIVE
-        whole = await _send(stream, response, plain=plain, connection=connection, chunked=exchange.chunked)
-        if on_request is not None:
-            on_request(exchange.request, response.status, trio.current_time() - started)
-        if not (keep_alive and whole):
+        self._watchdog.deadline = math.inf
+        response, head = await _respond(exchange)
+        whole = True
+        if exchange.request.method == "HEAD":  # RFC 9110 9.3.2: the headers alone, Content-Length among them
+            await self._send(head)
+        elif isinstance(response.body, bytes):
+            await self._send(head + response.body)
+        else:
+            await self._send(head)
+            whole = await self._send_pieces(exchange, response.body)
+        if self._on_request is not None:
+            self._on_request(exchange.request, response.status, trio.current_time() - started)
+        return whole and _can_go_on(exchange, response)
+
+    async def _send(self, data: bytes) -> None:
+        # The next thing is mostly to wait for a request, for as long as this, so it is not set anew.
+        self._allow(self._idle_timeout_s)
+        await self._stream.send_all(data)
+
+    async def _send_pieces(self, exchange: Exchange, body: AsyncGenerator[bytes, None]) -> bool:
+        """Send a generated body; false if it could not be sent to its end."""
+        chunked = exchange.chunked
+        try:
+            async with aclosing(body):
+                self._watchdog.deadline = math.inf
+                async for piece in body:
+                    framed = b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece
+                    if piece and not await self._sent(framed):
+                        return False
+                    self._watchdog.deadline = math.inf
+        except Exception:
+            request = exchange.request
+            logger.exception("the response to %s %s was cut off", request.method, request.path)
             return False
-    return True
+        await self._send(b"0\r\n\r\n" if chunked else b"")
+        return True
+
+    async def _sent(self, data: bytes) -> bool:
+        try:
+            await self._send(data)
+        except trio.BrokenResourceError:
+            return False
+        return True
+
+    async def _linger(self) -> None:
+        self._allow(LINGER_S)
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            await self._stream.send_eof()
+        while await self._stream.receive_some(_RECEIVE_BYTES):
+            pass
 
 
-async def _handle(exchange: Exchange) -> Response:
+async def _respond(exchange: Exchange) -> tuple[Response, bytes]:
+    try:
+        response = await _call(exchange)
+        return response, _head(exchange, response)
+    except Exception:
+        # Also what a handler returns may be at fault: no Response at all, or one that cannot be sent.
+        logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
+        return INTERNAL_ERROR, _head(exchange, INTERNAL_ERROR)
+
+
+async def _call(exchange: Exchange) -> Response:
     if isinstance(exchange.answer, Response):
         return exchange.answer
     try:
         return await exchange.answer.handler(exchange.request)
-    except HTTPError as exc:
-        return exc.response()
-    except Exception:
-        logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
-        return _INTERNAL_ERROR
+    except HTTPError as error:
+        return error.response()
 
 
-async def _send(
-    stream: trio.SocketStream, response: Response, *, plain: bool, connection: bytes, chunked: bool
-) -> bool:
-    """Send a response; False if it could not be sent to its end."""
-    try:
-        head = encode_head(response, plain=plain, connection=connection, chunked=chunked)
-    except ValueError:
-        logger.exception("a response cannot be sent")
-        response = _INTERNAL_ERROR
-        head = encode_head(response, plain=plain, connection=connection, chunked=chunked)
-    if isinstance(response.body, bytes):
-        await stream.send_all(head + response.body)
-        return True
-    await stream.send_all(head)
-    return await _stream_body(stream, response.body, chunked)
+def _head(exchange: Exchange, response: Response) -> bytes:
+    connection = b""
+    if not _can_go_on(exchange, response):
+        connection = _CLOSE
+    elif not exchange.chunked:  # HTTP/1.0 closes unless both sides say otherwise
+        connection = _KEEP_ALIVE
+    plain = isinstance(exchange.answer, Route) and exchange.answer.plain
+    return encode_head(response, plain=plain, connection=connection, chunked=exchange.chunked)
 
 
-async def _stream_body(stream: trio.SocketStream, body: AsyncGenerator[bytes, None], chunked: bool) -> bool:
-    async with aclosing(body):
-        try:
-            async for piece in body:
-                if piece:
-                    await stream.send_all(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-        except trio.BrokenResourceError:
-            raise
-        except Exception:
-            logger.exception("a response was cut off")
-            return False
-    if chunked:
-        await stream.send_all(b"0\r\n\r\n")
-    return True
+def _can_go_on(exchange: Exchange, response: Response) -> bool:
+    # A body of unknown length ends an HTTP/1.0 response only with the connection.
+    return exchange.keep_alive and (exchange.chunked or isinstance(response.body, bytes))
 
 
-async def _linger(stream: trio.SocketStream) -> None:
-    with trio.move_on_after(LINGER_S):
-        await stream.send_eof()
-        for _ in range(_LINGER_BYTES // _RECEIVE_BYTES):
-            if not await stream.receive_some(_RECEIVE_BYTES):
-                return
-
-
-def _peer(stream: trio.SocketStream) -> str:
+def _peer(stream: trio.abc.Stream) -> str:
+    if not isinstance(stream, trio.SocketStream):
+        return ""
     try:
         address = stream.socket.getpeername()
-    except OSError:
+    except OSError:  # it has gone already
         return ""
     if not isinstance(address, tuple):
         return ""
-    host, port = address[0], address[1]
+    host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

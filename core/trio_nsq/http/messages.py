@@ -128,20 +128,24 @@ class HTTPError(Exception):
         return Response.json({"message": self.code}, self.status)
 
 
+INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
+"""What a client is told of any error of ours."""
+
+
 @lru_cache(maxsize=256)
 def _constant_head(status: int, content_type: str | None, plain: bool) -> bytes:
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
     if not plain:
         lines.append("X-NSQ-Content-Type: nsq; version=1.0")
     if content_type is not None:
-        lines.append(f"Content-Type: {_single_line(content_type)}")
+        lines.append(_single_line(f"Content-Type: {content_type}"))
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
-def _single_line(value: str) -> str:
-    if "\r" in value or "\n" in value:
-        raise ValueError(f"line break in the header value {value!r}")
-    return value
+def _single_line(header: str) -> str:
+    if "\r" in header or "\n" in header:
+        raise ValueError(f"line break in the header {header!r}")
+    return header
 
 
 def encode_head(response: Response, *, plain: bool, connection: bytes, chunked: bool) -> bytes:
@@ -166,7 +170,7 @@ def encode_head(response: Response, *, plain: bool, connection: bytes, chunked: 
         framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
     extra = b""
     if response.headers:
-        lines = (f"{name}: {_single_line(value)}\r\n" for name, value in response.headers.items())
+        lines = (_single_line(f"{name}: {value}") + "\r\n" for name, value in response.headers.items())
         extra = "".join(lines).encode("latin-1")
     head = _constant_head(response.status, response.content_type, plain)
     return b"%b%b%b%b\r\n" % (head, framing, connection, extra)

@@ -1,22 +1,24 @@
-"""Bytes of an HTTP connection in, requests out; the parser itself is `httptools`. No IO.
+"""Bytes of an HTTP connection in, requests out; the syntax itself is left to `httptools`. No IO.
 
 What is wrong with a request is found as early as it can be: a body that is announced as too long is refused before
-it arrives, one that turns out to be too long when it passes the limit.
+it arrives, one that turns out to be too long when it passes the limit. Refusals come out in the same form and order
+as requests, so that whoever answers needs to know of no second way.
 """
 
-from __future__ import annotations
-
-from collections import deque
+import logging
 from dataclasses import dataclass
-from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from .messages import HTTPError, Request, Response
+from .messages import INTERNAL_ERROR, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
+from .target import parse_query, split_target
+
+logger = logging.getLogger("trio_nsq.http")
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers; the limit servers commonly have lies between 8 and 64 KiB."""
+"""How much of a request, its body aside, is read at most before it is refused with 431. Servers' usual limits lie
+between 8 and 64 KiB. What comes in the same read as the byte that ends the head is not counted."""
 
 _INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
 _HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
@@ -24,11 +26,12 @@ _HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A whole request, and what answers it.
+    """A request, and what answers it.
 
     Attributes:
+        request: The request; if it was refused, as much of it as is known.
         answer: The route whose handler answers, or the response itself.
-        keep_alive: The client wants to go on with this connection.
+        keep_alive: The connection can go on after this answer. Nothing is read after one that cannot.
         chunked: The client understands chunked responses (HTTP/1.1).
     """
 
@@ -36,6 +39,14 @@ class Exchange:
     answer: Route | Response
     keep_alive: bool
     chunked: bool
+
+
+class _Refused(Exception):
+    """Raised in the parser's callbacks, to stop it."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self.response = response
 
 
 class RequestReader:
@@ -46,134 +57,154 @@ class RequestReader:
         peer: Goes into each `Request`.
 
     Attributes:
-        exchanges: Whole requests, in order; the caller takes them away.
-        refusal: What to answer after those, if the connection cannot go on; None while it can.
-        continue_expected: The client waits for `100 Continue` before it sends its body; the caller clears it.
+        at_rest: No part of a further request has arrived.
+        continue_expected: The client waits for `100 Continue` before it sends its body, which is welcome. Whoever
+            sends that clears this.
     """
 
     def __init__(self, router: Router, peer: str) -> None:
-        self.exchanges: deque[Exchange] = deque()
-        self.refusal: Response | None = None
         self.continue_expected = False
         self._router = router
         self._peer = peer
         self._parser = httptools.HttpRequestParser(self)
-        self._in_head = self._in_body = False
-        self._head_bytes = 0
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = self._max_body_bytes = 0
-        self._answer: Route | Response = _INVALID_REQUEST
-        self._path = ""
-        self._query: dict[str, str] = {}
+        self._exchanges: list[Exchange] = []
+        self._loose_bytes = 0
+        self.on_message_begin()
+        self.at_rest = True
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether no part of a further request has arrived."""
-        return not (self._in_head or self._in_body)
+    def receive_data(self, data: bytes | bytearray) -> list[Exchange]:
+        """Take what the socket gave.
 
-    def receive_data(self, data: bytes) -> None:
-        """Take what the socket gave."""
-        if self.refusal is not None:
-            return
+        Args:
+            data: Some bytes; not to be called again once an exchange without `keep_alive` has come out.
+
+        Returns:
+            The requests that are whole now, in order.
+        """
+        # Head, chunk framing and trailers all count here; the callbacks set it back when there is progress.
+        self._loose_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(_INVALID_REQUEST)  # CONNECT, or a protocol we do not speak
+            self._feed(bytes(data))
+            if self._loose_bytes > MAX_HEAD_BYTES:
+                raise _Refused(_HEAD_TOO_BIG)
+        except _Refused as refusal:
+            self._refuse(refusal.response)
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(_refusal_in(error))
         except httptools.HttpParserError:
             self._refuse(_INVALID_REQUEST)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_HEAD_TOO_BIG)
+        exchanges, self._exchanges = self._exchanges, []
+        return exchanges
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # RFC 9110 7.8: a server may ignore Upgrade, and some clients (Java's) offer h2c with every request.
+                # The parser has skipped the body, so it gets the request again without the offer.
+                (offset,) = upgrade.args
+                data = self._head_without_upgrade() + data[offset:]
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        headers = (f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade")
+        version = b"1.1" if self._chunked else b"1.0"
+        line = b"%b %b HTTP/%b\r\n" % (self._method.encode(), self._url, version)
+        return line + "".join(headers).encode("latin-1") + b"\r\n"
 
     def _refuse(self, response: Response) -> None:
-        self.refusal = self.refusal or response
-        self._in_head = self._in_body = False
+        self._exchanges.append(Exchange(self._request(b""), response, keep_alive=False, chunked=False))
+
+    def _request(self, body: bytes) -> Request:
+        return Request(self._method, self._path, self._query, self._headers, body, self._peer)
 
     # What follows is called by httptools.
 
     def on_message_begin(self) -> None:
+        self.at_rest = False
         self._in_head = True
-        self._head_bytes = 0
+        self._method = self._path = ""
+        self._query: dict[str, str] = {}
+        self._headers: dict[str, str] = {}
         self._url = b""
-        self._headers = {}
-        self._body = []
+        self._body: list[bytes] = []
         self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        if not self._in_head:
+            return  # RFC 9110 6.5.1: trailers are not to be merged into the headers
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip()
         known = self._headers.get(key)
         self._headers[key] = text if known is None else f"{known}, {text}"
 
     def on_headers_complete(self) -> None:
-        if self.refusal is not None:
-            return
-        self._in_head, self._in_body = False, True
-        method = self._parser.get_method().decode("latin-1").upper()
-        target, _, query = self._url.partition(b"?")
-        if not target.startswith((b"/", b"*")):  # absolute form, as sent to proxies
-            target = httptools.parse_url(self._url).path or b"/"
-        self._path = _decode(target)
-        self._answer = self._router.resolve(method, self._path, query.decode("latin-1"))
-        parsed = _parse_query(query)
-        if parsed is None:
-            self._answer, parsed = _INVALID_REQUEST, {}
-        self._query = parsed
-        route = self._answer if isinstance(self._answer, Route) else None
-        self._max_body_bytes = route.max_body_bytes if route else DEFAULT_MAX_BODY_BYTES
-        announced = self._headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > self._max_body_bytes:
+        parser, headers = self._parser, self._headers
+        self._in_head = False
+        self._method = parser.get_method().decode("ascii")
+        version = parser.get_http_version()
+        # RFC 9112 3.2: HTTP/1.1 without Host is refused.
+        if version != "1.0" and (version != "1.1" or "host" not in headers):
+            raise _Refused(_INVALID_REQUEST)
+        self._chunked = version == "1.1"
+        self._upgrade = parser.should_upgrade()
+        self._keep_alive = parser.should_keep_alive()
+        self._answer = answer = self._resolve()
+        self._max_body_bytes = answer.max_body_bytes if isinstance(answer, Route) else DEFAULT_MAX_BODY_BYTES
+        if int(headers.get("content-length", 0)) > self._max_body_bytes:
             self._refuse_body()
-        elif self._headers.get("expect", "").lower() == "100-continue":
-            self.continue_expected = True
+        if self._method == "CONNECT":  # what follows is not HTTP, and no route has this method
+            raise _Refused(answer if isinstance(answer, Response) else _INVALID_REQUEST)
+        if self._chunked and "expect" in headers:
+            self.continue_expected = headers["expect"].lower() == "100-continue"
+
+    def _resolve(self) -> Route | Response:
+        try:
+            self._path, query = split_target(self._url)
+        except ValueError:
+            return _INVALID_REQUEST
+        answer = self._router.resolve(self._method, self._path, query)
+        if query and isinstance(answer, Route):
+            try:
+                self._query = parse_query(query)
+            except ValueError:
+                return _INVALID_REQUEST
+        return answer
+
+    def _refuse_body(self) -> None:
+        answer = self._answer
+        if isinstance(answer, Route):
+            answer = HTTPError(413, answer.too_big).response()
+        raise _Refused(answer)
 
     def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        self.continue_expected = False
         self._body_bytes += len(body)
         if self._body_bytes > self._max_body_bytes:
             self._refuse_body()
-        if self.refusal is None:
-            self._body.append(body)
-
-    def _refuse_body(self) -> None:
-        code = self._answer.too_big if isinstance(self._answer, Route) else "BODY_TOO_BIG"
-        self._refuse(HTTPError(413, code).response())
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self.refusal is not None:
-            return
-        self._in_body = False
+        if self._upgrade:
+            return  # it comes again, with its body
+        self._loose_bytes = 0
         self.continue_expected = False
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        method = self._parser.get_method().decode("latin-1").upper()
-        request = Request(method, self._path, self._query, self._headers, body, self._peer)
-        keep_alive = self._parser.should_keep_alive()
-        chunked = self._parser.get_http_version() != "1.0"
-        self.exchanges.append(Exchange(request, self._answer, keep_alive, chunked))
+        self.at_rest = True
+        request = self._request(b"".join(self._body))
+        self._exchanges.append(Exchange(request, self._answer, self._keep_alive, self._chunked))
 
 
-def _decode(text: bytes) -> str:
-    return (unquote_to_bytes(text) if b"%" in text else text).decode("utf-8", "surrogateescape")
-
-
-def _parse_query(query: bytes) -> dict[str, str] | None:
-    """The parameters, the first value of each; None if the encoding is bad, by Go's rules."""
-    parameters: dict[str, str] = {}
-    if b";" in query:
-        return None
-    if b"%" in query and not _escapes_are_whole(query):
-        return None
-    for pair in query.replace(b"+", b" ").split(b"&"):
-        if pair:
-            name, _, value = pair.partition(b"=")
-            parameters.setdefault(_decode(name), _decode(value))
-    return parameters
-
-
-def _escapes_are_whole(text: bytes) -> bool:
-    digits = b"0123456789abcdefABCDEF"
-    return all(len(rest) >= 2 and rest[0] in digits and rest[1] in digits for rest in text.split(b"%")[1:])
+def _refusal_in(error: httptools.HttpParserCallbackError) -> Response:
+    # httptools hands on whatever a callback raised as the context of its own error, KeyboardInterrupt too.
+    cause = error.__context__
+    if isinstance(cause, _Refused):
+        return cause.response
+    if cause is not None and not isinstance(cause, Exception):
+        raise cause
+    logger.error("a request could not be read", exc_info=cause or error)
+    return INTERNAL_ERROR

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 from urllib.parse import quote
 
-from trio_nsq.http.messages import HTTPError, Request, Response
+from .messages import HTTPError, Request, Response
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers a request; may raise HTTPError. Any other exception is logged and answered with 500."""
@@ -72,19 +72,20 @@ class Router:
         Raises:
             ValueError: A path is not in the form that `Route` asks for, or two routes have the same method and path.
         """
-        by_path: dict[str, dict[str, Route]] = {}
+        exact: dict[str, dict[str, Route]] = {}
+        parents: dict[str, dict[str, Route]] = {}
         for route in routes:
-            _check_path(route.path)
-            methods = by_path.setdefault(route.path, {})
+            parent = _parent_of_braces(route.path)
+            methods = exact.setdefault(route.path, {}) if parent is None else parents.setdefault(parent, {})
             if methods.setdefault(route.method, route) is not route:
                 raise ValueError(f"two routes for {route.method} {route.path}")
-        resources = {path: _Resource(methods, methods) for path, methods in by_path.items()}
-        self._exact = {path: found for path, found in resources.items() if not path.endswith("}")}
-        self._parents = {
-            path.rpartition("/")[0]: found for path, found in resources.items() if path.endswith("}")
-        }
+        self._exact = {path: _Resource(methods, methods) for path, methods in exact.items()}
+        self._parents = {path: _Resource(methods, methods) for path, methods in parents.items()}
         # RFC 9110 9.3.7: OPTIONS * asks about the server as a whole.
-        self._exact["*"] = _Resource({}, {method for methods in by_path.values() for method in methods})
+        everything = {
+            method for table in (exact, parents) for methods in table.values() for method in methods
+        }
+        self._exact["*"] = _Resource({}, everything)
 
     def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
         """Find what answers a request.
@@ -114,24 +115,23 @@ class Router:
     def _redirect(self, method: str, path: str, query: str) -> Response | None:
         clean = posixpath.normpath("/" + path.lstrip("/"))
         parent, _, name = clean.rpartition("/")
-        for right_path in (clean.lower(), f"{parent.lower()}/{name}"):
-            resource = self._find(right_path)
-            # As nsqd: a path that is wrong is put right only for a method that it has.
-            if resource is not None and method in resource.routes:
-                location = quote(right_path) + (f"?{query}" if query else "")
-                return replace(
-                    Response.empty(301 if method == "GET" else 307), headers={"Location": location}
-                )
-        return None
+        right_path, resource = clean.lower(), self._exact.get(clean.lower())
+        if resource is None and name:
+            # What stands for a segment in braces is data, whose letter case is kept.
+            right_path, resource = f"{parent.lower()}/{name}", self._parents.get(parent.lower())
+        # As nsqd: a path that is wrong is put right only for a method that it has.
+        if resource is None or method not in resource.routes:
+            return None
+        location = quote(right_path) + (f"?{query}" if query else "")
+        return Response(301 if method == "GET" else 307, content_type=None, headers={"Location": location})
 
 
-def _check_path(path: str) -> None:
-    fixed = path
-    if path.endswith("}"):
-        fixed, _, name = path.rpartition("/")
-        fixed = fixed or "/"
-        if not name.startswith("{"):
-            raise ValueError(f"not a path: {path!r}")
-    clean = posixpath.normpath("/" + fixed.lstrip("/")).lower()
-    if fixed != clean or "{" in fixed or "}" in fixed:
+def _parent_of_braces(path: str) -> str | None:
+    """The path without its last segment if that is a name in braces, else None."""
+    parent, _, name = path.rpartition("/")
+    braces = name.startswith("{") and name.endswith("}")
+    literal = (parent or "/") if braces else path
+    clean = posixpath.normpath("/" + literal.lstrip("/")).lower()
+    if literal != clean or "{" in literal + name[1:-1] or "}" in literal + name[1:-1]:
         raise ValueError(f"not a path: {path!r}")
+    return parent if braces else None

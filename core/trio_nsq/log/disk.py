@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .errors import LogWriteError
+from .errors import LogReadError, LogWriteError
 from .files import Files
-from .interface import READ_BYTES
+from .interface import READ_BYTES, check_order
 from .records import RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
 
@@ -50,16 +50,25 @@ class DiskLog:
         self._now_ns = now_ns
         self._segments: list[Segment] = []
         self._next_sequence = 0
-        self._roll_next = False
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
-        if folder.is_dir():
+        try:
             self._open()
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> None:
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+        try:
+            names = self._files.names(self.folder)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise LogReadError(self.folder, exc) from exc
+        paths = [self.folder / name for name in sorted(names) if name.endswith(SUFFIX)]
+        for path in paths:
             segment = Segment.open(self._files, path)
-            if segment is not None:
+            if segment is not None and (segment.size > FILE_HEADER_BYTES or path == paths[-1]):
                 self._segments.append(segment)
                 continue
             logger.warning("%s: removed, it was being made when the broker stopped", path)
@@ -87,33 +96,24 @@ class DiskLog:
         return sum(segment.size for segment in self._segments)
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
+        check_order(batches, self._next_sequence)
         size = sum(batch.record_bytes for batch in batches)
         self._segment_for(size).append(batches, sync=sync)
         self._next_sequence = batches[-1].next_sequence
 
     def _segment_for(self, size: int) -> Segment:
-        last = self._segments[-1] if self._segments else None
-        full = last is not None and last.size > FILE_HEADER_BYTES and last.size + size > self._segment_bytes
-        if last is not None and not full and not self._roll_next:
-            return last
-        if last is not None:
+        if self._segments:
+            last = self._segments[-1]
+            if last.size == FILE_HEADER_BYTES or last.size + size <= self._segment_bytes:
+                return last
             last.sync()  # so that only the last segment can be torn
-        if last is not None and last.size == FILE_HEADER_BYTES:
-            return last
         segment = Segment.create(self._files, self.folder, self._next_sequence, self._now_ns())
         self._segments.append(segment)
-        self._roll_next = False
         return segment
 
     def sync(self) -> None:
         if self._segments:
-            try:
-                self._segments[-1].sync()
-            except LogWriteError:
-                # After a failed sync the kernel may have dropped what it could not write, and the next sync of
-                # this file would say nothing of it. What follows goes into another file.
-                self._roll_next = True
-                raise
+            self._segments[-1].sync()
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         while True:
@@ -124,13 +124,12 @@ class DiskLog:
             base, offset = self._hints.pop(sequence, (-1, 0))
             if base != segment.base_sequence:
                 offset = segment.locate(sequence)
+            following = segment.next_sequence
             batches, offset = segment.read(sequence, offset, max_bytes)
             if batches:
                 self._remember(batches[-1].next_sequence, segment, offset)
                 return batches
-            if segment is self._segments[-1] or segment.next_sequence <= sequence:
-                return []
-            sequence = segment.next_sequence  # all that was left of this segment is damaged
+            sequence = following  # all that was left of this segment is damaged
 
     def _remember(self, sequence: int, segment: Segment, offset: int) -> None:
         if len(self._hints) >= _MAX_HINTS:
@@ -152,7 +151,8 @@ class DiskLog:
     def discard_before(self, sequence: int) -> None:
         """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
         while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
-            self._segments.pop(0).remove()
+            self._segments[0].remove()
+            del self._segments[0]
 
     def close(self) -> None:
         for segment in self._segments:

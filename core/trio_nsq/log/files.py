@@ -58,6 +58,10 @@ class Files:
         finally:
             os.close(fd)
 
+    def names(self, path: Path) -> list[str]:
+        """The names in this folder."""
+        return os.listdir(path)
+
     def make_folder(self, path: Path) -> None:
         """Make the folder, private to the user, unless it is there, and make its name durable."""
         if not path.is_dir():

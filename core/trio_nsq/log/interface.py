@@ -10,7 +10,11 @@ READ_BYTES = 256 * 1024
 
 
 class Log(Protocol):
-    """One topic's messages, by sequence. One caller appends at a time; others may read meanwhile."""
+    """One topic's messages, by sequence.
+
+    One caller appends at a time; meanwhile others may read, sync and discard. A reader sees whole appends only, and
+    each only once it is stored as its caller asked.
+    """
 
     @property
     def first_sequence(self) -> int:
@@ -35,12 +39,18 @@ class Log(Protocol):
             sync: Return only when they are on stable storage.
 
         Raises:
-            LogWriteError: None of them is stored, and the log is as it was.
+            LogWriteError: None of them is stored, and the log is as it was. Should the broker die before another
+                write succeeds, they may be found stored after all.
+            ValueError: They do not begin at `next_sequence`, or have gaps.
         """
         ...
 
     def sync(self) -> None:
-        """Return when all that was appended is on stable storage. Raises LogWriteError."""
+        """Return when all that was appended before the call is on stable storage.
+
+        Raises:
+            LogWriteError: It is not yet. It remains readable, and the next sync, also an append's, makes up for it.
+        """
         ...
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
@@ -65,3 +75,11 @@ class Log(Protocol):
     def close(self) -> None:
         """Give the files back. Nothing else may be called afterwards."""
         ...
+
+
+def check_order(batches: Sequence[RecordBatch], next_sequence: int) -> None:
+    """Raise ValueError unless these batches continue a log that ends before `next_sequence`."""
+    for batch in batches:
+        if batch.base_sequence != next_sequence:
+            raise ValueError(f"a batch begins at sequence {batch.base_sequence}, not at {next_sequence}")
+        next_sequence = batch.next_sequence

@@ -2,8 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from zlib import crc32
 
-from .interface import READ_BYTES
+from .interface import READ_BYTES, check_order
 from .records import RecordBatch, RecordHeader
 
 
@@ -11,9 +13,9 @@ class MemoryLog:
     """The `Log` of an ephemeral topic.
 
     Args:
-        max_messages: Keep at least this many of the newest messages; older batches go. 0 keeps only the
-            newest batch. (nsqd drops the newest instead, silently.)
-        max_bytes: The same by bytes of record.
+        max_messages: Keep at least this many of the newest messages, `max_bytes` permitting; older batches go.
+            0 keeps only the newest batch. (nsqd drops the newest instead, silently.)
+        max_bytes: Keep no more bytes of record than this, beside the newest batch.
         first_sequence: Where the topic begins.
     """
 
@@ -23,6 +25,7 @@ class MemoryLog:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
+        self._gone = 0  # so many at the beginning of `_batches` do not count any more
         self._first_sequence = self._next_sequence = first_sequence
         self._size_bytes = 0
 
@@ -40,15 +43,16 @@ class MemoryLog:
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` means nothing here."""
+        check_order(batches, self._next_sequence)
         self._batches.extend(batches)
         self._next_sequence = batches[-1].next_sequence
         self._size_bytes += sum(batch.record_bytes for batch in batches)
-        gone = 0
-        for batch in self._batches[:-1]:
-            kept = self._next_sequence - batch.next_sequence
-            if kept < self._max_messages and self._size_bytes <= self._max_bytes:
+        gone, size = self._gone, self._size_bytes
+        while gone < len(self._batches) - 1:
+            oldest = self._batches[gone]
+            if self._next_sequence - oldest.next_sequence < self._max_messages and size <= self._max_bytes:
                 break
-            self._size_bytes -= batch.record_bytes
+            size -= oldest.record_bytes
             gone += 1
         self._forget(gone)
 
@@ -57,7 +61,7 @@ class MemoryLog:
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         found: list[RecordBatch] = []
-        for batch in self._batches[self._index(sequence) :]:
+        for batch in islice(self._batches, self._index(sequence), None):
             max_bytes -= batch.record_bytes
             if found and max_bytes < 0:
                 break
@@ -65,28 +69,37 @@ class MemoryLog:
         return found
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
-        for b in self._batches[self._index(sequence) :]:
+        for batch in self._batches[self._index(sequence) :]:
+            data = batch.messages.data
             yield RecordHeader(
-                b.base_sequence, b.count, len(b.messages.data), b.first_id, b.timestamp_ns, b.due_ns, 0
+                base_sequence=batch.base_sequence,
+                count=batch.count,
+                length=len(data),
+                first_id=batch.first_id,
+                timestamp_ns=batch.timestamp_ns,
+                due_ns=batch.due_ns,
+                payload_crc=crc32(data),
             )
 
     def discard_before(self, sequence: int) -> None:
-        gone = 0
-        for batch in self._batches:
-            if batch.next_sequence > sequence:
-                break
-            self._size_bytes -= batch.record_bytes
-            gone += 1
-        self._forget(gone)
+        """As `Log.discard_before`: every batch that ends there goes."""
+        self._forget(self._index(sequence))
 
     def close(self) -> None:
         self._batches.clear()
 
     def _index(self, sequence: int) -> int:
         """Where the first batch stands that reaches past `sequence`."""
-        return bisect_right(self._batches, sequence, key=lambda batch: batch.next_sequence)
+        return bisect_right(self._batches, sequence, lo=self._gone, key=lambda batch: batch.next_sequence)
 
-    def _forget(self, count: int) -> None:
-        if count:
-            del self._batches[:count]
-            self._first_sequence = self._batches[0].base_sequence if self._batches else self._next_sequence
+    def _forget(self, gone: int) -> None:
+        """Let go of the batches before this index."""
+        self._size_bytes -= sum(batch.record_bytes for batch in islice(self._batches, self._gone, gone))
+        self._gone = gone
+        if gone < len(self._batches):
+            self._first_sequence = self._batches[gone].base_sequence
+        else:
+            self._first_sequence = self._next_sequence
+        if 2 * gone >= len(self._batches):  # not each time: it moves all that is left
+            del self._batches[:gone]
+            self._gone = 0

@@ -16,7 +16,7 @@ can be trusted to tell how far the record reaches, even when the payload is dama
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, error
 from zlib import crc32
 
 from ..protocol.messages import MessageSet
@@ -26,7 +26,6 @@ _HEADER = Struct(">4sIIIIIQQQQ")
 _CHECKED = Struct(">IIIIQQQQ")
 _INT32 = Struct(">i")
 HEADER_BYTES = _HEADER.size
-MAX_PAYLOAD_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +116,20 @@ def decode_header(data: bytes, offset: int = 0) -> RecordHeader | None:
 
 
 def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
-    """The batch, or None if the payload is not the one the header was written for."""
+    """The batch, or None if the payload is not the one the header was written for, or no set of messages."""
     if len(payload) != header.length or crc32(payload) != header.payload_crc:
         return None
-    sizes = []
-    unpack, offset = _INT32.unpack_from, 0
-    for _ in range(header.count):
-        (size,) = unpack(payload, offset)
-        sizes.append(size)
-        offset += 4 + size
+    sizes: list[int] = []
+    add, unpack, offset = sizes.append, _INT32.unpack_from, 0
+    try:
+        for _ in range(header.count):
+            (size,) = unpack(payload, offset)
+            add(size)
+            offset += 4 + size
+    except error:
+        return None
+    if offset != len(payload):
+        return None
     return RecordBatch(
         header.base_sequence, header.first_id, header.timestamp_ns, header.due_ns, MessageSet(payload, sizes)
     )

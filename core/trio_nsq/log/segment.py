@@ -6,14 +6,21 @@
     +-----------------+---------+--------+-------+---------------+------------+----------------- - -
 
 The crc covers bytes 16..32. A segment is named by its first sequence, 20 digits, so that names sort as sequences do.
+
+What a crash can leave behind, and what is made of it: a record that reaches past the end of the file, or bytes at
+the end that are no record, were being written and were never acknowledged: cut off. A record that is there in full
+length but does not match its checksum is damage: it stays, its sequences stay used, and readers pass over it.
 """
 
 import logging
+import weakref
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from errno import EIO
 from pathlib import Path
 from struct import Struct
+from threading import Lock
 from zlib import crc32
 
 from .errors import LogReadError, LogWriteError, NotASegmentError
@@ -36,16 +43,45 @@ VERSION = 1
 _FILE_HEADER = Struct(">8sHHI16s")
 _RANGE = Struct(">QQ")
 FILE_HEADER_BYTES = _FILE_HEADER.size
+_NAME_DIGITS = 20
 _INDEX_EVERY_BYTES = 64 * 1024
 """One index entry for so many bytes: a look-up reads at most this much too much, and costs 16 bytes of memory."""
+_SMALL_WALK_BYTES = 4 * 1024
+_WALK_BYTES = 64 * 1024
 _SCAN_BYTES = 1024 * 1024
+_NO_LIMIT = 2**64
+
+
+class _Window:
+    """What was last read of a file: one system call for many records.
+
+    Args:
+        read: Reads so many bytes from such an offset on, or fewer at the end.
+        at_a_time: How many bytes to read at least.
+    """
+
+    __slots__ = ("_at_a_time", "_read", "_start", "data")
+
+    def __init__(self, read: Callable[[int, int], bytes], at_a_time: int) -> None:
+        self.data = b""
+        self._start = 0
+        self._read = read
+        self._at_a_time = at_a_time
+
+    def at(self, offset: int, size: int) -> int:
+        """Where in `data` the file's byte at `offset` is; `size` bytes follow there, if the file has them."""
+        position = offset - self._start
+        if position < 0 or position + size > len(self.data):
+            self.data = self._read(max(size, self._at_a_time), offset)
+            self._start, position = offset, 0
+        return position
 
 
 class Segment:
     """A file of record batches, open for reading, and for appending if it is the log's last.
 
     Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and known; bytes past
-    `size` are never read.
+    `size` are never read. One thread may append while others read or sync.
     """
 
     def __init__(self, files: Files, path: Path, fd: int, base_sequence: int) -> None:
@@ -55,15 +91,25 @@ class Segment:
         self.size = FILE_HEADER_BYTES
         self._files = files
         self._fd = fd
-        # Sparse index: the batch at offset o begins at sequence s. Complete only once `_indexed` says so.
+        # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
+        self._release = weakref.finalize(self, files.close, fd)
+        # Sparse index: the batch at offset o begins at sequence s. Complete up to the offset `_indexed_to`.
         self._sequences = array("Q")
         self._offsets = array("Q")
-        self._indexed = True
+        self._indexed_to = FILE_HEADER_BYTES
+        self._index_lock = Lock()
+        self._reported: set[int] = set()  # where damage was found: each is reported once
+        self._synced_to = FILE_HEADER_BYTES
+        self._sync_failed = False
+        self._sync_lock = Lock()
+        self._torn = False  # a failed append could not be taken back: there are bytes past `size`
+
+    # ------------------------------------------------------------------ making and opening
 
     @staticmethod
     def path_for(folder: Path, base_sequence: int) -> Path:
         """The file that a segment beginning at this sequence lives in."""
-        return folder / f"{base_sequence:020d}{SUFFIX}"
+        return folder / f"{base_sequence:0{_NAME_DIGITS}d}{SUFFIX}"
 
     @classmethod
     def create(cls, files: Files, folder: Path, base_sequence: int, now_ns: int) -> "Segment":
@@ -72,18 +118,32 @@ class Segment:
         span = _RANGE.pack(base_sequence, now_ns)
         try:
             files.make_folder(folder)
-            fd = files.create(path)
+            fd = cls._create_file(files, path)
             try:
                 files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, crc32(span), span)])
                 files.sync(fd)
                 files.sync_folder(folder)
-            except OSError:
+            except BaseException:
                 files.close(fd)
-                files.unlink(path)
+                try:
+                    files.unlink(path)
+                except OSError:
+                    pass  # it holds no record: the next attempt takes it over, or the next start removes it
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
         return cls(files, path, fd, base_sequence)
+
+    @staticmethod
+    def _create_file(files: Files, path: Path) -> int:
+        try:
+            return files.create(path)
+        except FileExistsError:
+            fd = files.open(path)
+            if files.size(fd) <= FILE_HEADER_BYTES:
+                return fd  # left by an attempt that failed
+            files.close(fd)
+            raise
 
     @classmethod
     def open(cls, files: Files, path: Path) -> "Segment | None":
@@ -96,6 +156,8 @@ class Segment:
             NotASegmentError: The file is something else.
             LogReadError: The operating system refused.
         """
+        if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
+            raise NotASegmentError(path, "its name is not a sequence")
         try:
             fd = files.open(path)
         except OSError as exc:
@@ -103,158 +165,245 @@ class Segment:
         try:
             head = files.read(fd, FILE_HEADER_BYTES, 0)
             size = files.size(fd)
-            if (len(head) < FILE_HEADER_BYTES and MAGIC.startswith(head[:8])) or not any(head):
+            if size <= FILE_HEADER_BYTES and cls._unfinished(head):
                 files.close(fd)
                 return None
-            segment = cls(files, path, fd, cls._base_sequence(path, head))
+            base_sequence = cls._base_sequence(path, head)
         except OSError as exc:
             files.close(fd)
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
             files.close(fd)
             raise
-        segment.size = size
-        segment._indexed = False
+        segment = cls(files, path, fd, base_sequence)
+        segment.size = segment._synced_to = size
         return segment
+
+    @staticmethod
+    def _unfinished(head: bytes) -> bool:
+        """Whether a file of this content, and no more, is what a crash in `create` leaves."""
+        return not any(head) or (len(head) < FILE_HEADER_BYTES and MAGIC.startswith(head[: len(MAGIC)]))
 
     @staticmethod
     def _base_sequence(path: Path, head: bytes) -> int:
         if len(head) < FILE_HEADER_BYTES or not head.startswith(MAGIC):
             raise NotASegmentError(path, "it does not begin as one")
-        _, version, _, crc, span = _FILE_HEADER.unpack(head)
+        _, version, zero, crc, span = _FILE_HEADER.unpack(head)
         if version != VERSION:
             raise NotASegmentError(path, f"its version is {version}, this program reads version {VERSION}")
         base_sequence: int = _RANGE.unpack(span)[0]
-        if crc32(span) != crc or path.stem != f"{base_sequence:020d}":
+        if zero or crc32(span) != crc or int(path.stem) != base_sequence:
             raise NotASegmentError(path, "its header is damaged, or it was renamed")
         return base_sequence
 
+    # ------------------------------------------------------------------ writing
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`, to this file. Raises LogWriteError, having taken back what was written."""
+        if self._torn:
+            self._cut()
         parts: list[bytes] = []
         for batch in batches:
             parts += (encode_header(batch), batch.messages.data)
-        size = self.size
+        start = end = self.size
         try:
-            self._files.write(self._fd, size, parts)
+            self._files.write(self._fd, start, parts)
             if sync:
-                self._files.sync(self._fd)
-        except OSError as exc:
-            self._take_back(size)
-            raise LogWriteError(self.path, exc) from exc
+                self._sync()
+        except BaseException as exc:
+            self._take_back()
+            if isinstance(exc, OSError):
+                raise LogWriteError(self.path, exc) from exc
+            raise
         for batch in batches:
-            self._note(batch.base_sequence, size)
-            size += batch.record_bytes
-        self.size = size
+            self._note(batch.base_sequence, end)
+            end += batch.record_bytes
+        self._indexed_to = end
+        # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
         self.next_sequence = batches[-1].next_sequence
+        self.size = end
+        if sync:
+            self._synced_to = end
 
-    def _take_back(self, size: int) -> None:
+    def _take_back(self) -> None:
         try:
-            self._files.truncate(self._fd, size)
+            self._cut()
+        except LogWriteError as exc:
+            # `size` says what counts: nothing wrong is read meanwhile, and the next append begins with a cut.
+            logger.error("%s, nor cut it back to %d bytes", exc, self.size)
+
+    def _cut(self) -> None:
+        """Make the file end where what counts ends."""
+        self._torn = True
+        try:
+            self._files.truncate(self._fd, self.size)
         except OSError as exc:
-            # `size` still says what counts, and recovery finds the torn tail: nothing wrong is ever read.
-            logger.error("cannot cut %s back to %d bytes: %s", self.path, size, exc)
+            raise LogWriteError(self.path, exc) from exc
+        self._torn = False
 
     def sync(self) -> None:
-        """Return when the file is on stable storage. Raises LogWriteError."""
+        """Return when what was appended before is on stable storage. Raises LogWriteError."""
+        size = self.size
         try:
+            self._sync()
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
+        self._synced_to = max(self._synced_to, size)
+
+    def _sync(self) -> None:
+        """Sync the file; after a failure, write again first what was not synced before.
+
+        A sync that fails leaves the kernel with pages that it calls clean, though the disk does not have them. The
+        next sync would not write them and would report success.
+        """
+        with self._sync_lock:
+            if self._sync_failed:
+                offset, end = self._synced_to, self.size
+                while offset < end:
+                    data = self._files.read(self._fd, min(_SCAN_BYTES, end - offset), offset)
+                    if not data:
+                        raise OSError(EIO, "the file was cut by somebody else")
+                    self._files.write(self._fd, offset, [data])
+                    offset += len(data)
+            self._sync_failed = True
             self._files.sync(self._fd)
+            self._sync_failed = False
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._torn and self._release.alive:
+            self._take_back()
+        self._release()
+        self._fd = -1  # the number may soon be another file's
+
+    def remove(self) -> None:
+        """Delete the file; who is reading it may finish. Raises LogWriteError."""
+        try:
+            self._files.unlink(self.path)
+        except FileNotFoundError:
+            pass
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 
-    def recover(self) -> None:
-        """Check every record, make the index, and cut what a crash left unfinished at the end.
+    # ------------------------------------------------------------------ recovery
 
-        Damage that is followed by whole records stays where it is and is reported; readers skip it.
+    def recover(self) -> None:
+        """Check every record, make the index, cut what a crash left unfinished, and sync what is kept.
+
+        Damage that is followed by whole records stays where it is and is reported; readers pass over it.
 
         Raises:
             LogReadError, LogWriteError: The operating system refused.
         """
-        end = FILE_HEADER_BYTES
-        for offset, header, batch in self._scan(FILE_HEADER_BYTES):
-            if batch is None:
-                logger.error("%s: the record batch at byte %d is damaged and left out", self.path, offset)
-            else:
-                self._note(header.base_sequence, offset)
-                end = offset + header.record_bytes
-                self.next_sequence = header.next_sequence
-        if end < self.size:
-            logger.warning(
-                "%s: cut %d bytes of an unfinished record at byte %d", self.path, self.size - end, end
-            )
-            try:
-                self._files.truncate(self._fd, end)
-                self._files.sync(self._fd)
-            except OSError as exc:
-                raise LogWriteError(self.path, exc) from exc
-            self.size = end
-        self._indexed = True
+        size, end = self.size, FILE_HEADER_BYTES
+        for offset, header, window in self._walk(FILE_HEADER_BYTES, _SCAN_BYTES, _NO_LIMIT):
+            following = offset + header.record_bytes
+            if following > size:
+                break
+            at = window.at(offset, header.record_bytes)
+            payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
+            if crc32(payload) != header.payload_crc:
+                self._report_record(offset)
+            self._note(header.base_sequence, offset)
+            self.next_sequence = header.next_sequence
+            end = following
+        self.size = self._indexed_to = end
+        if end < size:
+            logger.warning("%s: cut %d bytes of an unfinished record at byte %d", self.path, size - end, end)
+            self._cut()
+        # What a process that was killed had written but not synced will be delivered from now on: it has to stay.
+        self._synced_to = FILE_HEADER_BYTES
+        self.sync()
 
-    def _scan(self, offset: int) -> Iterator[tuple[int, RecordHeader, RecordBatch | None]]:
-        """Every record from `offset` on, with None for one whose payload is damaged or cut off."""
-        while offset < self.size:
-            header = self._header_at(offset)
-            if header is None:
-                found = self._find_next(offset)
+    # ------------------------------------------------------------------ reading
+
+    def _read(self, size: int, offset: int) -> bytes:
+        try:
+            return self._files.read(self._fd, max(0, min(size, self.size - offset)), offset)
+        except OSError as exc:
+            raise LogReadError(self.path, exc) from exc
+
+    def _walk(
+        self, offset: int, at_a_time: int, limit: int | None = None
+    ) -> Iterator[tuple[int, RecordHeader, _Window]]:
+        """Every record from `offset` on: where it is, its header, and a window to read its payload through.
+
+        Sequences ascend. A header that does not fit in is none of this file's: it was published as a message, or is
+        left from a write that failed.
+
+        Args:
+            offset: Where a record begins, or damage.
+            at_a_time: Bytes to read at least.
+            limit: The sequence that ends the segment; None is the one known.
+        """
+        end = self.size
+        if limit is None:
+            limit = self.next_sequence
+        expected = self.base_sequence
+        window = _Window(self._read, at_a_time)
+        while offset < end:
+            at = window.at(offset, HEADER_BYTES)
+            header = decode_header(window.data, at)
+            if header is None or header.base_sequence < expected or header.next_sequence > limit:
+                found = self._find_next(offset, end, expected, limit)
                 if found is None:
+                    if limit != _NO_LIMIT:  # recovery cuts it off, and says so
+                        self._report(offset, end)
                     return
-                logger.error("%s: damaged from byte %d to byte %d", self.path, offset, found)
+                self._report(offset, found)
                 offset = found
                 continue
-            payload = self._read(header.length, offset + HEADER_BYTES)
-            yield offset, header, decode_payload(header, payload)
+            yield offset, header, window
+            expected = header.next_sequence
             offset += header.record_bytes
+
+    def _find_next(self, offset: int, end: int, expected: int, limit: int) -> int | None:
+        """The next header after the damage at `offset` that fits in; None if none follows."""
+        start = offset + 1
+        while start < end:
+            window = self._read(min(_SCAN_BYTES + HEADER_BYTES, end - start), start)
+            for found, header in find_headers(window, 0):
+                if header.base_sequence >= expected and header.next_sequence <= limit:
+                    return start + found
+            start += _SCAN_BYTES
+        return None
+
+    def _report(self, offset: int, end: int) -> None:
+        if offset not in self._reported:
+            self._reported.add(offset)
+            logger.error("%s: damaged from byte %d to byte %d, passed over", self.path, offset, end)
+
+    def _report_record(self, offset: int) -> None:
+        if offset not in self._reported:
+            self._reported.add(offset)
+            logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
 
     def _note(self, sequence: int, offset: int) -> None:
         if not self._offsets or offset - self._offsets[-1] >= _INDEX_EVERY_BYTES:
             self._sequences.append(sequence)
             self._offsets.append(offset)
 
-    def _read(self, size: int, offset: int) -> bytes:
-        try:
-            return self._files.read(self._fd, min(size, self.size - offset), offset)
-        except OSError as exc:
-            raise LogReadError(self.path, exc) from exc
-
-    def _header_at(self, offset: int) -> RecordHeader | None:
-        return decode_header(self._read(HEADER_BYTES, offset))
-
-    def _find_next(self, offset: int) -> int | None:
-        """The next undamaged header after the damage at `offset`; None if none follows."""
-        start = offset + 1
-        while start < self.size:
-            window = self._read(_SCAN_BYTES + HEADER_BYTES, start)
-            for found, header in find_headers(window, 0):
-                if header.base_sequence >= self.base_sequence:
-                    return start + found
-            start += _SCAN_BYTES
-        return None
-
     def locate(self, sequence: int) -> int:
         """The offset of a record at or shortly before the one that holds `sequence`."""
-        if not self._indexed:
-            for offset, header in self._walk_headers(FILE_HEADER_BYTES):
-                self._note(header.base_sequence, offset)
-            self._indexed = True
-        index = bisect_right(self._sequences, sequence) - 1
-        return self._offsets[index] if index >= 0 else FILE_HEADER_BYTES
+        if sequence <= self.base_sequence:
+            return FILE_HEADER_BYTES  # who reads one segment after the other needs no index
+        with self._index_lock:
+            if self._indexed_to < self.size:
+                self._index_up_to(sequence)
+            index = bisect_right(self._sequences, sequence) - 1
+            return self._offsets[index] if index >= 0 else FILE_HEADER_BYTES
 
-    def _walk_headers(self, offset: int) -> Iterator[tuple[int, RecordHeader]]:
-        """Every undamaged header from `offset` on, payloads unread."""
-        while offset < self.size:
-            header = self._header_at(offset)
-            if header is None:
-                found = self._find_next(offset)
-                if found is None:
-                    return
-                offset = found
-                continue
-            yield offset, header
-            offset += header.record_bytes
+    def _index_up_to(self, sequence: int) -> None:
+        for offset, header, _ in self._walk(self._indexed_to, _WALK_BYTES):
+            if header.base_sequence > sequence:
+                return
+            self._note(header.base_sequence, offset)
+            self._indexed_to = offset + header.record_bytes
+        self._indexed_to = self.size
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """The headers of the batches that reach past `sequence`."""
-        for _, header in self._walk_headers(self.locate(sequence)):
+        for _, header, _ in self._walk(self.locate(sequence), _WALK_BYTES):
             if header.next_sequence > sequence:
                 yield header
 
@@ -270,40 +419,21 @@ class Segment:
             The batches, and where the record after the last of them begins.
         """
         found: list[RecordBatch] = []
-        max_bytes = max(max_bytes, HEADER_BYTES)
-        window, start = self._read(max_bytes, offset), offset
-        while offset < self.size:
-            at, more = offset - start, start + len(window) < self.size
-            header = decode_header(window, at)
-            cut = len(window) - at < (header.record_bytes if header else HEADER_BYTES)
-            if header is not None and header.next_sequence <= sequence:
-                offset += header.record_bytes
-            elif cut and more:
-                if found:
-                    break  # the record that does not fit is the next read's first
-                wanted = header.record_bytes if header else max_bytes
-                window, start = self._read(wanted, offset), offset
-            elif header is None:
-                resumed = self._find_next(offset)
-                logger.error("%s: damaged from byte %d to byte %d", self.path, offset, resumed or self.size)
-                offset = self.size if resumed is None else resumed
-            else:
-                batch = decode_payload(header, window[at + HEADER_BYTES : at + header.record_bytes])
-                if batch is None:
-                    logger.error("%s: the record batch at byte %d is damaged, skipped", self.path, offset)
-                else:
-                    found.append(batch)
-                offset += header.record_bytes
+        room = max_bytes
+        for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
+            if header.next_sequence <= sequence:
+                continue
+            if found and header.record_bytes > room:
+                break
+            begin = window.at(at, header.record_bytes)
+            payload = window.data[begin + HEADER_BYTES : begin + header.record_bytes]
+            offset = at + header.record_bytes
+            batch = decode_payload(header, payload)
+            if batch is None:
+                self._report_record(at)
+                continue
+            found.append(batch)
+            room -= header.record_bytes
+            if room <= HEADER_BYTES:
+                break  # without another system call
         return found, offset
-
-    def close(self) -> None:
-        """Give the file back."""
-        self._files.close(self._fd)
-
-    def remove(self) -> None:
-        """Close and delete the file. Raises LogWriteError."""
-        self._files.close(self._fd)
-        try:
-            self._files.unlink(self.path)
-        except OSError as exc:
-            raise LogWriteError(self.path, exc) from exc

@@ -2,9 +2,10 @@
 
 `CommandReader` consumes bytes and gives a command, raises the error to send, or says "not yet" (None).
 Sizes are checked before a body is buffered; no byte is scanned twice. A run of FIN lines, the bulk of what
-a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is split in one call.
+a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is split in a few calls.
 """
 
+import re
 from dataclasses import dataclass
 from struct import Struct
 from typing import Literal
@@ -17,7 +18,11 @@ from .states import LEGAL_STATES, State
 
 _INT32 = Struct(">i")
 _FIN_LINE_BYTES = 21
+_FIN_LINES_AT_FIRST = 16
 _ID_BYTES = 16
+_FIN_LINE = re.compile(rb"FIN [^ \n]{15}[^ \n\r]\n")
+_MAX_DIGITS = 20
+_TOO_BIG = 2**64
 
 PublishVerb = Literal["PUB", "MPUB", "DPUB"]
 
@@ -129,10 +134,13 @@ class CommandReader:
         state: Where the connection stands. The caller moves it (SUB, CLS) before asking for the next command,
             since legality is checked when a command is read.
         greeted: The client has sent its magic.
+        heartbeats: Whether the connection has any: without them SUB is refused, before its parameters are
+            looked at. The caller moves it, as it moves `state`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.state = State.INIT
+        self.heartbeats = True
         self._limits = limits
         self._buffer = bytearray()
         self._position = 0
@@ -202,22 +210,20 @@ class CommandReader:
         """Take all FIN lines of the fixed width that lie next to each other; None if the first is not."""
         if self.state not in LEGAL_STATES[b"FIN"]:
             return None
-        position = self._position
-        count = (len(self._buffer) - position) // _FIN_LINE_BYTES
-        lines = bytes(memoryview(self._buffer)[position : position + count * _FIN_LINE_BYTES])
-        # Column by column: how far do the lines agree with "FIN ................\n"?
-        for column, byte in ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" ")):
-            cells = lines[column::_FIN_LINE_BYTES]
-            if cells.count(byte) != count:
-                count -= len(cells.lstrip(byte))
-                lines = lines[: count * _FIN_LINE_BYTES]
-        if not count:
+        start = end = self._position
+        # The longer the run turns out to be, the more is looked at: the cost is the run's, not the buffer's.
+        at_a_time = _FIN_LINES_AT_FIRST
+        while True:
+            whole = (len(self._buffer) - end) // _FIN_LINE_BYTES
+            looked_at = end + min(whole, at_a_time) * _FIN_LINE_BYTES
+            end += _finish_run(bytes(memoryview(self._buffer)[end:looked_at]))
+            if end < looked_at or whole <= at_a_time:
+                break
+            at_a_time *= 4
+        if end == start:
             return None
-        ids = lines[4:-1].split(b"\nFIN ")
-        if len(ids) != count or b"\n" in b"".join(ids):
-            return None  # a line feed inside an id: not our clients; one by one, then
-        self._position = position + count * _FIN_LINE_BYTES
-        return Finish(ids)
+        self._position = end
+        return Finish(bytes(memoryview(self._buffer)[start + 4 : end - 1]).split(b"\nFIN "))
 
     def _read_line(self, line: bytes, raw: bytes) -> Command | None:
         verb, *params = line.split(b" ")
@@ -261,6 +267,8 @@ class CommandReader:
         return topic
 
     def _read_sub(self, params: list[bytes]) -> Subscribe:
+        if not self.heartbeats:
+            raise CommandError("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(params) < 2:
             raise CommandError("E_INVALID", "SUB insufficient number of parameters")
         topic = self._topic("SUB", params)
@@ -308,7 +316,7 @@ class CommandReader:
         available = len(buffer) - self._position
         if body.size < 0:
             if available < 4:
-                return self._incomplete(body, "body size")
+                return self._incomplete(*_body_error(body.verb, "body size"))
             body.size = self._body_size(body.verb, _INT32.unpack_from(buffer, self._position)[0])
             if body.verb == "MPUB":  # the size goes; a PUB's stays: it is the message's own size field
                 self._position += 4
@@ -316,7 +324,7 @@ class CommandReader:
         if body.verb == "MPUB":
             return self._read_mpub(body, available)
         if available < 4 + body.size:
-            return self._incomplete(body, "body")
+            return self._incomplete(*_body_error(body.verb, "body"))
         start = self._position
         end = start + 4 + body.size
         self._position, self._body = end, None
@@ -346,7 +354,7 @@ class CommandReader:
         start = self._position
         if body.sizes is None:
             if available < 4:
-                return self._incomplete(body, "message count")
+                return self._incomplete("E_BAD_BODY", "MPUB failed to read message count")
             body.count = _INT32.unpack_from(self._buffer, start)[0]
             if not 0 < body.count <= (self._limits.max_body_size - 4) // 5:
                 raise CommandError("E_BAD_BODY", f"MPUB invalid message count {body.count}")
@@ -356,40 +364,64 @@ class CommandReader:
             walk_messages(self._buffer, start + body.walked, end, body.count, self._limits, body.sizes)
             - start
         )
-        if body.walked > body.size:
-            raise CommandError("E_BAD_MESSAGE", "MPUB failed to read message body")
         done = len(body.sizes) == body.count
-        if (done and body.walked < body.size) or (not done and body.walked > body.size - 4):
-            # nsqd never compares the two and loses its place in the stream; we say what is wrong.
+        if body.walked != body.size if done else body.walked > body.size - 4:
+            # nsqd never compares the two, and believes the messages; we say what is wrong.
             raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
         if available < body.size:
-            in_size = body.walked + 4 > available
-            return self._incomplete(
-                body, f"message({len(body.sizes)}) body size" if in_size else "message body"
-            )
+            what = "message body" if body.walked > available else f"message({len(body.sizes)}) body size"
+            return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}")
         data = bytes(memoryview(self._buffer)[start + 4 : start + body.size])
         self._position, self._body = start + body.size, None
         return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
 
-    def _incomplete(self, body: _Body, what: str) -> Command | None:
-        """Say "not yet" (None), or that it will never be."""
-        if not self._eof:
-            return None
-        if body.verb in ("PUB", "DPUB"):
-            raise CommandError("E_BAD_MESSAGE", f"{body.verb} failed to read message {what}")
-        code = "E_BAD_MESSAGE" if what.endswith(("message body", ") body size")) else "E_BAD_BODY"
-        raise CommandError(code, f"{body.verb} failed to read {what}")
+    def _incomplete(self, code: str, text: str) -> Command | None:
+        """Say "not yet", or that it will never be."""
+        if self._eof:
+            raise CommandError(code, text)
+        return None
 
 
 def _text(word: bytes) -> str:
     return word.decode("utf-8", "surrogateescape")
 
 
+def _body_error(verb: str, what: str) -> tuple[str, str]:
+    """Code and text for a body that ends too early."""
+    if verb in ("PUB", "DPUB"):
+        return "E_BAD_MESSAGE", f"{verb} failed to read message {what}"
+    return "E_BAD_BODY", f"{verb} failed to read {what}"
+
+
+def _finish_run(lines: bytes) -> int:
+    """Of these lines, 21 bytes each, how many bytes at the beginning are FIN lines and nothing else."""
+    count = len(lines) // _FIN_LINE_BYTES
+    # Column by column: how far do the lines agree with "FIN ................\n"?
+    for column, byte in ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" ")):
+        cells = lines[column::_FIN_LINE_BYTES]
+        if cells.count(byte) != count:
+            count -= len(cells.lstrip(byte))
+            lines = lines[: count * _FIN_LINE_BYTES]
+    # What looks like part of an id may end the line, the word, or be half of a line end.
+    if lines.count(b"\n") != count or lines.count(b" ") != count or b"\r" in lines[19::_FIN_LINE_BYTES]:
+        start = 0
+        while (found := _FIN_LINE.match(lines, start)) is not None:
+            start = found.end()
+        return start
+    return len(lines)
+
+
 def _decimal(word: bytes) -> int | None:
-    """A number as nsqd reads it: ASCII digits only, the empty string 0; None if it is not one."""
+    """A number as nsqd reads it: ASCII digits only, the empty string 0; None if it is not one.
+
+    nsqd's wraps around at 2**64. This one stays there, too big for everything it can mean.
+    """
     if not word:
         return 0
-    return int(word) if word.isdigit() and len(word) <= 20 else None
+    if not word.isdigit():
+        return None
+    digits = word.lstrip(b"0")
+    return min(int(digits or b"0"), _TOO_BIG) if len(digits) <= _MAX_DIGITS else _TOO_BIG
 
 
 def _message_id(verb: str, params: list[bytes]) -> bytes:

@@ -110,21 +110,24 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
+        # Immutable, so that a message's body is a slice of it and costs no second copy.
+        self._data = b""
         self._position = 0
+        self._arrived = bytearray()  # what came while `_data` was not used up
+        self._wanted = _HEAD.size  # with less than this there is no next event
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
-        if self._position:
-            del self._buffer[: self._position]
-            self._position = 0
-        self._buffer += data
+        if self._position == len(self._data) and not self._arrived:
+            self._data, self._position = bytes(data), 0
+        else:
+            self._arrived += data
 
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
-        rest = bytes(memoryview(self._buffer)[self._position :])
-        self._buffer = bytearray()
-        self._position = 0
+        self._gather()
+        rest, self._data = self._data[self._position :], b""
+        self._position, self._wanted = 0, _HEAD.size
         return rest
 
     def next_event(self) -> Event | None:
@@ -133,41 +136,53 @@ class FrameReader:
         Raises:
             FrameError: The bytes are not frames. The connection is of no further use.
         """
-        buffer, position = self._buffer, self._position
-        if len(buffer) - position < 8:
+        available = len(self._data) - self._position + len(self._arrived)
+        if available < self._wanted:
             return None
-        size, frame_type = _HEAD.unpack_from(buffer, position)
-        if not 4 <= size <= self._max_frame_bytes:
-            raise FrameError(f"a frame says it is {size} bytes long: is this an NSQ broker's TCP port?")
-        end = position + 4 + size
-        if len(buffer) < end:
+        self._gather()
+        data, position = self._data, self._position
+        size, frame_type = _HEAD.unpack_from(data, position)
+        self._check(size, frame_type)
+        self._wanted = 4 + size  # a frame that comes in a thousand pieces is looked at twice
+        if available < self._wanted:
             return None
+        self._wanted = _HEAD.size
         if frame_type == FrameType.MESSAGE:
             return self._message_run()
-        data = bytes(memoryview(buffer)[position + 8 : end])
-        self._position = end
+        self._position = end = position + 4 + size
+        content = data[position + _HEAD.size : end]
         if frame_type == FrameType.RESPONSE:
-            return ResponseFrame(data)
-        if frame_type == FrameType.ERROR:
-            code, _, text = data.decode("utf-8", "surrogateescape").partition(" ")
-            return ErrorFrame(code, text)
-        raise FrameError(f"unknown frame type {frame_type}")
+            return ResponseFrame(content)
+        code, _, text = content.decode("utf-8", "surrogateescape").partition(" ")
+        return ErrorFrame(code, text)
 
-    def _message_run(self) -> MessageRun | None:
+    def _gather(self) -> None:
+        if self._arrived:
+            self._data = self._data[self._position :] + self._arrived
+            self._position = 0
+            self._arrived = bytearray()
+
+    def _check(self, size: int, frame_type: int) -> None:
+        if not 4 <= size <= self._max_frame_bytes:
+            raise FrameError(f"a frame says it is {size} bytes long: is this an NSQ broker's TCP port?")
+        if frame_type == FrameType.MESSAGE:
+            if size < 4 + MESSAGE_HEADER_BYTES:
+                raise FrameError(f"a message frame says it is {size} bytes long")
+        elif frame_type not in (FrameType.RESPONSE, FrameType.ERROR):
+            raise FrameError(f"unknown frame type {frame_type}")
+
+    def _message_run(self) -> MessageRun:
+        """The message frame that lies ready, and those after it up to whatever is not one, whole and in order."""
         run = MessageRun([], [], [], [])
         add_id, add_body = run.ids.append, run.bodies.append
         add_timestamp, add_attempts = run.timestamps_ns.append, run.attempts.append
         unpack, biggest = _MESSAGE.unpack_from, self._max_frame_bytes
-        position = self._position
-        # One copy to an immutable buffer, so that each body is a slice of bytes and costs no second copy.
-        data = bytes(memoryview(self._buffer)[position:])
-        start, available = 0, len(data)
+        data, start = self._data, self._position
+        available = len(data)
         while available - start >= MESSAGE_FRAME_BYTES:
             size, frame_type, timestamp_ns, attempts, message_id = unpack(data, start)
-            if frame_type != FrameType.MESSAGE:
-                break
-            if not 4 + MESSAGE_HEADER_BYTES <= size <= biggest:
-                raise FrameError(f"a message frame says it is {size} bytes long")
+            if frame_type != FrameType.MESSAGE or not 4 + MESSAGE_HEADER_BYTES <= size <= biggest:
+                break  # the next event, or error
             end = start + 4 + size
             if end > available:
                 break
@@ -176,5 +191,5 @@ class FrameReader:
             add_timestamp(timestamp_ns)
             add_attempts(attempts)
             start = end
-        self._position = position + start
-        return run if run.ids else None
+        self._position = start
+        return run

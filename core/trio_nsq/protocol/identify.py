@@ -1,6 +1,8 @@
 """IDENTIFY: what a client asks for, what it gets, and the reply that says so (NSQ protocol: IDENTIFY)."""
 
 import json
+import math
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,7 +12,7 @@ from .limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class IdentifyRequest:
-    """The JSON body of IDENTIFY. Zero, False and "" stand for "not said"; None for an identity never given.
+    """The JSON body of IDENTIFY. Zero, False and "" stand for "not said".
 
     Times are in milliseconds, sizes in bytes. -1 turns heartbeats, output buffering or its timer off.
     """
@@ -55,32 +57,66 @@ class IdentifySettings:
 
 
 _FIELDS: dict[str, type] = {f.name: type(f.default) for f in fields(IdentifyRequest)}
+_MAX_DIGITS = 20
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object with all its keys, those that occur twice included."""
+
+
+def _integer(digits: str) -> float:
+    """An integer; infinity for one longer than any we want, which Python would be slow to read, or refuse."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
+
+
+def _beyond(name: str) -> int:
+    """The first number that does not fit into nsqd's integer of that name, and so is of the wrong type."""
+    return 2**31 if name == "sample_rate" else 2**63
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def parse_identify(body: bytes) -> IdentifyRequest:
-    """Decode an IDENTIFY body as Go would: keys in any case, unknown ones ignored, `null` the same as empty.
+    """Decode an IDENTIFY body as Go would.
+
+    Keys are known in any case and unknown ones ignored; of keys that occur twice the last counts, but each must
+    have the right type; `null` is the same as leaving out, also for the whole body.
 
     Raises:
         CommandError: `E_BAD_BODY`, for anything but a JSON object with values of the right types.
     """
     bad = CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
     try:
-        decoded: Any = json.loads(body)
+        # As Go: what is not UTF-8 becomes U+FFFD. (Given bytes, json would take UTF-16 and others for JSON, too.)
+        decoded: Any = json.loads(
+            body.decode("utf-8", "replace"),
+            object_pairs_hook=_Object,
+            parse_int=_integer,
+            parse_constant=_refuse_constant,
+        )
     except (ValueError, RecursionError):
         raise bad from None
     if decoded is None:
         return IdentifyRequest()
-    if not isinstance(decoded, dict):
+    if not isinstance(decoded, _Object):
         raise bad
     known: dict[str, Any] = {}
-    for key, value in decoded.items():
-        wanted = _FIELDS.get(key.lower())
+    for key, value in decoded:
+        name = key.lower().replace("\u017f", "s")  # the long s: Go folds case as Unicode says
+        wanted = _FIELDS.get(name)
         if wanted is None or value is None:
             continue
         # bool is an int to Python, not to the protocol; a float, even a whole one, is not an int to either.
-        if type(value) is not wanted or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        if type(value) is not wanted:
             raise bad
-        known[key.lower()] = value
+        if isinstance(value, str):
+            value = _LONE_SURROGATE.sub("\ufffd", value)
+        elif isinstance(value, int) and not -_beyond(name) <= value < _beyond(name):
+            raise bad
+        known[name] = value
     return IdentifyRequest(**known)
 
 
@@ -132,9 +168,9 @@ def identify_reply(
 ) -> bytes:
     """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
 
-    TLS and compression are reported as not available; nsqd fills deflate_level even then.
+    TLS and compression are reported as not available; nsqd fills deflate_level even then, the same for all.
+    So nothing of `request` is in it yet.
     """
-    level = request.deflate_level if request.deflate_level > 0 else 6
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,
         "version": version,
@@ -142,7 +178,7 @@ def identify_reply(
         "msg_timeout": settings.msg_timeout_ms,
         "tls_v1": False,
         "deflate": False,
-        "deflate_level": min(level, limits.max_deflate_level),
+        "deflate_level": min(6, limits.max_deflate_level),
         "max_deflate_level": limits.max_deflate_level,
         "snappy": False,
         "sample_rate": settings.sample_rate,

@@ -1,7 +1,6 @@
 """Topic and channel names (NSQ protocol: topic and channel names)."""
 
 import re
-from functools import lru_cache
 
 MAX_NAME_LENGTH = 64
 EPHEMERAL_SUFFIX = "#ephemeral"
@@ -9,7 +8,6 @@ EPHEMERAL_SUFFIX = "#ephemeral"
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
-@lru_cache(maxsize=4096)
 def is_valid_name(name: str) -> bool:
     """Say whether `name` may name a topic or a channel: 1 to 64 bytes, the suffix `#ephemeral` included."""
     return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None

@@ -1,0 +1,223 @@
+"""The broker's state without the broker: a topic, its log and its consumers, in the hands of a test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trio_nsq.broker.broker import MessageIds
+from trio_nsq.broker.cache import BatchCache
+from trio_nsq.broker.channel import Channel
+from trio_nsq.broker.consumer import Consumer
+from trio_nsq.broker.topic import Topic
+from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
+from trio_nsq.protocol import FrameReader, MessageRun, pack_messages
+
+MS = 1_000_000
+SECOND = 1000 * MS
+MIB = 1024 * 1024
+TIMESTAMP = 1_700_000_000 * SECOND
+FIRST_ID = 7 << 54 | 1000
+"""Node 7, as `MessageIds` would give it."""
+
+
+def records(
+    bodies: Sequence[bytes], *, base: int = 0, first_id: int = FIRST_ID, due_ns: int = 0
+) -> RecordBatch:
+    """One record of these messages."""
+    return RecordBatch(base, first_id, TIMESTAMP, due_ns, pack_messages(bodies))
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message as a client sees it."""
+
+    id: bytes
+    body: bytes
+    attempts: int
+    timestamp_ns: int
+
+
+def decode(data: bytes | memoryview) -> list[Received]:
+    """Message frames, nothing before or after them."""
+    reader = FrameReader()
+    reader.receive_data(bytes(data))
+    run = reader.next_event()
+    assert isinstance(run, MessageRun)
+    assert reader.take_buffered() == b""
+    return [Received(*each) for each in zip(run.ids, run.bodies, run.attempts, run.timestamps_ns, strict=True)]
+
+
+class UnreadableLog(MemoryLog):
+    """A log whose reads fail when told to."""
+
+    fails = False
+
+    def read(self, sequence: int, max_bytes: int = 0) -> list[RecordBatch]:
+        if self.fails:
+            raise LogReadError(Path("segment"), OSError(5, "Input/output error"))
+        return super().read(sequence, max_bytes)
+
+
+class Fixture:
+    """A topic, and the time. What one would do over TCP and HTTP, in one call each.
+
+    Args:
+        log: A MemoryLog without bounds by default.
+        cache_bytes, mem_queue_size: As in BrokerOptions.
+    """
+
+    def __init__(
+        self,
+        log: Log | None = None,
+        *,
+        name: str = "topic",
+        cache_bytes: int = 64 * MIB,
+        mem_queue_size: int = 10_000,
+    ) -> None:
+        self.log = log if log is not None else MemoryLog(max_messages=1_000_000)
+        self.cache = BatchCache(cache_bytes)
+        self.topic = Topic(name, self.log, self.cache, mem_queue_size)
+        self.ids = MessageIds(7, 1000)
+        self.now_ns = 5 * SECOND
+
+    # ------------------------------------------------------------------ publishing
+
+    def store(self, *bodies: bytes, defer_ms: int = 0) -> list[RecordBatch]:
+        """Append one record to the log and no more, as while the topic does not know of it yet."""
+        due_ns = self.now_ns + defer_ms * MS if defer_ms else 0
+        record = self.topic.record(pack_messages(bodies), self.ids.take(len(bodies)), TIMESTAMP, due_ns)
+        self.log.append([record], sync=True)
+        return [record]
+
+    def publish(self, *bodies: bytes, defer_ms: int = 0) -> None:
+        """One PUB, MPUB or DPUB."""
+        self.topic.accept(self.store(*bodies, defer_ms=defer_ms))
+
+    def publish_many(self, count: int, *, each: int = 1, prefix: str = "m") -> list[bytes]:
+        """`count` messages, `each` to a record; returns their bodies."""
+        bodies = [f"{prefix}{index}".encode() for index in range(count)]
+        for start in range(0, count, each):
+            self.publish(*bodies[start : start + each])
+        return bodies
+
+    # ------------------------------------------------------------------ consuming
+
+    def channel(self, name: str = "channel") -> Channel:
+        """The channel of this name."""
+        return self.topic.add_channel(name)
+
+    def subscriber(self, name: str = "channel", **options: Any) -> "Subscriber":
+        """A consumer of a channel, which is made if need be."""
+        return Subscriber(self, self.channel(name), **options)
+
+    def pump(self, channel: Channel) -> list[tuple[Consumer, list[Received]]]:
+        """Deliver what can be delivered; what each grant held, in order."""
+        delivered: list[tuple[Consumer, list[Received]]] = []
+        while grants := channel.dispatch(self.now_ns):
+            delivered += [(consumer, decode(payload)) for consumer, payload in grants]
+        return delivered
+
+    def drain(self, name: str = "channel") -> list[bytes]:
+        """The bodies of all that the channel can deliver now, finished as they come."""
+        subscriber = self.subscriber(name, ready=2500)
+        bodies: list[bytes] = []
+        while received := subscriber.receive():
+            bodies += [message.body for message in received]
+            assert subscriber.finish(received) == []
+        subscriber.leave()
+        return bodies
+
+    def counts(self, name: str = "channel") -> tuple[int, int, int]:
+        """Depth, in flight and deferred of a channel."""
+        channel = self.topic.channels[name]
+        return channel.depth, channel.in_flight_count, channel.deferred_count
+
+    def pass_ms(self, milliseconds: int) -> None:
+        """Let time pass, and every channel look what is due."""
+        self.now_ns += milliseconds * MS
+        for channel in self.topic.channels.values():
+            channel.tick(self.now_ns)
+
+    # ------------------------------------------------------------------ restarting
+
+    def restarted(self, state: dict[str, Any] | None, log: Log | None = None) -> "Fixture":
+        """What a new process makes of a snapshot and the log."""
+        other = Fixture(log or self.log, name=self.topic.name)
+        other.now_ns, other.ids = self.now_ns, self.ids
+        other.topic.restore(state)
+        return other
+
+
+class Subscriber:
+    """One client of a channel.
+
+    Args:
+        ready: RDY.
+        msg_timeout_ms: As negotiated.
+    """
+
+    def __init__(
+        self, fixture: Fixture, channel: Channel, *, ready: int = 1, msg_timeout_ms: int = 60_000
+    ) -> None:
+        self.closed = False
+        self.channel = channel
+        self.consumer = Consumer(msg_timeout_ms, self._close)
+        self._fixture = fixture
+        channel.add(self.consumer)
+        self.ready(ready)
+
+    def _close(self) -> None:
+        self.closed = True
+
+    def ready(self, count: int) -> None:
+        """RDY."""
+        self.consumer.ready_count = count
+        self.channel.refresh(self.consumer)
+
+    def block(self, blocked: bool) -> None:
+        """The socket is full, or is not any more."""
+        self.consumer.blocked = blocked
+        self.channel.refresh(self.consumer)
+
+    def receive(self) -> list[Received]:
+        """Deliver what can be delivered; what came to this consumer."""
+        delivered = self._fixture.pump(self.channel)
+        return [message for to, received in delivered if to is self.consumer for message in received]
+
+    def receive_bodies(self) -> list[bytes]:
+        """As `receive`, the bodies alone."""
+        return [message.body for message in self.receive()]
+
+    def finish(self, messages: Sequence[Received]) -> list[tuple[bytes, str]]:
+        """FIN, in bulk. As `Channel.finish`."""
+        return self.channel.finish(self.consumer, [message.id for message in messages])
+
+    def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
+        """REQ. As `Channel.requeue`."""
+        return self.channel.requeue(self.consumer, message.id, delay_ms, self._fixture.now_ns)
+
+    def touch(self, message: Received, max_msg_timeout_ms: int = 900_000) -> str | None:
+        """TOUCH. As `Channel.touch`."""
+        return self.channel.touch(self.consumer, message.id, self._fixture.now_ns, max_msg_timeout_ms)
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self.channel.remove(self.consumer)
+
+
+def disk_log(folder: Path, *, segment_bytes: int = 4096) -> DiskLog:
+    """A log on disk with small segments."""
+    return DiskLog(folder, segment_bytes=segment_bytes, now_ns=lambda: TIMESTAMP)
+
+
+def damage(folder: Path, body: bytes) -> None:
+    """Flip a bit in the record that holds this body."""
+    for path in folder.glob("*.log"):
+        data = bytearray(path.read_bytes())
+        place = data.find(body)
+        if place >= 0:
+            data[place] ^= 1
+            path.write_bytes(data)
+            return
+    raise AssertionError(f"{body!r} is not in {folder}")

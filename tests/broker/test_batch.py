@@ -1,0 +1,165 @@
+"""Frames as they go out (NSQ protocol: frames, message frame data), made once for a whole batch."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.state import FIRST_ID, TIMESTAMP, decode, records
+from trio_nsq.broker.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches, message_ids
+
+
+def frame_of(body: bytes, number: int, attempts: int) -> bytes:
+    """A message frame written field by field, as the protocol's table has it."""
+    return b"".join(
+        [
+            pack(">i", 4 + 8 + 2 + 16 + len(body)),
+            pack(">i", 2),
+            pack(">q", TIMESTAMP),
+            pack(">H", attempts),
+            f"{number:016x}".encode(),
+            body,
+        ]
+    )
+
+
+def test_ids_are_sixteen_lower_case_hex_digits_and_ascend() -> None:
+    ids = message_ids(0x0FFF_FFFF_FFFF_FFFE, 3)
+    assert ids == [b"0ffffffffffffffe", b"0fffffffffffffff", b"1000000000000000"]
+    assert message_ids(1023 << 54, 1) == [b"ffc0000000000000"]
+    assert message_ids(0, 1) == [b"0" * 16]
+
+
+def test_first_delivery_frames_are_byte_exact() -> None:
+    batch = Batch([records([b"one", b"", b"three"])])
+    ids, frames = batch.take(0, 3, 1 << 20)
+    assert ids == [f"{FIRST_ID + index:016x}".encode() for index in range(3)]
+    assert bytes(frames) == b"".join(
+        frame_of(body, FIRST_ID + index, 1) for index, body in enumerate([b"one", b"", b"three"])
+    )
+
+
+@pytest.mark.parametrize(("attempts", "shown"), [(2, 2), (65_535, 65_535), (65_536, 65_535), (1 << 40, 65_535)])
+def test_redelivery_frame_is_byte_exact_and_attempts_stop_at_65535(attempts: int, shown: int) -> None:
+    batch = Batch([records([b"one", b"two", b"three"])])
+    for index, body in enumerate([b"one", b"two", b"three"]):
+        number = FIRST_ID + index
+        assert batch.frame(index, attempts) == (f"{number:016x}".encode(), frame_of(body, number, shown))
+    # The frames that everybody shares are as they were.
+    assert [message.attempts for message in decode(batch.take(0, 3, 1 << 20)[1])] == [1, 1, 1]
+
+
+def test_a_frame_can_be_asked_for_before_any_was_taken() -> None:
+    assert Batch([records([b"one", b"two"])]).frame(1, 2)[1] == frame_of(b"two", FIRST_ID + 1, 2)
+    assert Batch([records([b"one", b"two"])]).ids == message_ids(FIRST_ID, 2)
+
+
+def test_records_merged_from_disk_keep_their_own_ids_and_timestamps() -> None:
+    first = records([b"a", b"b"], base=10)
+    second = records([b"c"], base=12, first_id=FIRST_ID + 50)
+    (batch,) = make_batches([first, second])
+    assert (batch.base_sequence, batch.next_sequence, len(batch)) == (10, 13, 3)
+    ids, frames = batch.take(0, 3, 1 << 20)
+    assert ids == [*message_ids(FIRST_ID, 2), *message_ids(FIRST_ID + 50, 1)]
+    assert [(m.id, m.body, m.timestamp_ns) for m in decode(frames)] == [
+        (ids[0], b"a", TIMESTAMP),
+        (ids[1], b"b", TIMESTAMP),
+        (ids[2], b"c", TIMESTAMP),
+    ]
+
+
+def test_taking_shares_the_frames_instead_of_copying_them() -> None:
+    batch = Batch([records([b"x" * 100] * 10)])
+    (_, one), (_, other) = batch.take(2, 5, 1 << 20), batch.take(0, 10, 1 << 20)
+    assert isinstance(one, memoryview)
+    assert isinstance(other, memoryview)
+    assert one.obj is other.obj
+
+
+def test_take_stays_within_the_bytes_it_may_use() -> None:
+    batch = Batch([records([b"x" * 66] * 10)])  # 100 bytes a frame
+    assert len(batch.take(0, 10, 1000)[0]) == 10
+    assert len(batch.take(0, 10, 999)[0]) == 9
+    assert len(batch.take(0, 10, 300)[0]) == 3
+    assert len(batch.take(0, 10, 301)[0]) == 3
+    assert len(batch.take(0, 10, 299)[0]) == 2
+    assert len(batch.take(0, 2, 300)[0]) == 2
+    assert len(batch.take(8, 10, 1000)[0]) == 2
+
+
+@pytest.mark.parametrize("room", [0, 1, 99])
+def test_take_gives_one_message_however_large_it_is(room: int) -> None:
+    batch = Batch([records([b"x" * 66] * 3)])
+    for index in range(3):
+        ids, frames = batch.take(index, 3, room)
+        assert len(ids) == 1
+        assert len(frames) == 100
+
+
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=30),
+    start=st.integers(0, 29),
+    count=st.integers(1, 40),
+    room=st.integers(0, 4000),
+)
+def test_take_is_the_longest_run_that_fits(sizes: list[int], start: int, count: int, room: int) -> None:
+    start %= len(sizes)
+    bodies = [bytes([index]) * size for index, size in enumerate(sizes)]
+    ids, frames = Batch([records(bodies)]).take(start, count, room)
+    expected = frame_of(bodies[start], FIRST_ID + start, 1)
+    taken = 1
+    for index in range(start + 1, min(start + count, len(sizes))):
+        more = frame_of(bodies[index], FIRST_ID + index, 1)
+        if len(expected) + len(more) > room:
+            break
+        expected += more
+        taken += 1
+    assert bytes(frames) == expected
+    assert ids == message_ids(FIRST_ID + start, taken)
+
+
+def run_of(*counts: int, size: int = 10, due_ns: int = 0) -> list[int]:
+    """The lengths of the batches made of neighbouring records with so many messages."""
+    base, made = 0, []
+    for count in counts:
+        made.append(records([b"x" * size] * count, base=base, first_id=FIRST_ID + base, due_ns=due_ns))
+        base += count
+    return [len(batch) for batch in make_batches(made)]
+
+
+def test_small_neighbours_are_merged_up_to_a_size() -> None:
+    assert run_of(1, 2, 3) == [6]
+    assert run_of(MERGE_MESSAGES - 1, 1, 1) == [MERGE_MESSAGES, 1]
+    assert run_of(1000, 1, 1) == [1000, 2]
+    assert run_of(*[1] * (MERGE_MESSAGES * 2 + 1)) == [MERGE_MESSAGES, MERGE_MESSAGES, 1]
+    half = MERGE_BYTES // 2 - 4
+    assert run_of(1, 1, 1, size=half) == [2, 1]
+    assert run_of(1, 1, size=half + 1) == [1, 1]
+    assert make_batches([]) == []
+
+
+def test_deferred_records_stay_alone() -> None:
+    assert run_of(1, 1, 1, due_ns=5) == [1, 1, 1]
+    made = make_batches([records([b"a"]), records([b"b"], base=1, due_ns=9), records([b"c"], base=2)])
+    assert [(len(batch), batch.due_ns) for batch in made] == [(1, 0), (1, 9), (1, 0)]
+
+
+def test_what_is_no_neighbour_is_not_merged() -> None:
+    made = make_batches([records([b"a"]), records([b"b"], base=2, first_id=FIRST_ID + 2)])
+    assert [(batch.base_sequence, batch.next_sequence) for batch in made] == [(0, 1), (2, 3)]
+
+
+def test_ids_that_go_down_are_not_merged() -> None:
+    """The node id, their first bits, may be another one after a restart; ids are looked for by bisection."""
+    made = make_batches([records([b"a"], first_id=900 << 54), records([b"b"], base=1, first_id=3 << 54)])
+    assert [len(batch) for batch in made] == [1, 1]
+    for batch in made:
+        assert batch.ids == sorted(batch.ids)
+
+
+def test_size_bytes_covers_what_is_held() -> None:
+    batch = Batch([records([b"x" * 1000] * 20)])
+    before = batch.size_bytes
+    _, frames = batch.take(0, 20, 1 << 20)
+    assert before == batch.size_bytes >= len(frames)

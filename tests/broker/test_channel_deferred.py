@@ -1,0 +1,352 @@
+"""Deferred messages (broker semantics: deferred), and emptying (pause, empty, delete)."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.state import MS, SECOND, Fixture, disk_log
+
+
+def test_a_deferred_publish_comes_at_its_time_and_not_before() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.publish(b"a", defer_ms=1000)
+    assert fixture.counts() == (0, 0, 1)
+    assert fixture.channel().message_count == 1
+    assert fixture.channel().next_due_ns == fixture.channel().next_deadline_ns == fixture.now_ns + SECOND
+    assert subscriber.receive() == []
+    fixture.channel().tick(fixture.now_ns + SECOND - 1)
+    assert subscriber.receive() == []
+    fixture.pass_ms(1000)
+    assert fixture.counts() == (1, 0, 0)
+    assert fixture.channel().next_due_ns is None
+    assert [(m.body, m.attempts) for m in subscriber.receive()] == [(b"a", 1)]
+    assert fixture.counts() == (0, 1, 0)
+
+
+def test_deferred_messages_come_in_the_order_of_their_times() -> None:
+    fixture = Fixture()
+    for body, defer_ms in ((b"30", 30), (b"10", 10), (b"20 a", 20), (b"20 b", 20), (b"40", 40)):
+        fixture.publish(body, defer_ms=defer_ms)
+    subscriber = fixture.subscriber(ready=10)
+    fixture.pass_ms(15)
+    assert subscriber.receive_bodies() == [b"10"]
+    fixture.pass_ms(100)
+    assert subscriber.receive_bodies() == [b"20 a", b"20 b", b"30", b"40"]
+
+
+def test_several_messages_deferred_together() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a", b"b", b"c", defer_ms=10)
+    subscriber = fixture.subscriber(ready=10)
+    assert fixture.counts() == (0, 0, 3)
+    fixture.pass_ms(10)
+    assert subscriber.receive_bodies() == [b"a", b"b", b"c"]
+
+
+def test_a_time_in_the_past_is_now() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.now_ns -= SECOND
+    fixture.publish(b"a", defer_ms=1)
+    fixture.now_ns += SECOND
+    fixture.pass_ms(0)
+    assert subscriber.receive_bodies() == [b"a"]
+
+
+def test_what_is_fresh_does_not_wait_for_what_is_deferred() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.publish(b"a")
+    fixture.publish(b"b", defer_ms=1000)
+    fixture.publish(b"c")
+    assert subscriber.receive_bodies() == [b"a", b"c"]
+    fixture.pass_ms(1000)
+    assert subscriber.receive_bodies() == [b"b"]
+
+
+def test_each_channel_defers_for_itself() -> None:
+    fixture = Fixture()
+    one, two = fixture.subscriber("one", ready=10), fixture.subscriber("two", ready=10)
+    fixture.publish(b"a", defer_ms=1000)
+    fixture.pass_ms(1000)
+    (message,) = one.receive()
+    one.requeue(message, delay_ms=1000)
+    assert fixture.counts("one") == (0, 0, 1)
+    assert fixture.counts("two") == (1, 0, 0)
+    assert [m.attempts for m in two.receive()] == [1]
+    fixture.pass_ms(1000)
+    assert [m.attempts for m in one.receive()] == [2]
+
+
+def test_counts_while_the_cursor_lags_behind() -> None:
+    """A channel without consumers: its cursor stays, while what is deferred behind it becomes due."""
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.publish(b"b", defer_ms=1000)
+    fixture.publish(b"c")
+    fixture.publish(b"d", b"e", defer_ms=2000)
+    assert fixture.counts() == (2, 0, 3)
+    fixture.pass_ms(1000)
+    assert fixture.counts() == (3, 0, 2)
+    subscriber = fixture.subscriber(ready=1)
+    (message,) = subscriber.receive()
+    assert message.body == b"b"  # the deferred one is out, and the cursor still before it
+    assert fixture.counts() == (2, 1, 2)
+    subscriber.finish([message])
+    assert fixture.counts() == (2, 0, 2)
+    fixture.pass_ms(1000)
+    assert fixture.counts() == (4, 0, 0)
+    assert sorted(fixture.drain()) == [b"a", b"c", b"d", b"e"]
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_a_deferred_message_answered_before_the_cursor_passes_it() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"fresh")
+    fixture.publish(b"a", b"b", b"c", defer_ms=10)
+    fixture.pass_ms(10)
+    subscriber = fixture.subscriber(ready=3)
+    received = subscriber.receive()
+    assert fixture.counts() == (1, 3, 0)
+    subscriber.requeue(received[0])
+    subscriber.requeue(received[1], delay_ms=5)
+    subscriber.finish(received[2:])
+    assert fixture.counts() == (2, 0, 1)
+    assert sorted(subscriber.receive_bodies()) == sorted([b"fresh", received[0].body])
+    fixture.pass_ms(5)
+    assert subscriber.receive_bodies() == [received[1].body]
+    assert fixture.counts() == (0, 3, 0)
+
+
+def test_a_channel_of_nothing_but_deferred_messages_lets_the_log_go() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    for _ in range(20):
+        fixture.publish(b"x", defer_ms=1)
+        fixture.pass_ms(1)
+        subscriber.finish(subscriber.receive())
+    snapshot = fixture.topic.snapshot()
+    assert fixture.topic.first_needed(snapshot) == 20
+    assert snapshot["channels"][0]["holes"] == []
+
+
+def test_a_deferred_publish_waits_for_the_first_channel() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a", defer_ms=1000)
+    fixture.publish(b"b")
+    assert fixture.topic.depth == 1
+    fixture.pass_ms(400)
+    fixture.channel()
+    assert fixture.counts() == (1, 0, 1)
+    assert fixture.channel().next_due_ns == fixture.now_ns + 600 * MS  # counted from the publish
+    fixture.pass_ms(600)
+    assert sorted(fixture.drain()) == [b"a", b"b"]
+
+
+def test_a_deferred_publish_across_a_pause_of_the_topic() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.topic.pause()
+    fixture.publish(b"soon", defer_ms=10)
+    fixture.publish(b"late", defer_ms=1000)
+    fixture.publish(b"now")
+    assert (fixture.topic.depth, fixture.counts()) == (1, (0, 0, 0))
+    fixture.pass_ms(500)
+    assert fixture.counts() == (0, 0, 0)
+    fixture.topic.unpause()
+    assert (fixture.topic.depth, fixture.counts()) == (0, (1, 0, 2))
+    fixture.pass_ms(0)
+    assert fixture.counts() == (2, 0, 1)
+    assert sorted(fixture.drain()) == [b"now", b"soon"]
+    fixture.pass_ms(500)
+    assert fixture.drain() == [b"late"]
+
+
+def test_a_deferred_publish_across_a_pause_of_the_channel() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.channel().paused = True
+    fixture.publish(b"a", defer_ms=10)
+    fixture.pass_ms(10)
+    assert fixture.counts() == (1, 0, 0)
+    assert subscriber.receive() == []
+    fixture.channel().paused = False
+    assert subscriber.receive_bodies() == [b"a"]
+
+
+def test_a_later_channel_does_not_get_what_was_deferred_before_it() -> None:
+    fixture = Fixture()
+    fixture.channel("early")
+    fixture.publish(b"a", defer_ms=10)
+    fixture.channel("late")
+    assert (fixture.counts("early"), fixture.counts("late")) == ((0, 0, 1), (0, 0, 0))
+    fixture.publish(b"b")
+    fixture.pass_ms(10)
+    assert fixture.drain("late") == [b"b"]
+
+
+def test_deferred_messages_are_read_from_disk(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    fixture.channel()
+    bodies = [f"deferred {index}".encode() for index in range(100)]
+    for index, body in enumerate(bodies):
+        fixture.publish(body, defer_ms=1 + index % 7)
+        fixture.publish(b"fresh")
+    assert fixture.counts() == (100, 0, 100)
+    fixture.pass_ms(7)
+    assert fixture.counts() == (200, 0, 0)
+    assert sorted(fixture.drain()) == sorted([*bodies, *[b"fresh"] * 100])
+
+
+# ---------------------------------------------------------------------- emptying a channel
+
+
+def test_emptying_a_channel_drops_all_it_has_and_keeps_its_counters() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
+    fixture.publish_many(6)
+    fixture.publish(b"deferred", defer_ms=1000)
+    first, _second = subscriber.receive()
+    subscriber.requeue(first)
+    (third,) = subscriber.receive()
+    fixture.pass_ms(900)
+    subscriber.touch(third, max_msg_timeout_ms=1200)
+    assert fixture.counts() == (4, 2, 1)
+    channel = fixture.channel()
+    channel.empty()
+    assert fixture.counts() == (0, 0, 0)
+    assert subscriber.consumer.in_flight == {}
+    assert channel.next_deadline_ns is None
+    assert subscriber.finish([third]) == [(third.id, "ID not in flight")]
+    assert (channel.message_count, channel.requeue_count) == (7, 1)
+    fixture.pass_ms(1_000_000)
+    assert (fixture.counts(), channel.timeout_count) == ((0, 0, 0), 0)
+    assert subscriber.receive() == []
+    fixture.publish(b"new", b"newer")  # its window is open again
+    assert subscriber.receive_bodies() == [b"new", b"newer"]
+
+
+def test_emptying_a_channel_leaves_the_others_and_the_topic_alone() -> None:
+    fixture = Fixture()
+    fixture.channel("emptied")
+    fixture.channel("kept")
+    fixture.publish(b"a")
+    fixture.topic.pause()
+    fixture.publish(b"waiting")
+    fixture.channel("emptied").empty()
+    assert (fixture.counts("emptied"), fixture.counts("kept"), fixture.topic.depth) == ((0, 0, 0), (1, 0, 0), 1)
+    fixture.topic.unpause()
+    assert fixture.drain("emptied") == [b"waiting"]
+    assert fixture.drain("kept") == [b"a", b"waiting"]
+
+
+def test_emptying_a_channel_whose_cursor_lags_behind_what_is_deferred() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.publish(b"b", defer_ms=10)
+    fixture.publish(b"c")
+    fixture.channel().empty()
+    assert fixture.counts() == (0, 0, 0)
+    fixture.publish(b"d")
+    assert fixture.counts() == (1, 0, 0)
+    fixture.pass_ms(10)
+    assert fixture.drain() == [b"d"]
+
+
+# ---------------------------------------------------------------------- emptying a topic
+
+
+def test_emptying_a_topic_drops_what_waits_in_it_and_no_more() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a")
+    fixture.publish(b"deferred", defer_ms=10)
+    assert fixture.topic.depth == 1
+    fixture.topic.empty()
+    assert fixture.topic.depth == 0
+    fixture.publish(b"b")
+    fixture.pass_ms(10)
+    assert fixture.topic.depth == 1
+    fixture.channel()
+    assert (fixture.topic.depth, fixture.counts()) == (0, (1, 0, 0))
+    assert fixture.drain() == [b"b"]
+
+
+def test_emptying_a_topic_leaves_its_channels_theirs() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish(b"in flight", b"ready")
+    fixture.publish(b"deferred", defer_ms=10)
+    subscriber.receive()
+    fixture.topic.empty()
+    assert fixture.counts() == (1, 1, 1)
+    fixture.publish(b"more")
+    assert fixture.counts() == (2, 1, 1)
+
+
+@pytest.mark.parametrize("waiting", [b"mid", b""])
+@pytest.mark.parametrize("lags", [False, True])
+def test_what_was_emptied_from_a_paused_topic_is_never_delivered(lags: bool, waiting: bytes) -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"before")
+    if not lags:
+        assert fixture.drain() == [b"before"]
+    before = [b"before"] if lags else []
+    fixture.topic.pause()
+    fixture.publish(b"gone 1")
+    fixture.publish(b"gone, deferred", defer_ms=10)
+    assert (fixture.topic.depth, fixture.counts()[0]) == (1, len(before))
+    fixture.topic.empty()
+    assert (fixture.topic.depth, fixture.counts()) == (0, (len(before), 0, 0))
+    if waiting:
+        fixture.publish(waiting)
+        fixture.publish(b"kept, deferred", defer_ms=10)
+        assert (fixture.topic.depth, fixture.counts()) == (1, (len(before), 0, 0))
+        fixture.topic.unpause()
+        fixture.topic.pause()
+        assert (fixture.topic.depth, fixture.counts()) == (0, (len(before) + 1, 0, 1))
+    fixture.publish(b"gone 2")
+    fixture.topic.empty()
+    fixture.topic.empty()
+    fixture.publish(b"after")
+    fixture.topic.unpause()
+    kept = [*before, *([waiting] if waiting else []), b"after"]
+    assert (fixture.topic.depth, fixture.counts()) == (0, (len(kept), 0, 1 if waiting else 0))
+    assert fixture.drain() == kept
+    assert fixture.counts()[0] == 0
+    fixture.pass_ms(10)
+    assert fixture.drain() == ([b"kept, deferred"] if waiting else [])
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_an_emptied_part_is_passed_over_by_each_channel_for_itself() -> None:
+    fixture = Fixture()
+    fixture.channel("slow")
+    fixture.channel("fast")
+    fixture.publish(b"a")
+    assert fixture.drain("fast") == [b"a"]
+    fixture.topic.pause()
+    fixture.publish(b"gone")
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish(b"b")
+    assert (fixture.counts("slow")[0], fixture.counts("fast")[0]) == (2, 1)
+    assert fixture.drain("fast") == [b"b"]
+    assert fixture.drain("slow") == [b"a", b"b"]
+
+
+def test_emptying_again_and_again_costs_no_memory() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.topic.pause()
+    for _ in range(100):
+        fixture.topic.empty()
+        fixture.publish(b"gone")
+    fixture.topic.empty()
+    assert fixture.topic.snapshot()["channels"][0]["holes"] == [(1, 101)]
+    assert fixture.counts() == (1, 0, 0)

@@ -1,0 +1,527 @@
+"""RDY and delivery (NSQ protocol: RDY and delivery; broker semantics: topics and channels)."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.state import FIRST_ID, MIB, SECOND, Fixture, Subscriber, UnreadableLog, damage, decode, disk_log
+from trio_nsq.broker.channel import MAX_GRANT_BYTES
+from trio_nsq.log import LogReadError
+
+
+def test_rdy_begins_at_zero() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=0)
+    fixture.publish(b"a")
+    assert subscriber.receive() == []
+    assert fixture.counts() == (1, 0, 0)
+
+
+def test_rdy_is_a_ceiling_on_what_is_in_flight_and_is_not_used_up() -> None:
+    fixture = Fixture()
+    fixture.publish_many(10, each=10)
+    subscriber = fixture.subscriber(ready=3)
+    first = subscriber.receive()
+    assert [message.body for message in first] == [b"m0", b"m1", b"m2"]
+    assert subscriber.receive() == []
+    subscriber.finish(first[:2])
+    assert subscriber.receive_bodies() == [b"m3", b"m4"]  # no new RDY was needed
+    subscriber.requeue(first[2], delay_ms=1)
+    assert subscriber.receive_bodies() == [b"m5"]
+    assert fixture.counts() == (4, 3, 1)
+
+
+def test_lowering_rdy_recalls_nothing() -> None:
+    fixture = Fixture()
+    fixture.publish_many(10)
+    subscriber = fixture.subscriber(ready=5)
+    received = subscriber.receive()
+    subscriber.ready(2)
+    assert fixture.counts() == (5, 5, 0)
+    subscriber.finish(received[:3])  # two are left: as many as RDY says
+    assert subscriber.receive() == []
+    assert subscriber.finish(received[3:4]) == []
+    assert len(subscriber.receive()) == 1
+    subscriber.ready(0)
+    subscriber.finish(received[4:])
+    assert subscriber.receive() == []
+
+
+def test_raising_rdy_delivers_the_difference() -> None:
+    fixture = Fixture()
+    fixture.publish_many(10)
+    subscriber = fixture.subscriber(ready=2)
+    assert len(subscriber.receive()) == 2
+    subscriber.ready(7)
+    assert len(subscriber.receive()) == 5
+
+
+def test_a_blocked_consumer_is_sent_nothing_and_the_others_get_its_share() -> None:
+    fixture = Fixture()
+    slow, fast = fixture.subscriber(ready=10), fixture.subscriber(ready=4)
+    slow.block(True)
+    fixture.publish_many(10)
+    assert len(fast.receive()) == 4
+    assert slow.consumer.in_flight == {}
+    slow.block(False)
+    assert len(slow.receive()) == 6
+
+
+def test_what_a_blocked_consumer_finishes_does_not_unblock_it() -> None:
+    fixture = Fixture()
+    fixture.publish_many(4)
+    subscriber = fixture.subscriber(ready=2)
+    received = subscriber.receive()
+    subscriber.block(True)
+    subscriber.finish(received[:1])
+    subscriber.requeue(received[1])
+    assert subscriber.receive() == []
+    assert fixture.counts() == (3, 0, 0)
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 5])
+def test_single_messages_go_to_each_ready_consumer_in_turn(consumers: int) -> None:
+    fixture = Fixture()
+    subscribers = [fixture.subscriber(ready=100) for _ in range(consumers)]
+    for index in range(4 * consumers):
+        body = b"m%d" % index
+        fixture.publish(body)
+        (grant,) = fixture.channel().dispatch(fixture.now_ns)
+        assert [message.body for message in decode(grant[1])] == [body]
+    assert [len(subscriber.consumer.in_flight) for subscriber in subscribers] == [4] * consumers
+
+
+def test_with_rdy_one_a_consumer_that_answers_goes_to_the_end_of_the_line() -> None:
+    fixture = Fixture()
+    subscribers = [fixture.subscriber(ready=1) for _ in range(3)]
+    fixture.publish_many(3)
+    served = fixture.pump(fixture.channel())
+    assert [consumer for consumer, _ in served] == [subscriber.consumer for subscriber in subscribers]
+    second, first = served[1], served[0]
+    fixture.publish(b"x", b"y")
+    subscribers[1].finish(second[1])
+    subscribers[0].finish(first[1])
+    assert [consumer for consumer, _ in fixture.pump(fixture.channel())] == [second[0], first[0]]
+
+
+def test_a_batch_of_200_is_split_evenly_between_two_consumers() -> None:
+    fixture = Fixture()
+    one, other = fixture.subscriber(ready=200), fixture.subscriber(ready=200)
+    fixture.publish_many(200, each=200)
+    grants = fixture.channel().dispatch(fixture.now_ns)
+    assert [(consumer, len(decode(payload))) for consumer, payload in grants] == [
+        (one.consumer, 100),
+        (other.consumer, 100),
+    ]
+    assert fixture.channel().dispatch(fixture.now_ns) == []
+
+
+def test_what_one_consumer_cannot_take_of_its_share_goes_to_the_others() -> None:
+    fixture = Fixture()
+    small, large = fixture.subscriber(ready=10), fixture.subscriber(ready=500)
+    fixture.publish_many(200, each=50)
+    fixture.pump(fixture.channel())
+    assert (len(small.consumer.in_flight), len(large.consumer.in_flight)) == (10, 190)
+
+
+def test_seven_messages_for_three_consumers() -> None:
+    fixture = Fixture()
+    subscribers = [fixture.subscriber(ready=100) for _ in range(3)]
+    fixture.publish_many(7, each=7)
+    fixture.pump(fixture.channel())
+    assert [len(subscriber.consumer.in_flight) for subscriber in subscribers] == [3, 3, 1]
+
+
+def test_fresh_messages_come_in_the_order_of_publishing_whatever_the_records() -> None:
+    fixture = Fixture()
+    bodies = fixture.publish_many(30, each=7)
+    assert fixture.drain() == bodies
+
+
+def test_a_grant_stays_within_its_bytes() -> None:
+    fixture = Fixture()
+    body = b"x" * 100_000
+    fixture.publish(*[body] * 5)
+    for _ in range(5):
+        fixture.publish(body)
+    subscriber = fixture.subscriber(ready=100)
+    rounds = []
+    while grants := fixture.channel().dispatch(fixture.now_ns):
+        assert sum(len(payload) for _, payload in grants) <= MAX_GRANT_BYTES
+        rounds.append(sum(len(decode(payload)) for _, payload in grants))
+    assert rounds == [2, 2, 2, 2, 2]
+    subscriber.leave()
+    subscriber = fixture.subscriber(ready=100)  # the same when they are delivered again
+    for expected in rounds:
+        grants = fixture.channel().dispatch(fixture.now_ns)
+        assert sum(len(payload) for _, payload in grants) <= MAX_GRANT_BYTES
+        assert sum(len(decode(payload)) for _, payload in grants) == expected
+    assert fixture.channel().dispatch(fixture.now_ns) == []
+
+
+def test_a_message_larger_than_a_grant_comes_alone() -> None:
+    fixture = Fixture()
+    fixture.publish(b"small", b"x" * MIB, b"y" * MIB, b"last")
+    subscriber = fixture.subscriber(ready=100)
+    sizes = []
+    while grants := fixture.channel().dispatch(fixture.now_ns):
+        sizes.append([len(message.body) for _, payload in grants for message in decode(payload)])
+    assert sizes == [[5], [MIB], [MIB], [4]]
+    subscriber.leave()
+    again = fixture.subscriber(ready=100)
+    assert [len(message.body) for message in again.receive()] == [5, MIB, MIB, 4]
+
+
+def test_channels_share_the_frames_of_a_batch() -> None:
+    fixture = Fixture()
+    channels = [fixture.channel(name) for name in ("a", "b", "c")]
+    for channel in channels:
+        Subscriber(fixture, channel, ready=100)
+    fixture.publish_many(50, each=50)
+    payloads = [payload for channel in channels for _, payload in channel.dispatch(fixture.now_ns)]
+    assert all(isinstance(payload, memoryview) for payload in payloads)
+    assert len({id(payload.obj) for payload in payloads if isinstance(payload, memoryview)}) == 1
+
+
+def test_every_channel_gets_the_same_message_with_attempts_one() -> None:
+    fixture = Fixture()
+    subscribers = [fixture.subscriber(name, ready=10) for name in ("one", "two")]
+    fixture.publish(b"a", b"b")
+    one, two = [subscriber.receive() for subscriber in subscribers]
+    assert one == two
+    assert [message.id for message in one] == [b"%016x" % (FIRST_ID + index) for index in range(2)]
+    assert [message.attempts for message in one] == [1, 1]
+
+
+def test_each_channel_has_its_own_attempts() -> None:
+    fixture = Fixture()
+    one, two = fixture.subscriber("one", ready=10), fixture.subscriber("two", ready=10)
+    fixture.publish(b"a")
+    (message,) = one.receive()
+    one.requeue(message)
+    (again,) = one.receive()
+    (other,) = two.receive()
+    assert (again.attempts, other.attempts) == (2, 1)
+    assert again.id == other.id == message.id
+
+
+# ---------------------------------------------------------------------- pause
+
+
+def test_pausing_a_channel_stops_delivery_and_nothing_else() -> None:
+    fixture = Fixture()
+    fixture.publish_many(6, each=2)
+    subscriber = fixture.subscriber(ready=3, msg_timeout_ms=1000)
+    first, second, third = subscriber.receive()
+    channel = fixture.channel()
+    channel.paused = True
+    subscriber.finish([first])
+    subscriber.requeue(second)
+    fixture.pass_ms(1000)
+    fixture.publish(b"late")
+    assert channel.timeout_count == 1
+    assert subscriber.receive() == []
+    assert fixture.counts() == (6, 0, 0)
+    channel.paused = False
+    received = subscriber.receive()
+    assert len(received) == 3
+    assert {message.body for message in received} <= {second.body, third.body, b"m3", b"m4", b"m5", b"late"}
+
+
+# ---------------------------------------------------------------------- requeued and fresh
+
+
+def test_requeued_and_fresh_messages_alternate() -> None:
+    fixture = Fixture()
+    fixture.publish_many(4, prefix="old")
+    gone = fixture.subscriber(ready=4)
+    gone.receive()
+    gone.leave()
+    fixture.publish_many(4, prefix="new")
+    subscriber = fixture.subscriber(ready=1)
+    kinds = []
+    for _ in range(8):
+        (message,) = subscriber.receive()
+        subscriber.finish([message])
+        kinds.append(message.body[:3])
+    assert kinds in ([b"old", b"new"] * 4, [b"new", b"old"] * 4)
+
+
+def test_a_message_requeued_for_ever_does_not_starve_fresh_ones() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish_many(10)
+    seen = set()
+    for _ in range(40):
+        (message,) = subscriber.receive()
+        seen.add(message.body)
+        if message.body == b"m0":
+            subscriber.requeue(message)
+        else:
+            subscriber.finish([message])
+    assert len(seen) == 10
+
+
+def test_endless_fresh_messages_do_not_starve_a_requeued_one() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish(b"requeued")
+    (message,) = subscriber.receive()
+    fixture.publish(b"fresh")
+    fixture.publish(b"fresh")
+    subscriber.requeue(message)
+    bodies = []
+    for _ in range(3):
+        (message,) = subscriber.receive()
+        subscriber.finish([message])
+        fixture.publish(b"fresh")
+        bodies.append(message.body)
+    assert b"requeued" in bodies[:2]
+
+
+def test_one_dispatch_after_another_empties_both_kinds() -> None:
+    fixture = Fixture()
+    fixture.publish_many(50, each=10)
+    gone = fixture.subscriber(ready=20)
+    gone.receive()
+    gone.leave()
+    assert sorted(fixture.drain()) == sorted(f"m{index}".encode() for index in range(50))
+    assert fixture.counts() == (0, 0, 0)
+
+
+# ---------------------------------------------------------------------- the disk
+
+
+def test_reads_from_disk_what_is_not_in_memory(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=3, cache_bytes=2000)
+    bodies = fixture.publish_many(300, each=3)
+    assert len(list((tmp_path / "log").iterdir())) > 1
+    assert fixture.drain() == bodies
+
+
+def test_continues_in_the_middle_of_a_merged_batch(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    bodies = fixture.publish_many(20)
+    subscriber = fixture.subscriber(ready=3)
+    first = subscriber.receive()
+    fixture.cache.forget_topic("topic")
+    subscriber.leave()
+    assert [message.body for message in first] == bodies[:3]
+    assert sorted(fixture.drain()) == sorted(bodies)
+
+
+def test_backend_depth_is_what_would_be_read_from_disk(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=10)
+    channel = fixture.channel()
+    fixture.publish_many(10)
+    assert (channel.depth, channel.backend_depth) == (10, 0)
+    fixture.publish_many(15)
+    assert (channel.depth, channel.backend_depth) == (25, 15)
+    subscriber = fixture.subscriber(ready=20)
+    subscriber.receive()
+    assert (channel.depth, channel.backend_depth) == (5, 0)
+    fixture.publish(b"deferred", defer_ms=1000)
+    assert (channel.depth, channel.backend_depth) == (5, 0)
+
+
+def test_backend_depth_knows_what_the_cache_had_no_room_for() -> None:
+    fixture = Fixture(cache_bytes=3000)
+    channel = fixture.channel()
+    fixture.publish_many(100)
+    held = sum((fixture.topic.name, sequence) in fixture.cache for sequence in range(100))
+    assert 0 < held < 30
+    assert (channel.depth, channel.backend_depth) == (100, 100 - held)
+
+
+@pytest.mark.parametrize("damaged", [0, 4, 5, 9])
+def test_a_damaged_record_is_passed_over_and_depth_ends_at_zero(tmp_path: Path, damaged: int) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    bodies = fixture.publish_many(20, each=2, prefix="body-")
+    fixture.cache.forget_topic("topic")
+    damage(tmp_path / "log", b"body-%d" % (2 * damaged))
+    left = bodies[: 2 * damaged] + bodies[2 * damaged + 2 :]
+    assert fixture.drain() == left
+    assert fixture.counts() == (0, 0, 0)
+    fixture.publish(b"next")
+    assert fixture.counts() == (1, 0, 0)
+    assert fixture.drain() == [b"next"]
+
+
+def test_damage_over_deferred_messages_and_emptied_ranges_leaves_the_depth_right(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=1 << 20), mem_queue_size=0, cache_bytes=0)
+    fixture.channel()
+    fixture.publish(b"first")
+    fixture.publish(b"damaged-1")
+    fixture.publish(b"deferred-2", defer_ms=1000)
+    fixture.topic.pause()
+    fixture.publish(b"emptied-3")
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish(b"damaged-4")
+    fixture.cache.forget_topic("topic")
+    for body in (b"damaged-1", b"deferred-2", b"emptied-3", b"damaged-4"):
+        damage(tmp_path / "log", body)
+    assert fixture.counts() == (3, 0, 1)
+    assert fixture.drain() == [b"first"]
+    assert fixture.counts() == (0, 0, 1)
+    fixture.publish(b"last")
+    assert fixture.counts() == (1, 0, 1)
+    assert fixture.drain() == [b"last"]
+    fixture.pass_ms(1000)
+    assert fixture.drain() == []  # its body is gone
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_damage_behind_which_nothing_is_fresh_does_not_hold_back_the_requeued(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    fixture.publish(b"requeued")
+    subscriber = fixture.subscriber(ready=10)
+    (message,) = subscriber.receive()
+    subscriber.requeue(message)
+    assert subscriber.receive_bodies() == [b"requeued"]  # so that fresh messages are next
+    fixture.publish(b"damaged")
+    fixture.cache.forget_topic("topic")
+    damage(tmp_path / "log", b"damaged")
+    subscriber.requeue(message)
+    assert subscriber.receive_bodies() == [b"requeued"]
+    subscriber.requeue(message)
+    assert subscriber.receive_bodies() == [b"requeued"]
+    assert fixture.counts() == (0, 1, 0)
+
+
+def test_a_requeued_message_that_got_damaged_is_dropped_and_the_others_come(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    fixture.publish_many(6, each=2, prefix="body-")
+    gone = fixture.subscriber(ready=4)
+    gone.receive()
+    fixture = fixture.restarted(fixture.topic.snapshot(), disk_log(tmp_path / "log"))
+    damage(tmp_path / "log", b"body-1")
+    assert fixture.counts() == (6, 0, 0)
+    assert sorted(fixture.drain()) == [b"body-2", b"body-3", b"body-4", b"body-5"]
+    assert fixture.counts() == (0, 0, 0)
+
+
+# ---------------------------------------------------------------------- reads that fail
+
+
+def test_a_read_that_fails_puts_nothing_in_flight_and_loses_nothing() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
+    bodies = fixture.publish_many(6, each=2)
+    subscriber = fixture.subscriber(ready=100)
+    fixture.cache.forget_topic("topic")
+    log.fails = True
+    for _ in range(3):
+        with pytest.raises(LogReadError):
+            fixture.channel().dispatch(fixture.now_ns)
+        assert fixture.counts() == (6, 0, 0)
+    log.fails = False
+    assert subscriber.receive_bodies() == bodies
+
+
+def test_what_was_granted_before_a_read_failed_is_sent() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = Fixture(log)
+    fixture.publish(b"cached")
+    fixture.publish(b"not cached")
+    one, other = fixture.subscriber(ready=100), fixture.subscriber(ready=100)
+    fixture.cache.discard(("topic", 1))
+    log.fails = True
+    (grant,) = fixture.channel().dispatch(fixture.now_ns)
+    assert grant[0] is one.consumer
+    assert [message.body for message in decode(grant[1])] == [b"cached"]
+    assert fixture.counts() == (1, 1, 0)
+    with pytest.raises(LogReadError):
+        fixture.channel().dispatch(fixture.now_ns)
+    log.fails = False
+    assert other.receive_bodies() == [b"not cached"]
+
+
+def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = Fixture(log)
+    fixture.publish(b"a")
+    fixture.publish(b"b")
+    subscriber = fixture.subscriber(ready=100)
+    fixture.cache.discard(("topic", 1))
+    log.fails = True
+    (grant,) = fixture.channel().dispatch(fixture.now_ns)
+    assert [message.body for message in decode(grant[1])] == [b"a"]
+    assert len(subscriber.consumer.in_flight) == 1
+
+
+def test_requeued_messages_survive_a_read_that_fails() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = Fixture(log)
+    bodies = [b"a", b"b", b"c", b"d"]
+    for body in bodies:
+        fixture.publish(body)
+    gone = fixture.subscriber(ready=4)
+    gone.receive()
+    gone.leave()
+    fixture.cache.discard(("topic", 1))
+    fixture.cache.discard(("topic", 2))
+    log.fails = True
+    subscriber = fixture.subscriber(ready=10)
+    granted = []
+    for _ in range(4):
+        try:
+            grants = fixture.channel().dispatch(fixture.now_ns)
+        except LogReadError:
+            continue
+        granted += [message.body for _, payload in grants for message in decode(payload)]
+    assert granted == [b"a", b"d"]  # one that cannot be read does not hold back the others
+    assert fixture.counts() == (2, 2, 0)
+    log.fails = False
+    assert sorted(subscriber.receive_bodies()) == [b"b", b"c"]
+
+
+def test_a_requeued_message_that_cannot_be_read_does_not_hold_back_fresh_ones() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = Fixture(log)
+    fixture.publish(b"requeued")
+    gone = fixture.subscriber(ready=1)
+    gone.receive()
+    gone.leave()
+    fixture.cache.discard(("topic", 0))
+    log.fails = True
+    fixture.subscriber(ready=10)
+    for _ in range(3):
+        fixture.publish(b"fresh")
+        (grant,) = fixture.channel().dispatch(fixture.now_ns)
+        assert [message.body for message in decode(grant[1])] == [b"fresh"]
+    with pytest.raises(LogReadError):
+        fixture.channel().dispatch(fixture.now_ns)
+
+
+# ---------------------------------------------------------------------- leaving
+
+
+def test_a_consumer_that_left_is_sent_nothing_whatever_it_says() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    subscriber.leave()
+    subscriber.leave()
+    subscriber.ready(100)
+    subscriber.block(False)
+    fixture.publish(b"a")
+    assert subscriber.receive() == []
+    assert fixture.counts() == (1, 0, 0)
+
+
+def test_counts_since_the_start() -> None:
+    fixture = Fixture()
+    one, other = fixture.subscriber(ready=2), fixture.subscriber(ready=2)
+    fixture.publish_many(3)
+    fixture.publish(b"deferred", defer_ms=10)
+    channel = fixture.channel()
+    assert channel.message_count == 4
+    delivered = fixture.pump(channel)
+    first = [message for consumer, received in delivered if consumer is one.consumer for message in received]
+    one.requeue(first[0])
+    one.finish(first[1:])
+    assert (channel.message_count, channel.requeue_count) == (4, 1)
+    consumers = [one.consumer, other.consumer]
+    assert sum(consumer.message_count for consumer in consumers) == 3
+    assert (one.consumer.finish_count, one.consumer.requeue_count) == (len(first) - 1, 1)
+    assert fixture.now_ns == 5 * SECOND

@@ -1,0 +1,392 @@
+"""Topics and channels (broker semantics: topics and channels; ephemeral; pause, empty, delete)."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.state import Fixture, Received, disk_log
+from trio_nsq.log import MemoryLog
+
+
+def test_messages_wait_in_the_topic_until_it_has_a_channel() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a", b"bc")
+    assert (fixture.topic.depth, fixture.topic.message_count, fixture.topic.message_bytes) == (2, 2, 3)
+    channel = fixture.channel()
+    assert (fixture.topic.depth, channel.depth, channel.message_count) == (0, 2, 2)
+    assert fixture.drain() == [b"a", b"bc"]
+
+
+def test_the_first_channel_gets_the_backlog_and_later_ones_only_new_messages() -> None:
+    fixture = Fixture()
+    fixture.publish(b"before")
+    fixture.channel("first")
+    fixture.channel("second")
+    fixture.publish(b"after")
+    assert (fixture.counts("first"), fixture.counts("second")) == ((2, 0, 0), (1, 0, 0))
+    assert fixture.drain("first") == [b"before", b"after"]
+    assert fixture.drain("second") == [b"after"]
+
+
+def test_asking_for_a_channel_again_changes_nothing() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish(b"a")
+    assert fixture.channel() is channel
+    assert fixture.counts() == (1, 0, 0)
+
+
+def test_when_the_last_channel_is_gone_messages_wait_again() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a")
+    fixture.topic.remove_channel(fixture.channel("first"))
+    assert fixture.topic.depth == 0
+    fixture.publish(b"b")
+    assert fixture.topic.depth == 1
+    assert fixture.drain("second") == [b"b"]
+
+
+def test_a_paused_topic_keeps_what_is_published() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"before")
+    fixture.topic.pause()
+    fixture.publish(b"during")
+    assert (fixture.topic.depth, fixture.counts()) == (1, (1, 0, 0))
+    assert fixture.drain() == [b"before"]  # the channel itself goes on
+    fixture.topic.pause()
+    fixture.topic.unpause()
+    assert (fixture.topic.depth, fixture.counts()) == (0, (1, 0, 0))
+    fixture.topic.unpause()
+    assert fixture.drain() == [b"during"]
+
+
+def test_a_channel_made_during_a_pause_gets_what_waits() -> None:
+    fixture = Fixture()
+    fixture.channel("early")
+    fixture.topic.pause()
+    fixture.publish(b"during")
+    fixture.channel("late")
+    assert (fixture.counts("early"), fixture.counts("late")) == ((0, 0, 0), (0, 0, 0))
+    fixture.topic.unpause()
+    assert fixture.drain("early") == [b"during"]
+    assert fixture.drain("late") == [b"during"]
+
+
+def test_the_first_channel_of_a_paused_topic_gets_the_backlog_after_the_pause() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a")
+    fixture.topic.pause()
+    fixture.channel()
+    assert (fixture.topic.depth, fixture.counts()) == (1, (0, 0, 0))
+    fixture.topic.unpause()
+    assert fixture.drain() == [b"a"]
+
+
+def test_deleting_a_channel_drops_its_messages_and_closes_its_clients() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber("gone", ready=1)
+    kept = fixture.subscriber("kept", ready=1)
+    fixture.publish(b"a", b"b")
+    fixture.publish(b"c", defer_ms=10)
+    (message,) = subscriber.receive()
+    channel = fixture.channel("gone")
+    fixture.topic.remove_channel(channel)
+    fixture.topic.remove_channel(channel)
+    assert (subscriber.closed, kept.closed) == (True, False)
+    assert list(fixture.topic.channels) == ["kept"]
+    assert subscriber.finish([message]) == [(message.id, "ID not in flight")]
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+    subscriber.ready(10)
+    assert subscriber.receive() == []
+    assert fixture.drain("gone") == []  # a new one of this name
+    fixture.publish(b"d")
+    assert fixture.drain("gone") == [b"d"]
+    assert kept.receive_bodies() == [b"a"]
+
+
+def test_an_old_channel_cannot_delete_its_successor() -> None:
+    fixture = Fixture()
+    old = fixture.channel()
+    fixture.topic.remove_channel(old)
+    new = fixture.channel()
+    fixture.topic.remove_channel(old)
+    assert fixture.topic.channels == {"channel": new}
+
+
+def test_closing_a_topic_closes_every_client_and_forgets_what_was_cached() -> None:
+    fixture = Fixture()
+    subscribers = [fixture.subscriber(name, ready=0) for name in ("one", "two", "two")]
+    fixture.publish(b"a")
+    assert len(fixture.cache) == 1
+    fixture.topic.close()
+    assert all(subscriber.closed for subscriber in subscribers)
+    assert fixture.topic.channels == {}
+    assert len(fixture.cache) == 0
+
+
+# ---------------------------------------------------------------------- what is cached
+
+
+def test_the_newest_messages_stay_decoded() -> None:
+    fixture = Fixture(mem_queue_size=10)
+    fixture.publish_many(9, each=3)
+    assert [("topic", base) in fixture.cache for base in (0, 3, 6)] == [True, True, True]
+    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.cached_from) == (9, 0, 0)
+    fixture.publish(b"x", b"y")
+    assert [("topic", base) in fixture.cache for base in (0, 3, 6, 9)] == [False, True, True, True]
+    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.cached_from) == (11, 3, 3)
+
+
+@pytest.mark.parametrize("mem_queue_size", [0, 1])
+def test_the_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: int) -> None:
+    fixture = Fixture(mem_queue_size=mem_queue_size)
+    for base in (0, 5, 10):
+        fixture.publish(*[b"x"] * 5)
+        assert fixture.topic.cached_from == base
+        assert len(fixture.cache) == 1
+
+
+def test_nothing_is_cached_of_an_empty_topic() -> None:
+    topic = Fixture().topic
+    assert (topic.depth, topic.backend_depth, topic.cached_from) == (0, 0, 0)
+
+
+def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> None:
+    """mem_queue_size counts messages, which may be large: the cache's limit in bytes has to hold nevertheless."""
+    import gc
+
+    from trio_nsq.broker.batch import Batch
+
+    fixture = Fixture(disk := MemoryLog(max_messages=10), cache_bytes=100_000, mem_queue_size=10_000)
+    for _ in range(50):
+        fixture.publish(b"x" * 10_000)
+    gc.collect()
+    alive = [each for each in gc.get_objects() if isinstance(each, Batch)]
+    assert sum(batch.size_bytes for batch in alive) <= 100_000
+    assert (fixture.topic.cached_from, fixture.topic.backend_depth) == (41, 41 - disk.first_sequence)
+
+
+def test_redelivery_finds_in_memory_what_is_there() -> None:
+    class CountingLog(MemoryLog):
+        reads = 0
+
+        def read(self, sequence: int, max_bytes: int = 0) -> list:  # type: ignore[type-arg]
+            self.reads += 1
+            return super().read(sequence, max_bytes)
+
+    log = CountingLog(max_messages=10_000)
+    fixture = Fixture(log)
+    fixture.publish_many(1000, each=20)
+    subscriber = fixture.subscriber(ready=1000)
+    received = subscriber.receive()
+    assert len(received) == 1000
+    for message in received[::7]:
+        subscriber.requeue(message)
+    again = subscriber.receive()
+    assert [(m.id, m.body) for m in again] == [(m.id, m.body) for m in received[::7]]
+    assert log.reads == 0
+
+
+@pytest.mark.parametrize("each", [1, 20])
+def test_redelivery_from_disk_reads_neighbours_together(tmp_path: Path, each: int) -> None:
+    log = disk_log(tmp_path / "log", segment_bytes=1 << 20)
+    fixture = Fixture(log, mem_queue_size=0)
+    bodies = fixture.publish_many(2000, each=each)
+    fixture.cache.forget_topic("topic")
+    gone = fixture.subscriber(ready=2000)
+    assert gone.receive_bodies() == bodies
+    fixture.cache.forget_topic("topic")
+    fixture.topic.close
+    gone.leave()
+    reads = 0
+    read = log.read
+
+    def counting(sequence: int, max_bytes: int = 0) -> list:  # type: ignore[type-arg]
+        nonlocal reads
+        reads += 1
+        return read(sequence, max_bytes)
+
+    log.read = counting  # type: ignore[method-assign]
+    again = fixture.subscriber(ready=2000)
+    assert again.receive_bodies() == bodies
+    assert reads <= 20
+
+
+def test_redelivery_is_of_this_very_message_though_batches_overlap(tmp_path: Path) -> None:
+    """Batches of different lengths may begin at one sequence: as it was published, and merged as it was read."""
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=5)
+    bodies = fixture.publish_many(40)
+    early = fixture.subscriber(ready=40)
+    received = early.receive()
+    assert [message.body for message in received] == bodies
+    for message in reversed(received):
+        early.requeue(message)
+    assert [(m.id, m.body) for m in early.receive()] == [(m.id, m.body) for m in reversed(received)]
+
+
+def test_a_message_the_log_no_longer_has_is_held_by_no_batch() -> None:
+    fixture = Fixture(MemoryLog(max_messages=3), mem_queue_size=0, cache_bytes=0)
+    fixture.publish_many(10)
+    assert fixture.topic.batch_holding(2) is None
+    held = fixture.topic.batch_holding(8)
+    assert held is not None
+    assert held.base_sequence <= 8 < held.next_sequence
+    assert fixture.topic.batch_holding(10) is None
+
+
+# ---------------------------------------------------------------------- a commit under way
+
+
+def test_what_a_thread_has_stored_counts_only_when_it_is_accepted() -> None:
+    """With --sync=always the log grows in a thread; channels may be made, paused or emptied meanwhile."""
+    fixture = Fixture()
+    fixture.publish(b"a")
+    stored = fixture.store(b"b", b"c", defer_ms=1000)
+    assert fixture.topic.depth == 1
+    fixture.channel("early")
+    assert fixture.counts("early") == (1, 0, 0)
+    snapshot = fixture.topic.snapshot()
+    assert (snapshot["end"], snapshot["distribution_point"]) == (1, 1)
+    fixture.topic.accept(stored)
+    assert fixture.counts("early") == (1, 0, 2)
+    assert fixture.drain("early") == [b"a"]
+    fixture.pass_ms(1000)
+    assert fixture.drain("early") == [b"b", b"c"]
+    restored = fixture.restarted(snapshot)
+    assert restored.counts("early") == (1, 0, 2)
+
+
+def test_a_fresh_message_that_a_thread_has_stored_is_not_delivered_early() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.cache.forget_topic("topic")
+    stored = fixture.store(b"b")
+    subscriber = fixture.subscriber(ready=10)
+    assert subscriber.receive_bodies() == [b"a"]
+    assert (fixture.counts(), fixture.channel().message_count) == ((0, 1, 0), 1)
+    fixture.topic.accept(stored)
+    assert subscriber.receive_bodies() == [b"b"]
+    assert fixture.channel().message_count == 2
+
+
+def test_emptying_a_topic_leaves_what_is_being_stored() -> None:
+    fixture = Fixture()
+    fixture.publish(b"gone")
+    stored = fixture.store(b"kept")
+    fixture.topic.empty()
+    assert fixture.topic.depth == 0
+    fixture.topic.accept(stored)
+    assert fixture.topic.depth == 1
+    assert fixture.drain() == [b"kept"]
+
+
+# ---------------------------------------------------------------------- in memory only
+
+
+def test_an_ephemeral_topic_or_channel_says_so() -> None:
+    assert Fixture(name="t#ephemeral").topic.ephemeral
+    assert not Fixture(name="t").topic.ephemeral
+    assert Fixture().channel("c#ephemeral").ephemeral
+    assert not Fixture().channel("c").ephemeral
+
+
+def bounded(messages: int = 10) -> Fixture:
+    return Fixture(MemoryLog(max_messages=messages), name="t#ephemeral", mem_queue_size=messages)
+
+
+def test_a_full_memory_drops_the_oldest_and_the_depth_says_so() -> None:
+    fixture = bounded()
+    fixture.publish_many(25)
+    assert fixture.topic.depth == 10
+    fixture.channel("first")
+    fixture.channel("second")
+    assert (fixture.counts("first"), fixture.counts("second"), fixture.topic.depth) == ((10, 0, 0), (0, 0, 0), 0)
+    fixture.publish_many(12, prefix="n")
+    assert (fixture.counts("first"), fixture.counts("second")) == ((10, 0, 0), (10, 0, 0))
+    assert fixture.drain("first") == [b"n%d" % index for index in range(2, 12)]
+
+
+def test_a_full_memory_drops_what_waits_in_a_paused_topic() -> None:
+    fixture = bounded()
+    fixture.channel()
+    fixture.publish_many(3, prefix="before")
+    fixture.topic.pause()
+    fixture.publish_many(4, prefix="during")
+    assert (fixture.topic.depth, fixture.counts()) == (4, (3, 0, 0))
+    fixture.publish_many(30, prefix="late")
+    assert (fixture.topic.depth, fixture.counts()) == (10, (0, 0, 0))
+    fixture.topic.unpause()
+    assert fixture.drain() == [b"late%d" % index for index in range(20, 30)]
+
+
+def test_what_is_in_flight_survives_a_full_memory() -> None:
+    """A busy ephemeral topic forgets a message in a fraction of a second: a requeue must bring it back still."""
+    fixture = bounded()
+    subscriber = fixture.subscriber(ready=5, msg_timeout_ms=1000)
+    fixture.publish_many(5, each=5, prefix="old")
+    received = subscriber.receive()
+    subscriber.finish(received[4:])
+    subscriber.requeue(received[0])
+    subscriber.requeue(received[1], delay_ms=500)
+    subscriber.ready(0)
+    fixture.publish_many(100, prefix="new")
+    fixture.pass_ms(500)
+    assert fixture.counts() == (12, 2, 0)
+    fixture.pass_ms(500)
+    assert (fixture.counts(), fixture.channel().timeout_count) == ((14, 0, 0), 2)
+    subscriber.ready(100)
+    again = {message.body: message for message in subscriber.receive()}
+    old = {b"old0", b"old1", b"old2", b"old3"}
+    assert {body for body in again if body.startswith(b"old")} == old
+    assert all(again[body].attempts == 2 for body in old)
+    subscriber.leave()
+    fixture.publish_many(100, prefix="newer")
+    other = fixture.subscriber(ready=100)
+    third = {message.body: message.attempts for message in other.receive()}
+    assert {body: third.get(body) for body in old} == dict.fromkeys(old, 3)
+
+
+def test_a_touched_message_survives_a_full_memory() -> None:
+    fixture = bounded()
+    subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
+    fixture.publish(b"a", b"b")
+    received = subscriber.receive()
+    fixture.pass_ms(900)
+    subscriber.touch(received[1])
+    fixture.topic.pause()
+    fixture.publish_many(100)
+    fixture.pass_ms(1000)
+    assert sorted(subscriber.receive_bodies()) == [b"a", b"b"]
+
+
+def test_a_deferred_publish_survives_a_full_memory() -> None:
+    fixture = bounded()
+    fixture.publish(b"before any channel", defer_ms=1000)
+    fixture.publish_many(20)
+    assert fixture.topic.depth == 10
+    subscriber = fixture.subscriber(ready=100)
+    fixture.publish(b"with a channel", b"and another", defer_ms=1000)
+    fixture.publish_many(20, prefix="n")
+    subscriber.finish(subscriber.receive())
+    assert fixture.counts() == (0, 0, 3)
+    fixture.pass_ms(1000)
+    assert subscriber.receive_bodies() == [b"before any channel", b"with a channel", b"and another"]
+
+
+def test_a_durable_topic_pins_no_batch_for_what_is_in_flight() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish(b"a")
+    subscriber.receive()
+    (delivery,) = subscriber.consumer.in_flight.values()
+    assert delivery.held is None
+
+
+def test_received_is_what_was_published() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish(bytes(range(256)))
+    (message,) = subscriber.receive()
+    assert message == Received(message.id, bytes(range(256)), 1, message.timestamp_ns)

@@ -1,0 +1,127 @@
+"""`qcli topic` and `qcli channel`."""
+
+import signal
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker
+
+
+def test_topic_create_list_and_delete(qcli: Cli, topic: str) -> None:
+    names = [f"{topic}.b", f"{topic}.a#ephemeral"]
+    result = qcli("topic", "create", *names)
+    assert (result.code, result.out) == (0, b"")
+    assert result.err == f"topic {names[0]} created\ntopic {names[1]} created\n"
+    assert qcli("topic", "create", *names).code == 0  # again is no mistake
+    listed = qcli("topic", "list").out.decode().splitlines()
+    assert [name for name in listed if name.startswith(topic)] == sorted(names)
+    assert qcli("topic", "delete", "--yes", *names).code == 0
+    assert topic not in qcli("topic", "list").out.decode()
+
+
+def test_topic_list_as_json(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "b", "a")
+    qcli("topic", "pause", topic)
+    records = qcli("topic", "list", "--format", "json").records
+    assert {"topic": topic, "channels": ["a", "b"], "paused": True} in records
+
+
+def test_topic_pause_and_unpause(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    assert qcli("topic", "pause", topic).code == 0
+    qcli("pub", topic, stdin=b"a\n")
+    assert broker.channel_stats(topic, "c")["message_count"] == 0
+    assert qcli("topic", "unpause", topic).code == 0
+    assert qcli("tail", f"{topic}/c", "-n", "1").out == b"a\n"
+
+
+def test_topic_empty(qcli: Cli, topic: str) -> None:
+    qcli("pub", topic, stdin=b"a\nb\n")
+    assert qcli("stat", topic, "--format", "json").records[0]["depth"] == 2
+    assert qcli("topic", "empty", "-y", topic).code == 0
+    assert qcli("stat", topic, "--format", "json").records[0]["depth"] == 0
+
+
+def test_channel_create_pause_empty_and_delete(qcli: Cli, broker: Broker, topic: str) -> None:
+    source = f"{topic}/c#ephemeral"
+    broker.create(topic)
+    assert qcli("channel", "create", source).err == f"channel {source} created\n"
+    assert qcli("channel", "pause", source).code == 0
+    qcli("pub", topic, stdin=b"a\nb\n")
+    (record,) = qcli("stat", source, "--format", "json").records
+    assert (record["paused"], record["depth"]) == (True, 2)
+    assert qcli("channel", "unpause", source).code == 0
+    assert qcli("channel", "empty", "--yes", source).code == 0
+    (record,) = qcli("stat", source, "--format", "json").records
+    assert (record["paused"], record["depth"]) == (False, 0)
+    assert qcli("channel", "delete", "--yes", source).code == 0
+    assert qcli("stat", source).code == 1
+
+
+def test_what_is_not_there_is_named(qcli: Cli, topic: str) -> None:
+    missing = f"Error: There is no topic {topic} on {qcli.http_address}.\n"
+    for args in (
+        ["topic", "pause", topic],
+        ["topic", "delete", "-y", topic],
+        ["channel", "create", f"{topic}/c"],
+    ):
+        result = qcli(*args)
+        assert (result.code, result.err) == (1, missing)
+    qcli("topic", "create", topic)
+    result = qcli("channel", "pause", f"{topic}/c")
+    assert (result.code, result.err) == (1, f"Error: There is no channel {topic}/c on {qcli.http_address}.\n")
+
+
+def test_part_of_it_done_is_said(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    result = qcli("topic", "pause", f"{topic}.missing", topic)
+    assert result.code == 4
+    assert f"topic {topic} paused\n" in result.err
+    assert f"There is no topic {topic}.missing" in result.err
+
+
+@pytest.mark.parametrize("args", [["topic", "delete", "t"], ["channel", "empty", "t/c"]])
+def test_destroying_unasked_needs_yes(qcli: Cli, args: list[str]) -> None:
+    result = qcli(*args)
+    assert result.code == 2
+    assert "--yes" in result.err
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\n", 1, 0)])
+def test_destroying_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, code: int, left: int) -> None:
+    qcli("topic", "create", topic)
+    with qcli.on_terminal("topic", "delete", topic) as terminal:
+        terminal.expect(f"Delete topic {topic} on {qcli.http_address}? [y/N]: ".encode())
+        terminal.type(answer)
+        assert terminal.end() == code
+    assert qcli("stat", topic).code == left
+
+
+def test_an_interrupted_question_destroys_nothing(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    with qcli.on_terminal("topic", "delete", topic) as terminal:
+        terminal.expect(b"[y/N]: ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130
+    assert qcli("stat", topic).code == 0
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["topic", "create", "a b"],
+        ["channel", "create", "t"],
+        ["channel", "create", "t/a/b"],
+        ["topic", "create"],
+    ],
+)
+def test_bad_names_are_usage_errors(nowhere: Cli, args: list[str]) -> None:
+    assert nowhere(*args).code == 2
+
+
+def test_no_broker(nowhere: Cli) -> None:
+    for args in (["topic", "list"], ["topic", "create", "t"], ["channel", "pause", "t/c"]):
+        result = nowhere(*args)
+        assert result.code == 3
+        assert result.err.startswith("Error: No broker answers at 127.0.0.1:1: connection refused.")

@@ -1,0 +1,126 @@
+"""Completion, asked as the scripts ask."""
+
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.support import DEADLINE_S, Cli
+from interop.peers import Broker
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def ask(qcli: Cli, line: str) -> list[list[str]]:
+    """What zsh and fish are told for this line, as fields."""
+    *words, current = line.split(" ")
+    env = {"_QCLI_COMPLETE": "zsh_complete", "QCLI_WORDS": "\n".join(words), "QCLI_CURRENT": current}
+    result = qcli(env=env)
+    assert (result.code, result.err) == (0, "")
+    return [answer.split("\t") for answer in result.out.decode().splitlines()]
+
+
+def names(qcli: Cli, line: str) -> list[str]:
+    """The candidates alone."""
+    return [value for kind, value, _ in ask(qcli, line)]
+
+
+@pytest.fixture
+def topics(broker: Broker, topic: str) -> str:
+    """The common beginning of two topics, one with two channels and one with none."""
+    broker.create(f"{topic}.a", "c1", "c2#ephemeral")
+    broker.create(f"{topic}.b")
+    return topic
+
+
+def test_commands_and_options(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli t") == ["tail", "topic"]
+    assert names(nowhere, "qcli channel de") == ["delete"]
+    assert names(nowhere, "qcli serve --sync-") == ["--sync-every", "--sync-timeout"]
+    assert names(nowhere, "qcli tail --format j") == ["json"]
+    assert names(nowhere, "qcli tail --format=") == ["--format=raw", "--format=json"]
+    assert ["plain", "pub", "Publish lines to a topic."] in ask(nowhere, "qcli ")
+    assert ask(nowhere, "qcli pub clicks ./a") == [["file", "./a", ""]]
+
+
+def test_topics(qcli: Cli, topics: str) -> None:
+    both = [f"{topics}.a", f"{topics}.b"]
+    assert names(qcli, f"qcli pub {topics}") == both
+    assert names(qcli, f"qcli topic delete --yes {both[0]} {topics}") == both
+    assert names(qcli, f"qcli stat {topics}") == both
+
+
+def test_channels_once_the_topic_is_clear(qcli: Cli, topics: str) -> None:
+    channels = [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
+    assert names(qcli, f"qcli tail {topics}.a") == [f"{topics}.a", *channels]
+    assert names(qcli, f"qcli tail {topics}.a/") == channels
+    assert names(qcli, f"qcli stat {topics}.a/c2") == channels[1:]
+    assert names(qcli, f"qcli channel pause {topics}.a") == channels
+
+
+def test_a_channel_is_still_to_come(qcli: Cli, topics: str) -> None:
+    answers = ask(qcli, f"qcli channel pause {topics}")
+    assert answers == [["unfinished", f"{topics}.a/", ""], ["unfinished", f"{topics}.b/", ""]]
+
+
+def test_the_address_on_the_command_line_counts(nowhere: Cli, broker: Broker, topics: str) -> None:
+    assert names(nowhere, f"qcli pub {topics}") == []
+    address = broker.http_address
+    assert len(names(nowhere, f"qcli pub --nsqd-http-address {address} {topics}")) == 2
+    assert len(names(nowhere, f"qcli pub --nsqd-http-address={address} {topics}")) == 2
+
+
+def test_a_broker_that_does_not_answer_is_not_waited_for(nowhere: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        assert names(nowhere, f"qcli pub --nsqd-http-address {address} ") == []
+        # Half a second, and what a Python process takes to start; a connection would have five.
+        assert time.monotonic() - begun < 4
+
+
+def bash(qcli: Cli, line: str) -> list[str]:
+    """What bash offers, by the script itself."""
+    script = f"""
+        source {REPOSITORY}/completions/qcli.bash
+        compopt() {{ echo "compopt $*"; }}
+        COMP_LINE=$1; COMP_POINT=${{#1}}
+        _qcli qcli
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    path = qcli.environment()["PATH"]
+    import sys
+
+    bin = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", line],
+        capture_output=True,
+        check=True,
+        env=qcli.environment(PATH=f"{bin}:{path}"),
+        timeout=DEADLINE_S,
+    )
+    assert done.stderr == b""
+    return done.stdout.decode().split()
+
+
+def test_bash(qcli: Cli, topics: str) -> None:
+    assert bash(qcli, "qcli t") == ["tail", "topic"]
+    assert bash(qcli, f"qcli tail {topics}.a/") == [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
+    assert bash(qcli, f"cat x | qcli pub {topics}") == []  # bash itself cuts the line to the command
+    # bash takes the part after `=` for the word
+    assert bash(qcli, "qcli tail --format=j") == ["json"]
+    address = qcli.http_address
+    assert bash(qcli, f"qcli pub --nsqd-http-address={address} {topics}.b") == [f"{topics}.b"]
+    assert bash(qcli, f"qcli channel pause {topics}")[:3] == ["compopt", "-o", "nospace"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "script"), [("bash", "qcli.bash"), ("zsh", "_qcli"), ("fish", "qcli.fish")]
+)
+def test_scripts_are_valid(shell: str, script: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", REPOSITORY / "completions" / script], check=True, timeout=DEADLINE_S)

@@ -1,0 +1,129 @@
+"""What holds for every command: help, versions, exit codes, pipes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.support import DEADLINE_S, Cli, command_line
+from qcli.app import run
+from qcli.errors import Failure, reason_of, translate
+from qcli.exit_codes import ExitCode
+from trio_nsq._version import __version__
+from trio_nsq.protocol import NSQError
+
+COMMANDS = ["serve", "pub", "tail", "stat", "topic", "channel", "topic create", "channel delete"]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(nowhere: Cli, name: str, flag: str) -> None:
+    result = nowhere(*name.split(), flag)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: qcli {name}".rstrip().encode())
+    assert b"\x1b" not in result.out
+
+
+def test_version(nowhere: Cli) -> None:
+    assert nowhere("--version").out.decode() == f"qcli {__version__}\n"
+
+
+def test_the_console_script_is_the_module() -> None:
+    script = Path(sys.executable).with_name("qcli")
+    done = subprocess.run([script, "--version"], capture_output=True, check=True, timeout=DEADLINE_S)
+    assert done.stdout.decode() == f"qcli {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["nonsense"], ["pub"], ["tail", "t", "-n", "0"], ["stat", "--format", "xml"], []]
+)
+def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
+    result = nowhere(*args)
+    assert (result.code, result.out) == (2, b"")
+    assert "Traceback" not in result.err
+
+
+def test_the_environment_names_the_broker_and_the_command_line_overrules_it(nowhere: Cli) -> None:
+    env = {"QCLI_NSQD_TCP_ADDRESS": "127.0.0.1:2", "QCLI_NSQD_HTTP_ADDRESS": "127.0.0.1:3"}
+    assert "127.0.0.1:2" in nowhere("tail", "t", env=env).err
+    assert "127.0.0.1:3" in nowhere("stat", env=env).err
+    assert "127.0.0.1:4" in nowhere("stat", "--nsqd-http-address", "127.0.0.1:4", env=env).err
+
+
+def test_a_bad_address_in_the_environment_is_a_usage_error(nowhere: Cli) -> None:
+    result = nowhere("stat", env={"QCLI_NSQD_HTTP_ADDRESS": "nonsense"})
+    assert result.code == 2
+    assert "nonsense" in result.err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["stat"], ["topic", "list"]])
+def test_a_reader_that_went_away_is_a_quiet_success(qcli: Cli, args: list[str]) -> None:
+    process = subprocess.Popen(
+        command_line(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=qcli.environment()
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize("args", [["stat"], ["topic", "list"]])
+def test_a_full_disk_is_said(qcli: Cli, args: list[str], topic: str) -> None:
+    qcli("topic", "create", topic)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command_line(*args),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=qcli.environment(),
+            timeout=DEADLINE_S,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"Error: Cannot write to standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("args", ["tail t/c -n 1", "stat"])
+def test_closed_descriptors(qcli: Cli, args: str) -> None:
+    line = " ".join(command_line(*args.split()))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {line} >&-"], stderr=subprocess.PIPE, env=qcli.environment(), timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stderr) == (1, b"Error: Standard output is closed.\n")
+    line = " ".join(command_line("pub", "t"))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {line} <&-"], stderr=subprocess.PIPE, env=qcli.environment(), timeout=DEADLINE_S
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: Standard input is closed.")
+
+
+def test_starting_up_imports_nothing_heavy() -> None:
+    """Help and completion answer at once: what only some commands need is imported by those."""
+    code = (
+        "import sys; from qcli.app import run; run(['--help']); "
+        "heavy = {'trio', 'rich', 'httpx', 'asyncio', 'ssl', 'http.client', 'logging'} & set(sys.modules); "
+        "sys.exit(', '.join(sorted(heavy)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_errors_are_translated_out_of_groups() -> None:
+    inner = ExceptionGroup("tasks", [ValueError("a bug"), ExceptionGroup("more", [NSQError("went wrong")])])
+    outcome = translate(inner)
+    assert isinstance(outcome, Failure)
+    assert (outcome.message, outcome.exit_code) == ("went wrong", ExitCode.FAILURE)
+    assert translate(ValueError("a bug")) is None
+
+
+def test_reasons_are_those_of_the_system() -> None:
+    error = RuntimeError("wrapped")
+    error.__cause__ = ConnectionRefusedError(111, "[Errno 111] at some length")
+    assert reason_of(error) == "connection refused"
+    assert reason_of(RuntimeError("plain")) == "plain"
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert [code for code in ExitCode if not code.meaning] == []
+    assert run(["--version"]) == 0

@@ -1,0 +1,137 @@
+"""The help of every command, and the files made from it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from qcli.app import root
+from qcli.commands import DocumentedCommand
+from qcli.exit_codes import ExitCode
+from qcli.generate import generated_files, stale_files, write_files
+from qcli.generate.manpages import man_pages
+from qcli.options import HTTP_VARIABLE, TCP_VARIABLE
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def tree(ctx: click.Context) -> Iterator[click.Context]:
+    """The context of a command, and of all below it."""
+    yield ctx
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            command = ctx.command.get_command(ctx, name)
+            assert command is not None
+            yield from tree(click.Context(command, info_name=name, parent=ctx, **command.context_settings))
+
+
+CONTEXTS = list(tree(click.Context(root, info_name="qcli", **root.context_settings)))
+everywhere = pytest.mark.parametrize("ctx", CONTEXTS, ids=[ctx.command_path for ctx in CONTEXTS])
+
+
+@everywhere
+def test_every_command_is_documented(ctx: click.Context) -> None:
+    command = ctx.command
+    assert isinstance(command, DocumentedCommand)
+    assert command.help
+    assert command.help.split("\n\n")[0].endswith(".")
+    assert command.examples
+    for example in command.examples:
+        assert "qcli" in example.line
+        assert example.about
+    assert {ExitCode.OK, ExitCode.USAGE, ExitCode.INTERRUPTED} <= command.exits.keys()
+
+
+@everywhere
+def test_every_option_is_documented(ctx: click.Context) -> None:
+    for param in ctx.command.get_params(ctx):
+        if isinstance(param, click.Argument):
+            assert param.metavar
+            continue
+        assert isinstance(param, click.Option)
+        assert param.help, param.name
+        assert param.help.endswith("."), param.name
+        assert param.is_flag or param.metavar or isinstance(param.type, click.Choice), param.name
+
+
+@everywhere
+def test_help_has_examples_and_exit_codes(ctx: click.Context) -> None:
+    text = ctx.get_help()
+    command = ctx.command
+    assert isinstance(command, DocumentedCommand)
+    for example in command.examples:
+        assert f"  {example.line}\n" in text
+    assert "\nExit status:\n  0 " in text
+    assert "-h, --help" in text
+
+
+@everywhere
+def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None:
+    if isinstance(ctx.command, click.Group) or ctx.info_name == "serve":
+        return
+    options = {param.opts[0]: param for param in ctx.command.params if isinstance(param, click.Option)}
+    tcp, http = options["--nsqd-tcp-address"], options["--nsqd-http-address"]
+    assert (tcp.default, tcp.envvar) == ("127.0.0.1:4150", TCP_VARIABLE)
+    assert (http.default, http.envvar) == ("127.0.0.1:4151", HTTP_VARIABLE)
+    assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
+    assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
+
+
+def test_generated_files_are_current() -> None:
+    assert stale_files(REPOSITORY) == [], "run 'make generate'"
+
+
+def test_the_environment_does_not_matter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qcli.generate", "--check"],
+        env=os.environ | {"COLUMNS": "33", "LANG": "C", "NO_COLOR": "1", TCP_VARIABLE: "elsewhere:1"},
+        capture_output=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_stale_missing_and_surplus_files_are_found_and_mended(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    assert stale_files(tmp_path) == []
+    (tmp_path / "man" / "qcli.1").write_text("changed")
+    (tmp_path / "man" / "qcli-gone.1").write_text("")
+    (tmp_path / "completions" / "_qcli").unlink()
+    assert stale_files(tmp_path) == ["completions/_qcli", "man/qcli-gone.1", "man/qcli.1"]
+    write_files(tmp_path)
+    assert stale_files(tmp_path) == []
+
+
+def test_there_is_a_page_for_every_command() -> None:
+    pages = {f"qcli-{name}.1" for name in root.list_commands(CONTEXTS[0])} | {"qcli.1"}
+    assert set(man_pages()) == pages
+    for ctx in CONTEXTS:
+        page = "-".join(ctx.command_path.split()[:2]) + ".1"
+        for param in ctx.command.params:
+            for name in param.opts if isinstance(param, click.Option) else []:
+                assert name.replace("-", r"\-") in man_pages()[page], (page, name)
+
+
+def test_generated_text_is_plain() -> None:
+    for name, text in generated_files().items():
+        assert text.isascii(), name
+        assert text.endswith("\n"), name
+        assert not any(line != line.rstrip() for line in text.splitlines()), name
+
+
+@pytest.mark.parametrize("name", sorted(man_pages()))
+def test_man_pages_render(name: str) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-P-c", REPOSITORY / "man" / name], capture_output=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode()
+    for title in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS", "SEE ALSO"):
+        assert title in text

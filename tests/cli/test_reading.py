@@ -1,0 +1,107 @@
+"""Reading and pacing."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from qcli.errors import Failure
+from qcli.reading import Input, Pace, open_input
+
+
+async def test_a_pipe_is_read_without_blocking_the_loop() -> None:
+    reader, writer = os.pipe()
+    source = Input(reader, "pipe")
+    got: list[bytes] = []
+    try:
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                while chunk := await source.read():
+                    got.append(chunk)
+
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            os.write(writer, b"one")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            os.write(writer, b"two")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            os.close(writer)
+        assert got == [b"one", b"two"]
+    finally:
+        source.close()
+
+
+async def test_nothing_is_lost_when_reading_is_cut_short() -> None:
+    reader, writer = os.pipe()
+    source = Input(reader, "pipe")
+    with trio.move_on_after(0.01):
+        await source.read()
+    os.write(writer, b"kept")
+    assert await source.read() == b"kept"
+    os.close(writer)
+    source.close()
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+async def test_files_that_cannot_be_waited_for(path: str) -> None:
+    source = await open_input(path, 10)
+    assert await source.read() == (b"" if path == "/dev/null" else bytes(10))
+    source.close()
+
+
+async def test_a_descriptor_that_does_not_block_stays_so(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    source = Input(reader, "pipe")
+    os.write(writer, b"x")
+    assert await source.read() == b"x"
+    assert not os.get_blocking(reader)
+    os.close(writer)
+    source.close()
+
+
+async def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    source = await open_input(str(tmp_path))  # a folder can be opened
+    with pytest.raises(Failure, match=r"Cannot read .*: Is a directory\."):
+        await source.read()
+    source.close()
+    with pytest.raises(Failure, match="No such file"):
+        await open_input(str(tmp_path / "missing"))
+
+
+async def passes(pace: Pace, count: int) -> float:
+    await pace.wait(count)
+    return trio.current_time()
+
+
+async def test_the_rate_is_even(autojump_clock: trio.testing.MockClock) -> None:
+    begun = trio.current_time()
+    pace = Pace(10, begun)
+    assert pace.max_messages == 1
+    assert [round(await passes(pace, 1) - begun, 6) for _ in range(4)] == [0, 0.1, 0.2, 0.3]
+
+
+async def test_a_high_rate_lets_slices_pass(autojump_clock: trio.testing.MockClock) -> None:
+    begun = trio.current_time()
+    pace = Pace(10_000, begun)
+    assert pace.max_messages == 500
+    assert [round(await passes(pace, 500) - begun, 6) for _ in range(4)] == [0, 0.05, 0.1, 0.15]
+
+
+async def test_a_pause_is_made_up_for_only_in_part(autojump_clock: trio.testing.MockClock) -> None:
+    pace = Pace(100, trio.current_time())
+    await pace.wait(1)
+    await trio.sleep(60)
+    begun = trio.current_time()
+    for _ in range(100):
+        await pace.wait(1)
+    assert trio.current_time() - begun == pytest.approx(99 / 100 - Pace.MAX_CREDIT_S)
+
+
+async def test_less_than_one_a_second(autojump_clock: trio.testing.MockClock) -> None:
+    begun = trio.current_time()
+    pace = Pace(0.25, begun)
+    assert [await passes(pace, 1) - begun for _ in range(3)] == pytest.approx([0, 4, 8])

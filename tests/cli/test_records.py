@@ -1,0 +1,116 @@
+"""From bytes to messages to batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qcli.records import MAX_BATCH_BYTES, Batcher, Splitter
+
+DELIMITERS = [b"\n", b"\0", b"\r\n", b"aa", b"aba", b"abab"]
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    """The data in pieces."""
+    ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(
+    data=st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"xyz", b"aa", b"ab"])).map(b"".join),
+    places=st.lists(st.integers(0, 200)),
+    delimiter=st.sampled_from(DELIMITERS),
+)
+def test_it_does_not_matter_in_which_pieces_input_comes(
+    data: bytes, places: list[int], delimiter: bytes
+) -> None:
+    splitter = Splitter(delimiter, 1000)
+    messages = [message for piece in cut(data, places) for message in splitter.feed(piece)]
+    messages += splitter.end()
+    whole = data.split(delimiter)
+    if not whole[-1]:
+        whole.pop()  # a delimiter at the very end ends the last message and begins none
+    assert messages == [message for message in whole if message]
+    assert (splitter.seen, splitter.empty) == (len(whole), whole.count(b""))
+    assert splitter.too_long is None
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=30),
+    places=st.lists(st.integers(0, 400)),
+    delimiter=st.sampled_from([b"\n", b"\r\n"]),
+    end=st.booleans(),
+)
+def test_the_first_message_that_is_too_long_is_named(
+    sizes: list[int], places: list[int], delimiter: bytes, end: bool
+) -> None:
+    data = delimiter.join(b"x" * size for size in sizes) + (delimiter if end and sizes else b"")
+    splitter = Splitter(delimiter, 6)
+    messages = [message for piece in cut(data, places) for message in splitter.feed(piece)] + splitter.end()
+    first = next((place for place, size in enumerate(sizes, 1) if size > 6), None)
+    assert splitter.too_long == first
+    assert [len(message) for message in messages] == [size for size in sizes[: first and first - 1] if size]
+
+
+def test_an_endless_message_is_not_kept() -> None:
+    splitter = Splitter(b"\r\n", 10)
+    splitter.feed(b"x" * 10 + b"\r")
+    assert splitter.too_long is None
+    splitter.feed(b"x")
+    assert splitter.too_long == 1
+    assert splitter.feed(b"y\r\nz\r\n") == []
+
+
+def test_each_input_ends_its_last_message() -> None:
+    splitter = Splitter(b"\n", 10)
+    assert splitter.feed(b"a\nb") == [b"a"]
+    assert splitter.unfinished_bytes == 1
+    assert splitter.end() == [b"b"]
+    assert splitter.unfinished_bytes == 0
+    assert splitter.end() == []
+    assert splitter.feed(b"c\n") == [b"c"]
+
+
+@given(
+    chunks=st.lists(st.lists(st.sampled_from([1, 10, 400_000, 700_000, 2_000_000]), max_size=8), max_size=5),
+    most=st.sampled_from([1, 2, 3, 1000]),
+)
+def test_batches_keep_to_their_bounds_and_lose_nothing(chunks: list[list[int]], most: int) -> None:
+    batcher = Batcher(most)
+    all_messages: list[bytes] = []
+    batches: list[list[bytes]] = []
+    for chunk in chunks:
+        messages = [bytes(size) for size in chunk]
+        all_messages += messages
+        batches += batcher.add(messages)
+    waiting = len(batcher)
+    rest = batcher.rest()
+    assert len(rest) == waiting
+    assert len(batcher) == 0
+    assert [message for batch in [*batches, rest] for message in batch] == all_messages
+    for batch in [*batches, rest]:
+        assert len(batch) <= most
+        assert len(batch) <= 1 or sum(map(len, batch)) <= MAX_BATCH_BYTES
+    assert all(batches)
+
+
+def test_a_batch_is_handed_out_as_soon_as_it_is_full() -> None:
+    batcher = Batcher(3)
+    assert list(batcher.add([b"1", b"2"])) == []
+    assert list(batcher.add([b"3", b"4"])) == [[b"1", b"2", b"3"]]
+    assert batcher.rest() == [b"4"]
+
+
+def test_what_is_not_taken_waits() -> None:
+    batcher = Batcher(1)
+    batches = batcher.add([b"1", b"2", b"3"])
+    assert next(batches) == [b"1"]
+    batches.close()  # type: ignore[attr-defined]
+    assert batcher.rest() == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("delimiter", DELIMITERS)
+def test_nothing_is_no_message(delimiter: bytes) -> None:
+    splitter = Splitter(delimiter, 10)
+    assert splitter.feed(b"") == []
+    assert splitter.end() == []
+    assert splitter.seen == 0

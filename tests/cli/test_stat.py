@@ -1,0 +1,200 @@
+"""`qcli stat`."""
+
+import csv
+import io
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker
+from qcli.params import Source
+from qcli.stats import COUNTS, RECORD_KEYS, Sampler
+
+
+def channel(name: str, messages: int = 0, **counts: int) -> dict[str, Any]:
+    return (
+        {"channel_name": name, "paused": False}
+        | dict.fromkeys(COUNTS, 0)
+        | {"message_count": messages}
+        | counts
+    )
+
+
+def topic_stats(name: str, *channels: dict[str, Any], messages: int = 0) -> dict[str, Any]:
+    counts = {"depth": 0, "backend_depth": 0, "message_count": messages}
+    return {"topic_name": name, "paused": False, "channels": list(channels)} | counts
+
+
+def test_rows_are_sorted_and_filtered() -> None:
+    topics = [topic_stats("b", channel("y"), channel("x")), topic_stats("a")]
+    keys = [(row.topic, row.channel) for row in Sampler(None).rows(topics, 1.0)]
+    assert keys == [("a", None), ("b", None), ("b", "x"), ("b", "y")]
+    keys = [(row.topic, row.channel) for row in Sampler(Source("b", "y")).rows(topics[:1], 1.0)]
+    assert keys == [("b", "y")]
+
+
+def test_rates_are_of_the_time_that_really_passed() -> None:
+    sampler = Sampler(None)
+    (_, first) = sampler.rows([topic_stats("t", channel("c", 100, depth=100))], 10.0)
+    assert (first.ingress_rate, first.egress_rate) == (None, None)
+    topic, second = sampler.rows([topic_stats("t", channel("c", 200, depth=50), messages=300)], 14.0)
+    assert (second.ingress_rate, second.egress_rate) == (25.0, 37.5)
+    assert (topic.ingress_rate, topic.egress_rate) == (75.0, None)
+
+
+def test_a_requeued_message_has_not_left() -> None:
+    sampler = Sampler(None)
+    sampler.rows([topic_stats("t", channel("c", 10, in_flight_count=10))], 0.5)
+    _, row = sampler.rows([topic_stats("t", channel("c", 10, depth=4, deferred_count=5))], 1.5)
+    assert row.egress_rate == 1.0
+
+
+def test_counts_that_fall_give_no_rate() -> None:
+    sampler = Sampler(None)
+    sampler.rows([topic_stats("t", messages=10)], 1.0)
+    (row,) = sampler.rows([topic_stats("t", messages=3)], 2.0)
+    assert row.ingress_rate is None
+
+
+@pytest.fixture
+def clicks(qcli: Cli, broker: Broker, topic: str) -> str:
+    """A topic with two channels, three messages, and one of them consumed from the first channel."""
+    broker.create(topic, "a", "b")
+    qcli("pub", topic, stdin=b"1\n2\n3\n")
+    qcli("tail", f"{topic}/a", "-n", "1")
+    qcli("channel", "pause", f"{topic}/b")
+    return topic
+
+
+def test_one_report_when_there_is_no_terminal(qcli: Cli, clicks: str) -> None:
+    result = qcli("stat", clicks)
+    assert (result.code, result.err) == (0, "")
+    assert b"\x1b" not in result.out
+    heading, *rows = result.out.decode().splitlines()
+    assert heading.split()[:3] == ["topic", "channel", "depth"]
+    assert [row.split()[:3] for row in rows] == [[clicks, "0", "0"], [clicks, "a", "2"], [clicks, "b", "3"]]
+    assert rows[2].endswith("paused")
+
+
+def test_json(qcli: Cli, clicks: str) -> None:
+    topic, a, b = qcli("stat", clicks, "--format", "json").records
+    assert tuple(topic) == tuple(a) == RECORD_KEYS
+    assert (topic["channel"], topic["message_count"], topic["in_flight_count"]) == (None, 3, None)
+    assert (a["channel"], a["depth"], a["message_count"], a["paused"]) == ("a", 2, 3, False)
+    assert (b["channel"], b["depth"], b["paused"], b["ingress_rate"]) == ("b", 3, True, None)
+
+
+def test_a_single_channel(qcli: Cli, clicks: str) -> None:
+    (record,) = qcli("stat", f"{clicks}/a", "--format", "json").records
+    assert (record["topic"], record["channel"], record["depth"]) == (clicks, "a", 2)
+
+
+def test_everything(qcli: Cli, clicks: str) -> None:
+    records = qcli("stat", "--format", "json").records
+    assert [record["channel"] for record in records if record["topic"] == clicks] == [None, "a", "b"]
+
+
+@pytest.mark.parametrize(("form", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_csv_and_tsv(qcli: Cli, clicks: str, form: str, delimiter: str) -> None:
+    out = qcli("stat", clicks, "--format", form, "--count", "2", "--interval", "10ms").out.decode()
+    heading, *rows = csv.reader(io.StringIO(out), delimiter=delimiter)
+    assert tuple(heading) == RECORD_KEYS
+    records = [dict(zip(heading, row, strict=True)) for row in rows]
+    assert [record["channel"] for record in records] == ["", "a", "b"] * 2
+    assert (records[0]["client_count"], records[1]["paused"], records[2]["paused"]) == ("", "false", "true")
+    assert (records[0]["ingress_rate"], records[3]["ingress_rate"]) == ("", "0.0")
+
+
+def test_count_reports(qcli: Cli, clicks: str) -> None:
+    records = qcli("stat", f"{clicks}/a", "--format", "json", "--count", "3", "--interval", "20ms").records
+    assert len(records) == 3
+    assert records[0]["time"] < records[1]["time"] < records[2]["time"]
+
+
+def test_rates_are_seen(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    args = ("stat", f"{topic}/c", "--format", "json", "--count", "0", "--interval", "50ms")
+    with qcli.running(*args) as stat:
+        stat.read_line()
+        qcli("pub", topic, stdin=b"x\n" * 10)
+        while not (record := json.loads(stat.read_line()))["ingress_rate"]:
+            assert record["message_count"] == 0
+        assert record["message_count"] == 10
+
+
+@pytest.mark.parametrize("source", ["{nothing}", "{nothing}/c", "{topic}/nothing"])
+def test_what_is_not_there_is_a_failure(qcli: Cli, clicks: str, source: str) -> None:
+    name = source.format(nothing="nothing", topic=clicks)
+    result = qcli("stat", name)
+    assert (result.code, result.out) == (1, b"")
+    kind = "channel" if "/" in name else "topic"
+    assert result.err == f"Error: There is no {kind} {name} on {qcli.http_address}.\n"
+
+
+def test_no_broker(nowhere: Cli) -> None:
+    result = nowhere("stat")
+    assert result.code == 3
+    assert result.err == (
+        "Error: No broker answers at 127.0.0.1:1: connection refused. "
+        "Start one with 'qcli serve', or name another address with --nsqd-http-address.\n"
+    )
+
+
+def test_what_answers_does_not_speak_http(qcli: Cli) -> None:
+    result = qcli("stat", "--nsqd-http-address", qcli.tcp_address)
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+
+
+def test_the_live_table(qcli: Cli, clicks: str) -> None:
+    with qcli.on_terminal("stat", clicks, "--interval", "50ms") as terminal:
+        terminal.expect(b"in flight")
+        qcli("pub", clicks, "-q", stdin=b"x\n" * 1234)
+        terminal.expect(b"1,237")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130
+    assert (
+        terminal.shown.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?25h" in terminal.shown
+    )  # the cursor is back
+    assert b"Traceback" not in terminal.shown
+
+
+def test_the_live_table_has_no_colours_with_no_color(qcli: Cli, clicks: str) -> None:
+    with qcli.on_terminal("stat", clicks, "--interval", "50ms", NO_COLOR="1") as terminal:
+        terminal.expect(b"paused")
+        terminal.expect(clicks.encode())
+        terminal.process.terminate()
+        assert terminal.end() == 143
+    for colour in range(30, 38):
+        assert b"\x1b[%dm" % colour not in terminal.shown
+
+
+def test_a_narrow_screen_shortens_names_and_not_numbers(qcli: Cli, broker: Broker, topic: str) -> None:
+    name = topic + "-with-a-name-that-is-much-too-long-for-it"
+    broker.create(name)
+    qcli("pub", name, stdin=b"x\n" * 12_345)
+    with qcli.on_terminal("stat", name, "--interval", "50ms", columns=70) as terminal:
+        terminal.expect(b"12k")
+        terminal.expect("…".encode())
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.end()
+
+
+@pytest.mark.parametrize("args", [["--once"], ["--count", "1"], ["--format", "json"]])
+def test_one_report_on_a_terminal(qcli: Cli, clicks: str, args: list[str]) -> None:
+    with qcli.on_terminal("stat", clicks, *args) as terminal:
+        assert terminal.end() == 0
+    assert b"\x1b" not in terminal.shown
+
+
+def test_a_dumb_terminal_gets_one_report(qcli: Cli, clicks: str) -> None:
+    with qcli.on_terminal("stat", clicks, TERM="dumb") as terminal:
+        assert terminal.end() == 0
+    assert b"\x1b" not in terminal.shown
+
+
+def test_once_and_count_exclude_each_other(qcli: Cli) -> None:
+    assert qcli("stat", "--once", "--count", "2").code == 2

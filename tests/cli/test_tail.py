@@ -1,0 +1,249 @@
+"""`qcli tail`."""
+
+import base64
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli, lines
+from interop.peers import Broker, nsqd, qcli_serve
+
+
+def fill(qcli: Cli, topic: str, count: int) -> list[bytes]:
+    """Publish so many different messages; returns them."""
+    bodies = [b"%d" % number for number in range(count)]
+    assert qcli("pub", topic, "-q", stdin=lines(bodies)).code == 0
+    return bodies
+
+
+@pytest.mark.parametrize("count", [1, 7, 300, 2999])
+def test_n_writes_exactly_n_and_returns_what_it_prefetched(
+    qcli: Cli, broker: Broker, topic: str, count: int
+) -> None:
+    broker.create(topic, "c")
+    bodies = fill(qcli, topic, 3000)
+    result = qcli("tail", f"{topic}/c", "-n", str(count))
+    assert (result.code, result.err) == (0, "")
+    assert result.out == lines(bodies[:count])
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["in_flight_count"], stats["depth"], stats["client_count"]) == (0, 3000 - count, 0)
+    rest = qcli("tail", f"{topic}/c", "-n", str(3000 - count)).out.splitlines()
+    assert sorted(rest) == sorted(bodies[count:])
+
+
+def test_n_is_for_all_topics_together(qcli: Cli, broker: Broker, topic: str) -> None:
+    topics = [f"{topic}.{letter}" for letter in "abc"]
+    for each in topics:
+        broker.create(each, "c")
+        fill(qcli, each, 100)
+    result = qcli("tail", *(f"{each}/c" for each in topics), "-n", "150")
+    assert len(result.out.splitlines()) == 150
+    stats = [broker.channel_stats(each, "c") for each in topics]
+    assert sum(each["depth"] for each in stats) == 150
+    assert sum(each["in_flight_count"] for each in stats) == 0
+
+
+def test_without_a_channel_it_takes_nothing_from_anybody(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "archive")
+    with qcli.running("tail", topic, "-n", "2") as tail:
+        private = qcli.wait_until(topic, lambda record: record["channel"] not in (None, "archive"))["channel"]
+        assert private.startswith("tail")
+        assert private.endswith("#ephemeral")
+        assert private[4:10].isdigit()
+        fill(qcli, topic, 2)
+        assert tail.end().out == b"0\n1\n"
+    assert broker.channel_stats(topic, "archive")["depth"] == 2
+    assert private not in qcli("stat", topic).out.decode()  # gone with its user
+
+
+@pytest.mark.parametrize(
+    ("args", "out"),
+    [
+        ([], b"a\nb c\n"),
+        (["--null"], b"a\0b c\0"),
+        (["-d", r"\t--\n"], b"a\t--\nb c\t--\n"),
+        (["--print-topic"], b"{topic} | a\n{topic} | b c\n"),
+    ],
+)
+def test_delimiters(qcli: Cli, topic: str, args: list[str], out: bytes) -> None:
+    qcli("pub", topic, stdin=b"a\nb c\n")
+    result = qcli("tail", f"{topic}/c", "-n", "2", *args)
+    assert result.out == out.replace(b"{topic}", topic.encode())
+
+
+def test_json(qcli: Cli, topic: str) -> None:
+    begun_ns = time.time_ns()
+    qcli("pub", topic, "--null", stdin='plain\0"quoted"\nä\u2028\0'.encode() + b"\xff\x00\xfe"[:1])
+    records = qcli("tail", f"{topic}/c", "-n", "3", "--format", "json").records
+    assert [record.get("body") for record in records] == ["plain", '"quoted"\nä\u2028', None]
+    assert base64.b64decode(records[2]["body_base64"]) == b"\xff"
+    for record in records:
+        assert list(record)[:4] == ["topic", "id", "timestamp_ns", "attempts"]
+        assert (record["topic"], record["attempts"], len(record["id"])) == (topic, 1, 16)
+        assert begun_ns <= record["timestamp_ns"] <= time.time_ns()
+
+
+def test_attempts_are_told(qcli: Cli, broker: Broker, topic: str) -> None:
+    """What was received and not written comes again, as NSQ counts it."""
+    broker.create(topic, "c")
+    qcli("pub", topic, stdin=b"a\n")
+    with full_pipe() as pipe, qcli.running("tail", f"{topic}/c", stdout=pipe) as tail:
+        qcli.wait_until(f"{topic}/c", lambda record: record["in_flight_count"] == 1)
+        tail.process.send_signal(signal.SIGINT)
+        assert tail.process.wait(30) == 130
+    (record,) = qcli("tail", f"{topic}/c", "-n", "1", "--format", "json").records
+    assert (record["body"], record["attempts"]) == ("a", 2)
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that takes no more, and whose reader does not read."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        try:
+            while True:
+                os.write(writer, b"x" * 65536)
+        except BlockingIOError:
+            pass
+        os.set_blocking(writer, True)
+        yield writer
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+def test_only_what_is_written_is_finished(qcli: Cli, broker: Broker, topic: str) -> None:
+    """A reader that stops reading keeps messages in flight, not finished; SIGTERM returns them."""
+    broker.create(topic, "c")
+    body = b"x" * 1000
+    qcli("pub", topic, "-q", stdin=lines([body] * 2000))
+    with qcli.running("tail", f"{topic}/c") as tail:
+        assert tail.read(1001) == body + b"\n"
+        tail.process.send_signal(signal.SIGTERM)
+        result = tail.end()
+        written = 1 + result.out.count(b"\n")
+    assert result.code == 143
+    stats = broker.channel_stats(topic, "c")
+    assert stats["in_flight_count"] == 0
+    assert stats["depth"] >= 2000 - written
+
+
+def test_sigint_returns_what_is_in_flight(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    with qcli.running("tail", f"{topic}/c") as tail:
+        fill(qcli, topic, 10)
+        assert tail.read(20) == lines([b"%d" % number for number in range(10)])
+        tail.process.send_signal(signal.SIGINT)
+        result = tail.end()
+    assert (result.code, result.out, result.err) == (130, b"", "")
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["in_flight_count"], stats["depth"]) == (0, 0)
+
+
+def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    fill(qcli, topic, 50_000)
+    with (
+        qcli.running("tail", f"{topic}/c") as tail,
+        subprocess.Popen(["head", "-1"], stdin=tail.process.stdout, stdout=subprocess.PIPE) as head,
+    ):
+        assert head.communicate(timeout=30)[0] == b"0\n"
+        assert tail.process.stdout is not None
+        tail.process.stdout.close()
+        assert tail.process.wait(30) == 0
+        assert tail.process.stderr is not None
+        assert tail.process.stderr.read() == b""
+    stats = broker.channel_stats(topic, "c")
+    assert stats["in_flight_count"] == 0
+    assert 0 < stats["depth"] < 50_000
+
+
+def test_a_closed_pipe_is_noticed_when_nothing_comes(qcli: Cli, topic: str) -> None:
+    """`tail t | head -1` ends with the one message there is."""
+    with qcli.running("tail", f"{topic}/c") as tail:
+        fill(qcli, topic, 1)
+        assert tail.read(2) == b"0\n"
+        assert tail.process.stdout is not None
+        tail.process.stdout.close()
+        assert tail.process.wait(30) == 0
+
+
+def test_a_full_disk_is_an_error_and_nothing_is_finished(qcli: Cli, broker: Broker, topic: str) -> None:
+    qcli("pub", topic, stdin=b"a\nb\n")
+    with open("/dev/full", "wb") as full, qcli.running("tail", f"{topic}/c", stdout=full.fileno()) as tail:
+        assert tail.process.wait(30) == 1
+        assert tail.hear_line() == "Error: Cannot write to standard output: No space left on device.\n"
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["in_flight_count"], stats["depth"]) == (0, 2)
+
+
+def test_idle_timeout_ends_it(qcli: Cli, topic: str) -> None:
+    bodies = fill(qcli, topic, 1000)
+    result = qcli("tail", f"{topic}/c", "--idle-timeout", "300ms")
+    assert (result.code, result.out) == (0, lines(bodies))
+
+
+def test_idle_timeout_counts_from_the_last_message(qcli: Cli, topic: str) -> None:
+    with qcli.running("tail", f"{topic}/c", "--idle-timeout", "1s") as tail:
+        begun = time.monotonic()
+        fill(qcli, topic, 1)
+        result = tail.end()
+    assert (result.code, result.out) == (0, b"0\n")
+    assert time.monotonic() - begun >= 1
+
+
+def test_output_to_a_file(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    bodies = fill(qcli, topic, 10_000)
+    with (tmp_path / "out").open("wb") as out:
+        with qcli.running("tail", f"{topic}/c", "-n", "10000", stdout=out.fileno()) as tail:
+            assert tail.process.wait(30) == 0
+    assert (tmp_path / "out").read_bytes() == lines(bodies)
+
+
+def test_no_broker(nowhere: Cli) -> None:
+    result = nowhere("tail", "clicks")
+    assert result.code == 3
+    assert result.err.startswith("Error: No broker answers at 127.0.0.1:1: connection refused. ")
+    assert result.err.count("\n") == 1
+
+
+def test_what_answers_is_no_broker(qcli: Cli) -> None:
+    result = qcli("tail", "clicks", "--nsqd-tcp-address", qcli.http_address)
+    assert result.code == 3
+    assert result.err.count("\n") == 1
+
+
+def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        with qcli.running("tail", "t/c") as tail:
+            fill(qcli, "t", 1)
+            assert tail.read(2) == b"0\n"
+            broker.process.terminate()
+            assert broker.process.wait(30) == 0
+            assert tail.hear_line().startswith(f"Warning: lost the connection to {broker.tcp_address}")
+            with qcli_serve(tmp_path / "data", f"--tcp-address={broker.tcp_address}") as again:
+                fill(Cli(again.tcp_address, again.http_address), "t", 1)
+                assert tail.read(2) == b"0\n"
+            tail.process.send_signal(signal.SIGINT)
+            assert tail.process.wait(30) == 130
+
+
+def test_it_reads_from_the_real_nsqd(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "c")
+        bodies = fill(qcli, "t", 500)
+        result = qcli("tail", "t/c", "-n", "100")
+        assert result.code == 0
+        stats = broker.channel_stats("t", "c")
+        assert (stats["in_flight_count"], stats["depth"]) == (0, 400)
+        rest = qcli("tail", "t/c", "-n", "400").out
+        assert sorted((result.out + rest).splitlines()) == sorted(bodies)

@@ -1,0 +1,203 @@
+"""Deadlines, in virtual time and over streams in memory: sockets and a clock that jumps do not go together."""
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
+
+from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
+
+IDLE_S = 100.0
+REQUEST_S = 30.0
+SLOW_S = 10_000.0
+
+PING = b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+POST = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def ping(request: Request) -> Response:
+    return Response.text("OK")
+
+
+async def slow(request: Request) -> Response:
+    await trio.sleep(SLOW_S)
+    return Response.text("OK")
+
+
+async def long(request: Request) -> Response:
+    return Response(body=b"x" * 1000)
+
+
+def slow_log(closed: trio.Event) -> Route:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        try:
+            for _ in range(3):
+                await trio.sleep(SLOW_S)
+                yield b"x" * 1000
+        finally:
+            closed.set()
+
+    async def handler(request: Request) -> Response:
+        return Response(body=pieces())
+
+    return Route("GET", "/log", handler)
+
+
+ROUTES = [
+    Route("GET", "/ping", ping),
+    Route("POST", "/pub", ping, max_body_bytes=10),
+    Route("GET", "/slow", slow),
+    Route("GET", "/long", long),
+]
+
+
+class Client:
+    """The client's end of a connection that is being served."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream, ended: trio.Event) -> None:
+        self.stream = stream
+        self.ended = ended
+
+    async def end_s(self) -> float:
+        """When the server let go of the connection; nothing else may end this wait."""
+        with trio.fail_after(10 * SLOW_S):
+            await self.ended.wait()
+        return trio.current_time()
+
+
+@asynccontextmanager
+async def connected(
+    *more: Route, lockstep: bool = False, on_request: OnRequest | None = None
+) -> AsyncGenerator[Client, None]:
+    """A connection; with `lockstep` the server can send only what the client is receiving."""
+    ours, theirs = lockstep_stream_pair() if lockstep else memory_stream_pair()
+    ended = trio.Event()
+    serve = partial(
+        serve_connection,
+        theirs,
+        Router([*ROUTES, *more]),
+        on_request=on_request,
+        idle_timeout_s=IDLE_S,
+        request_timeout_s=REQUEST_S,
+    )
+
+    async def serve_to_the_end() -> None:
+        await serve()
+        ended.set()
+
+    start_s = trio.current_time()
+    assert start_s == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_to_the_end)
+        yield Client(ours, ended)
+        nursery.cancel_scope.cancel()
+
+
+async def test_silent_client_is_closed() -> None:
+    async with connected() as client:
+        assert await client.stream.receive_some() == b""
+        assert await client.end_s() == IDLE_S
+
+
+async def test_resting_connection_is_closed_some_time_after_its_last_answer() -> None:
+    async with connected() as client:
+        for _ in range(3):
+            await trio.sleep(0.9 * IDLE_S)
+            await client.stream.send_all(PING)
+            assert await client.stream.receive_some()
+        assert await client.end_s() == 3 * 0.9 * IDLE_S + IDLE_S
+
+
+async def dribble(client: Client, data: bytes) -> None:
+    """One byte a second, until that is no longer possible or there are none left."""
+    for i in range(len(data)):
+        try:
+            await client.stream.send_all(data[i : i + 1])
+        except trio.BrokenResourceError:
+            return
+        await trio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "start", [b"", POST, PING + PING], ids=["in the head", "in the body", "after other requests"]
+)
+async def test_dribbled_request_is_closed(start: bytes) -> None:
+    rest = b"GET /" + b"x" * 1000 if start != POST else b"12"
+    async with connected() as client:
+        await trio.sleep(50)
+        if start:
+            await client.stream.send_all(start + b"G" if start != POST else start)
+            rest = rest[1:]
+        await dribble(client, rest)
+        assert await client.end_s() == 50 + REQUEST_S
+
+
+async def test_request_may_begin_late() -> None:
+    async with connected() as client:
+        await trio.sleep(IDLE_S - 1)
+        await client.stream.send_all(PING[:5])
+        await trio.sleep(REQUEST_S - 1)
+        await client.stream.send_all(PING[5:])
+        assert await client.stream.receive_some()
+        assert not client.ended.is_set()
+
+
+async def test_line_breaks_between_requests_are_no_request() -> None:
+    async with connected() as client:
+        await dribble(client, b"\r\n" * 1000)
+        assert await client.end_s() == IDLE_S
+
+
+async def test_handler_may_take_its_time_and_it_is_reported() -> None:
+    took_s: list[float] = []
+    async with connected(on_request=lambda request, status, seconds: took_s.append(seconds)) as client:
+        await client.stream.send_all(PING.replace(b"ping", b"slow"))
+        assert await client.stream.receive_some()
+        assert trio.current_time() == SLOW_S
+        assert await client.end_s() == SLOW_S + IDLE_S
+    assert took_s == [SLOW_S]
+
+
+async def test_client_that_does_not_take_its_answer_is_closed() -> None:
+    async with connected(lockstep=True) as client:
+        await client.stream.send_all(PING.replace(b"ping", b"long"))
+        assert await client.end_s() == IDLE_S
+
+
+async def test_generated_body_may_wait_for_its_next_piece() -> None:
+    closed = trio.Event()
+    async with connected(slow_log(closed)) as client:
+        await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            received += bytes(await client.stream.receive_some())
+        assert received.count(b"x") == 3000
+        assert closed.is_set()
+        assert await client.end_s() == 3 * SLOW_S + IDLE_S
+
+
+async def test_generated_body_is_closed_if_its_client_does_not_take_it() -> None:
+    closed = trio.Event()
+    async with connected(slow_log(closed), lockstep=True) as client:
+        await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await client.stream.receive_some(1000)
+        assert await client.end_s() == SLOW_S + IDLE_S
+        assert closed.is_set()
+
+
+@pytest.mark.parametrize(
+    "refused", [b"\0", POST.replace(b": 5", b": 11"), PING.replace(b"keep-alive", b"close")]
+)
+async def test_client_that_goes_on_sending_after_the_last_answer_is_closed(
+    refused: bytes, autojump_clock: MockClock
+) -> None:
+    async with connected() as client:
+        await client.stream.send_all(refused)
+        await dribble(client, b"x" * 1000)
+        assert math.ceil(LINGER_S) == await client.end_s()

@@ -1,0 +1,412 @@
+"""Our client against the real nsqd."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from interop.peers import Broker, nsqd
+from trio_nsq.client import (
+    BrokerError,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    MessageBatch,
+    Producer,
+    PublishFailed,
+)
+from trio_nsq.protocol import pack_messages
+
+pytestmark = pytest.mark.interop
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with nsqd(tmp_path / "data") as running:
+        yield running
+
+
+def consumer_of(broker: Broker, **options: Any) -> Consumer:
+    defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
+    return Consumer("topic", "channel", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the client complained about."""
+    return [record.message for record in caplog.records if record.name == "trio_nsq.client"]
+
+
+def bodies_of_many_sizes(count: int) -> list[bytes]:
+    """All different, 6 bytes to 3 KB, one in a thousand of 200 KB."""
+    return [
+        b"%06d" % number + bytes(number % 256 for _ in range(number % 3000)) for number in range(count - 3)
+    ] + [bytes([number]) * 200_000 for number in range(3)]
+
+
+async def test_thousands_of_messages_make_the_round_trip_in_batches(broker: Broker) -> None:
+    bodies = bodies_of_many_sizes(5000)
+    received: list[bytes] = []
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            await producer.publish_many("topic", bodies)
+            async for batch in consumer.batches():
+                received += batch.bodies
+                batch.finish()
+                if len(received) >= len(bodies):
+                    break
+    assert sorted(received) == sorted(bodies)
+    stats = broker.channel_stats("topic", "channel")
+    assert (stats["depth"], stats["in_flight_count"], stats["message_count"]) == (0, 0, len(bodies))
+
+
+async def test_thousands_of_messages_make_the_round_trip_one_by_one(broker: Broker) -> None:
+    bodies = [b"%d" % number for number in range(3000)]
+    received: list[bytes] = []
+    started_ns = time.time_ns()
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            async with trio.open_nursery() as nursery:
+                for body in bodies:
+                    nursery.start_soon(producer.publish, "topic", body)
+            async for message in consumer:
+                assert message.attempts == 1
+                assert started_ns <= message.timestamp_ns <= time.time_ns()
+                assert message.nsqd_address == broker.tcp_address
+                received.append(message.body)
+                message.finish()
+                if len(received) == len(bodies):
+                    break
+    assert sorted(received) == sorted(bodies)
+    assert broker.channel_stats("topic", "channel")["in_flight_count"] == 0
+
+
+async def test_the_broker_knows_us_as_we_said(broker: Broker) -> None:
+    options = {
+        "client_id": "me",
+        "hostname": "here",
+        "user_agent": "test/1",
+        "msg_timeout_ms": 5000,
+        "sample_rate": 42,
+    }
+    with trio.fail_after(PATIENCE_S):
+        async with consumer_of(broker, max_in_flight=7, **options):
+            while (
+                not (clients := broker.channel_stats("topic", "channel")["clients"])
+                or not clients[0]["ready_count"]
+            ):
+                await trio.lowlevel.checkpoint()  # RDY has no reply
+    (client,) = clients
+    told = ("client_id", "hostname", "user_agent", "msg_timeout", "sample_rate", "ready_count")
+    assert [client[name] for name in told] == ["me", "here", "test/1", 5000, 42, 7]
+
+
+async def test_a_requeued_message_comes_again_with_more_attempts(broker: Broker) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            await producer.publish("topic", b"again")
+            first = await anext(consumer)
+            first.requeue()
+            second = await anext(consumer)
+            started_at = trio.current_time()
+            second.requeue(delay_ms=300)
+            third = await anext(consumer)
+            assert trio.current_time() - started_at > 0.25
+            third.finish()
+    assert [m.attempts for m in (first, second, third)] == [1, 2, 3]
+    assert first.id == second.id == third.id
+    assert broker.channel_stats("topic", "channel")["requeue_count"] == 2
+
+
+async def test_a_requeued_batch_comes_again(broker: Broker) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            await producer.publish_set("topic", pack_messages([b"%d" % number for number in range(100)]))
+            again: list[int] = []
+            async for batch in consumer.batches(max_messages=30):
+                assert len(batch) <= 30
+                first = [m for m in batch if m.attempts == 1]
+                if len(first) == len(batch):
+                    batch.requeue()
+                    continue
+                for message in first:
+                    message.requeue()
+                again += (attempts for attempts in batch.attempts if attempts > 1)
+                if again.count(2) < len(batch) or first:
+                    batch.finish()
+                else:
+                    batch.finish()
+                if len(again) == 100:
+                    break
+    assert again == [2] * 100
+
+
+@pytest.mark.slow
+async def test_touch_gives_a_message_more_time(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            Producer(broker.tcp_address) as producer,
+            consumer_of(broker, msg_timeout_ms=2000) as consumer,
+        ):
+            await producer.publish("topic", b"touched")
+            await producer.publish("topic", b"left alone")
+            held = {message.body: message for message in [await anext(consumer) for _ in range(2)]}
+            await producer.publish("topic", b"a second is over", defer_ms=1000)
+            (await anext(consumer)).finish()
+            held[b"touched"].touch()
+            late = await anext(consumer)
+            assert (late.body, late.attempts) == (b"left alone", 2)
+            late.finish()
+            held[b"touched"].finish()
+    assert warnings(caplog) == []
+    assert broker.channel_stats("topic", "channel")["timeout_count"] == 1
+
+
+async def test_an_answer_that_comes_too_late_is_logged(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            Producer(broker.tcp_address) as producer,
+            consumer_of(broker, msg_timeout_ms=1000) as consumer,
+        ):
+            await producer.publish("topic", b"slow")
+            first = await anext(consumer)
+            second = await anext(consumer)
+            second.finish()
+            first.finish()
+            await producer.publish("topic", b"next")
+            (await anext(consumer)).finish()
+    assert [second.body, second.attempts] == [b"slow", 2]
+    (warning,) = warnings(caplog)
+    assert f"E_FIN_FAILED FIN {first.id.decode()} failed ID not in flight" in warning
+
+
+async def test_a_deferred_message_comes_later(broker: Broker) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            started_at = trio.current_time()
+            await producer.publish("topic", b"later", defer_ms=300)
+            await producer.publish("topic", b"now")
+            now, later = await anext(consumer), await anext(consumer)
+            assert trio.current_time() - started_at > 0.25
+            now.finish()
+            later.finish()
+    assert [now.body, later.body] == [b"now", b"later"]
+
+
+async def test_consumers_of_one_channel_share_its_messages(broker: Broker) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            Producer(broker.tcp_address) as producer,
+            consumer_of(broker, max_in_flight=1) as one,
+            consumer_of(broker, max_in_flight=1) as other,
+        ):
+            await producer.publish_many("topic", [b"1", b"2"])
+            # Each holds its message until the other has one.
+            messages = [await anext(one), await anext(other)]
+            for message in messages:
+                message.finish()
+    assert sorted(message.body for message in messages) == [b"1", b"2"]
+
+
+@pytest.mark.slow
+async def test_heartbeats_keep_an_idle_connection(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            Producer(broker.tcp_address, heartbeat_interval_ms=1000) as producer,
+            consumer_of(broker, heartbeat_interval_ms=1000) as consumer,
+        ):
+            await producer.publish("topic", b"three and a half intervals", defer_ms=3500)
+            (await anext(consumer)).finish()
+            await producer.publish("topic", b"still there")
+            (await anext(consumer)).finish()
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_nothing_stays_in_flight_after_closing_a_busy_consumer(
+    broker: Broker, caplog: pytest.LogCaptureFixture, attempt: int
+) -> None:
+    total = 20_000
+    finished = 0
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer:
+            await producer.publish_many("topic", [b"x" * 200] * total)
+        async with consumer_of(broker, max_in_flight=2500) as consumer:
+            kept: list[MessageBatch | Message] = []
+            async for batch in consumer.batches(max_messages=100):
+                # Of three batches one is finished, one partly, and one not answered at all.
+                match len(kept) % 3:
+                    case 0:
+                        batch.finish()
+                        finished += len(batch)
+                    case 1:
+                        next(iter(batch)).finish()
+                        finished += 1
+                kept.append(batch)
+                if finished > 1000 + 300 * attempt:
+                    break
+    stats = broker.channel_stats("topic", "channel")
+    assert stats["in_flight_count"] == 0
+    assert stats["depth"] == total - finished
+    assert stats["timeout_count"] == stats["deferred_count"] == 0
+    assert warnings(caplog) == []
+
+
+async def test_a_message_the_broker_refuses_fails_its_publish_and_the_next_one_works(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data", "--max-msg-size=100") as broker, trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            with pytest.raises(PublishFailed) as caught:
+                await producer.publish("topic", b"x" * 101)
+            assert not caught.value.maybe_stored
+            assert isinstance(caught.value.__cause__, BrokerError)
+            assert caught.value.__cause__.code == "E_BAD_MESSAGE"
+            assert "PUB message too big 101 > 100" in str(caught.value)
+            await producer.publish("topic", b"x" * 100)
+            message = await anext(consumer)
+            message.finish()
+            assert message.body == b"x" * 100
+
+
+async def test_a_consumer_limit_is_told_in_the_brokers_words(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data", "--max-channel-consumers=1") as broker, trio.fail_after(PATIENCE_S):
+        async with consumer_of(broker):
+            with pytest.raises(ConnectionFailed, match="E_SUB_FAILED SUB failed consumers for topic:channel"):
+                await consumer_of(broker).__aenter__()
+
+
+async def test_the_http_port_is_told_apart(broker: Broker) -> None:
+    with (
+        trio.fail_after(PATIENCE_S),
+        pytest.raises(ConnectionFailed, match="is this an NSQ broker's TCP port"),
+    ):
+        await Producer(broker.http_address).__aenter__()
+
+
+class Restartable:
+    """An nsqd that can be ended and started again, on the same port and data folder."""
+
+    def __init__(self, data_path: Path) -> None:
+        self._data_path = data_path
+        self._stack = ExitStack()
+        self._flags: list[str] = []
+        self.broker = self._start()
+
+    def _start(self) -> Broker:
+        broker = self._stack.enter_context(nsqd(self._data_path, *self._flags))
+        self._flags = [f"--tcp-address={broker.tcp_address}"]
+        return broker
+
+    async def restart(self, how: signal.Signals) -> None:
+        """End it with this signal and start it again, while the test's other tasks go on."""
+        self.broker.process.send_signal(how)
+        await trio.to_thread.run_sync(self.broker.process.wait, 30)
+        self.broker = await trio.to_thread.run_sync(self._start)
+
+    def close(self) -> None:
+        """End it."""
+        self._stack.close()
+
+
+class Ledger:
+    """Publishes numbers and keeps which were acknowledged; receives them and keeps which came."""
+
+    def __init__(self, total: int) -> None:
+        self.acknowledged: set[int] = set()
+        self.received: set[int] = set()
+        self.failures = 0
+        self.complete = trio.Event()
+        self._total = total
+        self._numbers = iter(range(total))
+        self._waited_for: list[tuple[int, trio.Event]] = []
+
+    async def publish(self, producer: Producer) -> None:
+        """Publish until all numbers are acknowledged; what fails is published again, as a program would."""
+        for number in self._numbers:
+            while True:
+                try:
+                    await producer.publish("topic", b"%d" % number)
+                except PublishFailed:
+                    self.failures += 1
+                else:
+                    break
+            self.acknowledged.add(number)
+            self._progress()
+
+    async def receive(self, consumer: Consumer) -> None:
+        """Receive until every number came."""
+        async for message in consumer:
+            self.received.add(int(message.body))
+            message.finish()
+            if len(self.received) == self._total:
+                self.complete.set()
+
+    async def until_acknowledged(self, count: int) -> None:
+        """Wait until so many are acknowledged."""
+        event = trio.Event()
+        self._waited_for.append((count, event))
+        await event.wait()
+
+    def _progress(self) -> None:
+        for count, event in self._waited_for:
+            if len(self.acknowledged) >= count:
+                event.set()
+
+
+@pytest.mark.slow
+async def test_an_orderly_restart_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    ledger = Ledger(6000)
+    peer = Restartable(tmp_path / "data")
+    try:
+        with trio.fail_after(PATIENCE_S):
+            async with (
+                Producer(peer.broker.tcp_address) as producer,
+                consumer_of(
+                    peer.broker, max_in_flight=50, reconnect_min_s=0.01, reconnect_max_s=0.1
+                ) as consumer,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(ledger.receive, consumer)
+                for _ in range(8):
+                    nursery.start_soon(ledger.publish, producer)
+                for count in (1500, 3000, 4500):
+                    await ledger.until_acknowledged(count)
+                    await peer.restart(signal.SIGTERM)
+                await ledger.until_acknowledged(6000)
+                await ledger.complete.wait()
+                assert consumer.stats().connections == 1
+                nursery.cancel_scope.cancel()
+        assert ledger.acknowledged <= ledger.received
+        assert ledger.failures > 0
+        stats = peer.broker.channel_stats("topic", "channel")
+        assert (stats["in_flight_count"], stats["depth"]) == (0, 0)
+    finally:
+        peer.close()
+
+
+@pytest.mark.slow
+async def test_both_come_back_after_a_kill(tmp_path: Path) -> None:
+    peer = Restartable(tmp_path / "data")
+    try:
+        with trio.fail_after(PATIENCE_S):
+            async with (
+                Producer(peer.broker.tcp_address) as producer,
+                consumer_of(peer.broker, reconnect_min_s=0.01, reconnect_max_s=0.1) as consumer,
+            ):
+                await producer.publish("topic", b"before")
+                (await anext(consumer)).finish()
+                await peer.restart(signal.SIGKILL)
+                await producer.publish("topic", b"after")
+                async for message in consumer:
+                    message.finish()
+                    if message.body == b"after":
+                        break
+    finally:
+        peer.close()
