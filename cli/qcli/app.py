@@ -14,6 +14,7 @@ import click
 from trio_nsq._version import __version__
 
 from .commands import Example, LazyGroup
+from .completing import COMPLETE_VARIABLE, answer_shell
 from .errors import Failure, OutputClosed, Terminated, leaves, translate
 from .exit_codes import ExitCode
 from .output import talk
@@ -40,7 +41,8 @@ _MODULES = {
     ],
     notes={
         "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
-        "--nsqd-http-address, of every command that talks to a broker. NO_COLOR turns colours off.",
+        "--nsqd-http-address, of every command that talks to a broker. QCLI_COMPLETION_TIMEOUT is how long completion "
+        "waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
     },
 )
 @click.version_option(
@@ -63,16 +65,21 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code. Errors that mean a bug in qcli are raised.
     """
-    from . import completing
-
-    completing.install()
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        return answer_shell(root, instruction)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = root.main(list(arguments), prog_name="qcli", standalone_mode=False)
+        # Not click's `main`, which takes a closed pipe for a failure.
+        with root.make_context("qcli", list(arguments)) as ctx:
+            result = root.invoke(ctx)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except click.Abort:
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
+    except Terminated:
+        return ExitCode.TERMINATED
     except Exception as error:
         outcome = translate(error)
         if outcome is None:
@@ -84,8 +91,9 @@ def run(arguments: Sequence[str]) -> int:
         else:
             outcome.show()
         return outcome.exit_code
-    except BaseException as error:
-        found = leaves(error)
+    except BaseExceptionGroup as group:
+        # trio wraps whatever comes out of tasks.
+        found = leaves(group)
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
             return ExitCode.INTERRUPTED
         if any(isinstance(leaf, Terminated) for leaf in found):

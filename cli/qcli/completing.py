@@ -12,13 +12,23 @@ import os
 import threading
 
 import click
-from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
+from click.shell_completion import (
+    CompletionItem,
+    ShellComplete,
+    add_completion_class,
+    shell_complete,
+    split_arg_string,
+)
 
 from .options import DEFAULT_HTTP_ADDRESS
+from .params import duration
 
-TIMEOUT_S = 0.5
+TIMEOUT_MS = 500
 """A person is waiting at a prompt; no names are better than late ones."""
+TIMEOUT_VARIABLE = "QCLI_COMPLETION_TIMEOUT"
+"""Another time, for brokers that are far away."""
 
+COMPLETE_VARIABLE = "_QCLI_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -53,11 +63,20 @@ class LineComplete(ShellComplete):
         return f"{item.type}\t{item.value}\t{' '.join((item.help or '').split())}"
 
 
-def install() -> None:
-    """Let our class answer instead of click's, so that scripts and answers change together."""
-    if "_QCLI_COMPLETE" in os.environ:
-        for shell in SHELLS:
-            add_completion_class(LineComplete, shell)
+def answer_shell(command: click.Command, instruction: str) -> int:
+    """Answer a completion script.
+
+    Args:
+        command: The root of all commands.
+        instruction: What the script put into the environment.
+
+    Returns:
+        The exit code.
+    """
+    # Our class answers instead of click's, so that scripts and answers change together.
+    for shell in SHELLS:
+        add_completion_class(LineComplete, shell)
+    return shell_complete(command, {}, "qcli", COMPLETE_VARIABLE, instruction)
 
 
 def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -96,12 +115,24 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """The names of the broker's channels by topic; nothing if no broker answers in time."""
+    from .broker_http import BrokerHTTP
+
     address = str(ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS)
+    try:
+        timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
+    except click.BadParameter:
+        timeout_ms = TIMEOUT_MS
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:
         try:
-            answer.append(_names(address))
+            topics = BrokerHTTP(address).stats()["topics"]
+            answer.append(
+                {
+                    each["topic_name"]: [channel["channel_name"] for channel in each["channels"] or []]
+                    for each in topics
+                }
+            )
         except Exception:
             # Nobody at a prompt wants to read why there are no names.
             pass
@@ -109,14 +140,5 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
     # In a thread, because no timeout of a socket bounds the whole, nor name resolution.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(TIMEOUT_S)
+    thread.join(timeout_ms / 1000)
     return answer[0] if answer else {}
-
-
-def _names(address: str) -> dict[str, list[str]]:
-    from .broker_http import BrokerHTTP
-
-    topics = BrokerHTTP(address).stats()["topics"]
-    return {
-        topic["topic_name"]: [each["channel_name"] for each in topic["channels"] or []] for topic in topics
-    }

@@ -197,7 +197,9 @@ async def _publish(request: _Request) -> Outcome:
                 pace=Pace(request.rate, trio.current_time()) if request.rate else None,
             )
             await nursery.start(watch_signals, publication.stop)
-            if not request.quiet and talks_to_live_terminal() and not sys.stdin.isatty():
+            # A line that is redrawn would get in the way of typing.
+            typing = "-" in request.files and sys.stdin is not None and sys.stdin.isatty()
+            if not request.quiet and talks_to_live_terminal() and not typing:
                 from .progress import show_progress
 
                 nursery.start_soon(show_progress, publication.outcome)

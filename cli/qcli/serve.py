@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .commands import DocumentedCommand, Example, option
+from .errors import Failure
 from .exit_codes import ExitCode
 from .output import talk
 from .params import duration, listen_address, optional_listen_address, positive_duration
@@ -349,9 +351,8 @@ async def _serve(options: BrokerOptions, address_file: Path | None) -> None:
             bound: BoundAddresses = await nursery.start(serve, options)
             if address_file is not None:
                 _write_addresses(address_file, bound)
-            talk(
-                f"ready: tcp {bound.tcp_address}, http {bound.http_address or 'off'}, data {options.data_path}"
-            )
+            http = bound.http_address or "off"
+            talk(f"ready: tcp {bound.tcp_address}, http {http}, data {options.data_path.absolute()}")
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)
@@ -362,5 +363,8 @@ def _write_addresses(path: Path, bound: BoundAddresses) -> None:
 
     addresses = {"tcp_address": bound.tcp_address, "http_address": bound.http_address}
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(addresses) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(addresses) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise Failure(f"--address-file: cannot write {path}: {os.strerror(error.errno or 0)}.") from error

@@ -9,6 +9,10 @@ from collections.abc import Callable
 import trio
 
 from .exit_codes import ExitCode
+from .output import talk
+
+PATIENCE_S = 1.0
+"""After this long a person wonders whether the signal was heard."""
 
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
@@ -24,11 +28,12 @@ async def watch_signals(
     """
     with trio.open_signal_receiver(*_CODES) as signals:
         task_status.started()
-        stopped = False
-        async for number in signals:
-            code = _CODES[signal.Signals(number)]
-            if stopped:
-                # Whoever asks twice has seen the orderly way take too long; nothing may hold this one up.
-                os._exit(code)
-            stopped = True
-            stop(code)
+        stop(_CODES[signal.Signals(await anext(signals))])
+        again = None
+        with trio.move_on_after(PATIENCE_S):
+            again = await anext(signals)
+        if again is None:
+            talk("Ending in good order; interrupt again to end at once.")
+            again = await anext(signals)
+        # Whoever asks twice has seen the orderly way take too long; nothing may hold this one up.
+        os._exit(_CODES[signal.Signals(again)])

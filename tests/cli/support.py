@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -177,15 +178,27 @@ class Terminal:
         """Press keys."""
         os.write(self._fd, text)
 
+    def interrupt(self) -> int:
+        """Send SIGINT until it ends, and return the exit code.
+
+        Once is not enough: between an `input` that has not begun to wait and one that waits, Python may overlook it.
+        """
+        while self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self._read_until(time.monotonic() + 0.5)
+        return self.end()
+
     def end(self) -> int:
         """Wait for its end and return the exit code; `shown` is complete then."""
-        deadline = time.monotonic() + DEADLINE_S
+        self._read_until(time.monotonic() + DEADLINE_S)
+        return self.process.wait(DEADLINE_S)
+
+    def _read_until(self, deadline: float) -> None:
         while select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
             try:
                 self.shown += os.read(self._fd, 65536)
-            except OSError:
-                break
-        return self.process.wait(DEADLINE_S)
+            except OSError:  # EIO: it has ended
+                return
 
 
 def read_exactly(fd: int, size: int) -> bytes:

@@ -1,5 +1,6 @@
 """What holds for every command: help, versions, exit codes, pipes."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,10 +104,35 @@ def test_starting_up_imports_nothing_heavy() -> None:
     code = (
         "import sys; from qcli.app import run; run(['--help']); "
         "heavy = {'trio', 'rich', 'httpx', 'asyncio', 'ssl', 'http.client', 'logging'} & set(sys.modules); "
-        "sys.exit(', '.join(sorted(heavy)))"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
+    """Whatever the first one set off; and somebody who waits is told that there is a second."""
+    program = (
+        "import trio; from qcli.signals import watch_signals\n"
+        "async def main():\n"
+        "    async with trio.open_nursery() as nursery:\n"
+        "        await nursery.start(watch_signals, lambda code: print(int(code), flush=True))\n"
+        "        print('ready', flush=True)\n"
+        "trio.run(main)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == b"%d\n" % code
+        assert process.stderr.readline() == b"Ending in good order; interrupt again to end at once.\n"
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) == code
 
 
 def test_errors_are_translated_out_of_groups() -> None:

@@ -59,7 +59,7 @@ def test_addresses(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:x", "host:65536", "::1:4150", "http://h:1", "h:1/x", "h h:1"]
+    "text", ["", "host", "host:", "host:x", "h:65536", "::1:4150", "http://h:1", "h:1/x", "h h:1"]
 )
 def test_what_is_no_address(text: str) -> None:
     for parse in (address, listen_address):

@@ -243,6 +243,13 @@ def test_progress_is_shown_on_a_terminal_only(qcli: Cli, topic: str, tmp_path: P
         code = terminal.end()
     assert code == 0
     assert b"30 messages (30 B) published" in terminal.shown
+    assert re.search(
+        rb"\d messages, \d+ B, .* messages/s, 0 s", re.sub(rb"\x1b\[[\d;]*m", b"", terminal.shown)
+    )
+    assert terminal.shown.rindex(b"\x1b[?25h") > terminal.shown.rindex(b"\x1b[?25l")  # the cursor is back
+    with qcli.on_terminal("pub", topic, "--quiet", "--rate", "40", str(tmp_path / "lines")) as terminal:
+        assert terminal.end() == 0
+    assert terminal.shown == b""
 
 
 def test_interactive_input_is_not_disturbed(qcli: Cli, topic: str) -> None:

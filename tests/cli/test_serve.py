@@ -164,6 +164,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "missing" in refusal(tmp_path, "--data-path", str(tmp_path / "missing" / "data"))
 
 
+def test_an_address_file_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "a.json"
+    expected = f"Error: --address-file: cannot write {file}: No such file or directory."
+    assert refusal(tmp_path, "--address-file", str(file)) == expected
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o500)
@@ -171,15 +177,16 @@ def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags",
+    "flag",
     [
-        ["--tcp-address", "4150"],
-        ["--node-id", "1024"],
-        ["--sync", "never"],
-        ["--msg-timeout", "60"],
-        ["--sync-every", "0"],
+        "--tcp-address=4150",
+        "--node-id=1024",
+        "--sync=never",
+        "--msg-timeout=60",
+        "--sync-every=0",
+        "--log-level=x",
     ],
 )
-def test_bad_flags_are_usage_errors(flags: list[str]) -> None:
+def test_bad_flags_are_usage_errors(flag: str) -> None:
     with pytest.raises(click.UsageError):
-        options(*flags)
+        options(flag)

@@ -59,14 +59,16 @@ def test_counts_that_fall_give_no_rate() -> None:
     assert row.ingress_rate is None
 
 
-@pytest.fixture
-def clicks(qcli: Cli, broker: Broker, topic: str) -> str:
+@pytest.fixture(scope="module")
+def clicks(broker: Broker) -> str:
     """A topic with two channels, three messages, and one of them consumed from the first channel."""
-    broker.create(topic, "a", "b")
-    qcli("pub", topic, stdin=b"1\n2\n3\n")
-    qcli("tail", f"{topic}/a", "-n", "1")
-    qcli("channel", "pause", f"{topic}/b")
-    return topic
+    name = "clicks.stat"
+    qcli = Cli(broker.tcp_address, broker.http_address)
+    broker.create(name, "a", "b")
+    qcli("pub", name, stdin=b"1\n2\n3\n")
+    qcli("tail", f"{name}/a", "-n", "1")
+    qcli("channel", "pause", f"{name}/b")
+    return name
 
 
 def test_one_report_when_there_is_no_terminal(qcli: Cli, clicks: str) -> None:
@@ -145,15 +147,19 @@ def test_no_broker(nowhere: Cli) -> None:
 
 def test_what_answers_does_not_speak_http(qcli: Cli) -> None:
     result = qcli("stat", "--nsqd-http-address", qcli.tcp_address)
-    assert result.code == 1
+    assert result.code in (
+        1,
+        3,
+    )  # as the broker closes the connection before or after its answer has been read
     assert result.err.count("\n") == 1
 
 
-def test_the_live_table(qcli: Cli, clicks: str) -> None:
-    with qcli.on_terminal("stat", clicks, "--interval", "50ms") as terminal:
+def test_the_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    with qcli.on_terminal("stat", topic, "--interval", "50ms") as terminal:
         terminal.expect(b"in flight")
-        qcli("pub", clicks, "-q", stdin=b"x\n" * 1234)
-        terminal.expect(b"1,237")
+        qcli("pub", topic, "-q", stdin=b"x\n" * 1234)
+        terminal.expect(b"1,234")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
     assert (
