@@ -18,8 +18,6 @@ SLOW_S = 10_000.0
 PING = b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
 POST = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def ping(request: Request) -> Response:
     return Response.text("OK")
@@ -39,7 +37,7 @@ def slow_log(closed: trio.Event) -> Route:
         try:
             for _ in range(3):
                 await trio.sleep(SLOW_S)
-                yield b"x" * 1000
+                yield b"~" * 1000
         finally:
             closed.set()
 
@@ -60,15 +58,26 @@ ROUTES = [
 class Client:
     """The client's end of a connection that is being served."""
 
-    def __init__(self, stream: trio.abc.HalfCloseableStream, ended: trio.Event) -> None:
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
         self.stream = stream
-        self.ended = ended
+        self.ended = trio.Event()
+        self._start_s = trio.current_time()
+        self._end_s = math.nan
 
-    async def end_s(self) -> float:
-        """When the server let go of the connection; nothing else may end this wait."""
+    def now_s(self) -> float:
+        """Since the connection was made."""
+        return trio.current_time() - self._start_s
+
+    def end(self) -> None:
+        """The server has let go of the connection."""
+        self._end_s = self.now_s()
+        self.ended.set()
+
+    async def end_s(self) -> object:
+        """When the server let go, since the connection was made; the client does nothing meanwhile."""
         with trio.fail_after(10 * SLOW_S):
             await self.ended.wait()
-        return trio.current_time()
+        return pytest.approx(self._end_s, abs=1e-3)
 
 
 @asynccontextmanager
@@ -77,7 +86,7 @@ async def connected(
 ) -> AsyncGenerator[Client, None]:
     """A connection; with `lockstep` the server can send only what the client is receiving."""
     ours, theirs = lockstep_stream_pair() if lockstep else memory_stream_pair()
-    ended = trio.Event()
+    client = Client(ours)
     serve = partial(
         serve_connection,
         theirs,
@@ -89,23 +98,23 @@ async def connected(
 
     async def serve_to_the_end() -> None:
         await serve()
-        ended.set()
+        client.end()
 
-    start_s = trio.current_time()
-    assert start_s == 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_to_the_end)
-        yield Client(ours, ended)
+        yield client
         nursery.cancel_scope.cancel()
 
 
-async def test_silent_client_is_closed() -> None:
+async def test_silent_client_is_closed(autojump_clock: MockClock) -> None:
     async with connected() as client:
-        assert await client.stream.receive_some() == b""
         assert await client.end_s() == IDLE_S
+        assert await client.stream.receive_some() == b""
 
 
-async def test_resting_connection_is_closed_some_time_after_its_last_answer() -> None:
+async def test_resting_connection_is_closed_some_time_after_its_last_answer(
+    autojump_clock: MockClock,
+) -> None:
     async with connected() as client:
         for _ in range(3):
             await trio.sleep(0.9 * IDLE_S)
@@ -127,7 +136,7 @@ async def dribble(client: Client, data: bytes) -> None:
 @pytest.mark.parametrize(
     "start", [b"", POST, PING + PING], ids=["in the head", "in the body", "after other requests"]
 )
-async def test_dribbled_request_is_closed(start: bytes) -> None:
+async def test_dribbled_request_is_closed(start: bytes, autojump_clock: MockClock) -> None:
     rest = b"GET /" + b"x" * 1000 if start != POST else b"12"
     async with connected() as client:
         await trio.sleep(50)
@@ -138,7 +147,17 @@ async def test_dribbled_request_is_closed(start: bytes) -> None:
         assert await client.end_s() == 50 + REQUEST_S
 
 
-async def test_request_may_begin_late() -> None:
+async def test_request_that_begins_with_the_end_of_another_has_its_own_time(
+    autojump_clock: MockClock,
+) -> None:
+    async with connected() as client:
+        await client.stream.send_all(PING[:5])
+        await trio.sleep(20)
+        await client.stream.send_all(PING[5:] + PING[:5])
+        assert await client.end_s() == 20 + REQUEST_S
+
+
+async def test_request_may_begin_late(autojump_clock: MockClock) -> None:
     async with connected() as client:
         await trio.sleep(IDLE_S - 1)
         await client.stream.send_all(PING[:5])
@@ -148,41 +167,43 @@ async def test_request_may_begin_late() -> None:
         assert not client.ended.is_set()
 
 
-async def test_line_breaks_between_requests_are_no_request() -> None:
+async def test_line_breaks_between_requests_are_no_request(autojump_clock: MockClock) -> None:
     async with connected() as client:
         await dribble(client, b"\r\n" * 1000)
         assert await client.end_s() == IDLE_S
 
 
-async def test_handler_may_take_its_time_and_it_is_reported() -> None:
+async def test_handler_may_take_its_time_and_it_is_reported(autojump_clock: MockClock) -> None:
     took_s: list[float] = []
     async with connected(on_request=lambda request, status, seconds: took_s.append(seconds)) as client:
         await client.stream.send_all(PING.replace(b"ping", b"slow"))
         assert await client.stream.receive_some()
-        assert trio.current_time() == SLOW_S
+        assert client.now_s() == pytest.approx(SLOW_S)
         assert await client.end_s() == SLOW_S + IDLE_S
-    assert took_s == [SLOW_S]
+    assert took_s == [pytest.approx(SLOW_S)]
 
 
-async def test_client_that_does_not_take_its_answer_is_closed() -> None:
+async def test_client_that_does_not_take_its_answer_is_closed(autojump_clock: MockClock) -> None:
     async with connected(lockstep=True) as client:
         await client.stream.send_all(PING.replace(b"ping", b"long"))
         assert await client.end_s() == IDLE_S
 
 
-async def test_generated_body_may_wait_for_its_next_piece() -> None:
+async def test_generated_body_may_wait_for_its_next_piece(autojump_clock: MockClock) -> None:
     closed = trio.Event()
     async with connected(slow_log(closed)) as client:
         await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
-            received += bytes(await client.stream.receive_some())
-        assert received.count(b"x") == 3000
+            data = await client.stream.receive_some()
+            assert data
+            received += bytes(data)
+        assert received.count(b"~") == 3000
         assert closed.is_set()
         assert await client.end_s() == 3 * SLOW_S + IDLE_S
 
 
-async def test_generated_body_is_closed_if_its_client_does_not_take_it() -> None:
+async def test_generated_body_is_closed_if_its_client_does_not_take_it(autojump_clock: MockClock) -> None:
     closed = trio.Event()
     async with connected(slow_log(closed), lockstep=True) as client:
         await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -200,4 +221,21 @@ async def test_client_that_goes_on_sending_after_the_last_answer_is_closed(
     async with connected() as client:
         await client.stream.send_all(refused)
         await dribble(client, b"x" * 1000)
-        assert math.ceil(LINGER_S) == await client.end_s()
+        assert await client.end_s() == LINGER_S
+
+
+@pytest.mark.parametrize("last", [b"\0", PING.replace(b"keep-alive", b"close")])
+async def test_client_sees_the_end_at_once(last: bytes, autojump_clock: MockClock) -> None:
+    async with connected() as client:
+        await client.stream.send_all(last)
+        assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 ")
+        assert await client.stream.receive_some() == b""
+        assert client.now_s() == pytest.approx(0, abs=1e-3)
+
+
+async def test_continue_is_sent_once(autojump_clock: MockClock) -> None:
+    async with connected() as client:
+        await client.stream.send_all(POST.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked"))
+        assert await client.stream.receive_some() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await dribble(client, b"5\r\nhello\r\n0\r\n\r\n")
+        assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -260,7 +260,7 @@ def test_nothing_is_read_after_a_refusal(case: str) -> None:
 def test_refusal_tells_what_is_known_of_the_request() -> None:
     (refused,) = read([post(b"Content-Length: 11\r\n")])
     assert (refused.request.method, refused.request.path) == ("POST", "/pub")
-    first, refused = read([get(b"/ping"), b"\0"])
+    _, refused = read([get(b"/ping"), b"\0"])
     assert (refused.request.method, refused.request.path) == ("", "")
 
 

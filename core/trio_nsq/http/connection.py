@@ -56,13 +56,18 @@ async def serve_connection(
         idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
         request_timeout_s: See `REQUEST_TIMEOUT_S`.
     """
-    with trio.CancelScope() as watchdog:
-        async with stream:
+    try:
+        with trio.CancelScope() as watchdog:
             connection = _Connection(stream, router, watchdog, on_request, idle_timeout_s, request_timeout_s)
-            try:
-                await connection.serve()
-            except trio.BrokenResourceError:
-                pass  # the client has gone
+            await connection.serve()
+    except trio.BrokenResourceError:
+        pass  # the client has gone
+    finally:
+        # At once, for all has been said; and shielded, for a Cancelled raised here would take the place of an
+        # exception on its way out.
+        with trio.CancelScope(shield=True) as closing:
+            closing.cancel()
+            await stream.aclose()
 
 
 class _Connection:
