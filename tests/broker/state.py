@@ -45,7 +45,9 @@ def decode(data: bytes | memoryview) -> list[Received]:
     run = reader.next_event()
     assert isinstance(run, MessageRun)
     assert reader.take_buffered() == b""
-    return [Received(*each) for each in zip(run.ids, run.bodies, run.attempts, run.timestamps_ns, strict=True)]
+    return [
+        Received(*each) for each in zip(run.ids, run.bodies, run.attempts, run.timestamps_ns, strict=True)
+    ]
 
 
 class UnreadableLog(MemoryLog):
@@ -87,7 +89,7 @@ class Fixture:
         """Append one record to the log and no more, as while the topic does not know of it yet."""
         due_ns = self.now_ns + defer_ms * MS if defer_ms else 0
         record = self.topic.record(pack_messages(bodies), self.ids.take(len(bodies)), TIMESTAMP, due_ns)
-        self.log.append([record], sync=True)
+        self.log.append([record], sync=False)
         return [record]
 
     def publish(self, *bodies: bytes, defer_ms: int = 0) -> None:

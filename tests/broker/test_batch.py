@@ -40,7 +40,9 @@ def test_first_delivery_frames_are_byte_exact() -> None:
     )
 
 
-@pytest.mark.parametrize(("attempts", "shown"), [(2, 2), (65_535, 65_535), (65_536, 65_535), (1 << 40, 65_535)])
+@pytest.mark.parametrize(
+    ("attempts", "shown"), [(2, 2), (65_535, 65_535), (65_536, 65_535), (1 << 40, 65_535)]
+)
 def test_redelivery_frame_is_byte_exact_and_attempts_stop_at_65535(attempts: int, shown: int) -> None:
     batch = Batch([records([b"one", b"two", b"three"])])
     for index, body in enumerate([b"one", b"two", b"three"]):

@@ -96,6 +96,7 @@ def test_counts_while_the_cursor_lags_behind() -> None:
     assert fixture.counts() == (2, 1, 2)
     subscriber.finish([message])
     assert fixture.counts() == (2, 0, 2)
+    subscriber.leave()
     fixture.pass_ms(1000)
     assert fixture.counts() == (4, 0, 0)
     assert sorted(fixture.drain()) == [b"a", b"c", b"d", b"e"]
@@ -237,7 +238,11 @@ def test_emptying_a_channel_leaves_the_others_and_the_topic_alone() -> None:
     fixture.topic.pause()
     fixture.publish(b"waiting")
     fixture.channel("emptied").empty()
-    assert (fixture.counts("emptied"), fixture.counts("kept"), fixture.topic.depth) == ((0, 0, 0), (1, 0, 0), 1)
+    assert (fixture.counts("emptied"), fixture.counts("kept"), fixture.topic.depth) == (
+        (0, 0, 0),
+        (1, 0, 0),
+        1,
+    )
     fixture.topic.unpause()
     assert fixture.drain("emptied") == [b"waiting"]
     assert fixture.drain("kept") == [b"a", b"waiting"]

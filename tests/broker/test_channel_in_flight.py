@@ -319,7 +319,9 @@ def test_a_capped_message_times_out_before_those_delivered_after_it() -> None:
     fixture.pass_ms(500)
     fixture.publish(b"later")
     subscriber.receive()
-    assert subscriber.touch(capped, max_msg_timeout_ms=1200) is None  # due before `later`, and behind it in line
+    assert (
+        subscriber.touch(capped, max_msg_timeout_ms=1200) is None
+    )  # due before `later`, and behind it in line
     subscriber.finish([finished])
     subscriber.ready(0)
     assert (fixture.channel().next_deadline_ns or 0) <= start + 1200 * MS

@@ -197,7 +197,6 @@ def test_redelivery_from_disk_reads_neighbours_together(tmp_path: Path, each: in
     gone = fixture.subscriber(ready=2000)
     assert gone.receive_bodies() == bodies
     fixture.cache.forget_topic("topic")
-    fixture.topic.close
     gone.leave()
     reads = 0
     read = log.read
@@ -302,7 +301,11 @@ def test_a_full_memory_drops_the_oldest_and_the_depth_says_so() -> None:
     assert fixture.topic.depth == 10
     fixture.channel("first")
     fixture.channel("second")
-    assert (fixture.counts("first"), fixture.counts("second"), fixture.topic.depth) == ((10, 0, 0), (0, 0, 0), 0)
+    assert (fixture.counts("first"), fixture.counts("second"), fixture.topic.depth) == (
+        (10, 0, 0),
+        (0, 0, 0),
+        0,
+    )
     fixture.publish_many(12, prefix="n")
     assert (fixture.counts("first"), fixture.counts("second")) == ((10, 0, 0), (10, 0, 0))
     assert fixture.drain("first") == [b"n%d" % index for index in range(2, 12)]

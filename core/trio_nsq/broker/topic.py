@@ -64,9 +64,8 @@ class Topic:
         # cache, unless it had no room: it alone holds them, so that its limit is one.
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_messages = 0
-        self._read: deque[tuple[int, int]] = deque(
-            maxlen=_READ_BATCHES
-        )  # the same of what was read, latest last
+        # The same of batches that were read, the latest last.
+        self._read: deque[tuple[int, int]] = deque(maxlen=_READ_BATCHES)
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
         # Deferred by their publisher and behind the distribution point: (first, after last, due_ns, held), the
         # last of which is for the topics that have nothing but memory, see `Delivery.held`.
@@ -75,10 +74,10 @@ class Topic:
     @property
     def depth(self) -> int:
         """Messages waiting for a channel, or for the pause to end."""
-        deferred = sum(
-            after - start for start, after, _, _ in self._waiting_deferred if start >= self.distribution_point
-        )
-        return self._end - self.distribution_point - deferred
+        point = self.distribution_point
+        # A bounded memory may have lost the place of a deferred message, though not the message.
+        deferred = sum(after - start for start, after, _, _ in self._waiting_deferred if start >= point)
+        return self._end - point - deferred
 
     @property
     def backend_depth(self) -> int:
@@ -138,7 +137,7 @@ class Topic:
         end = self._end
         if self.paused or not self.channels or end == self.distribution_point:
             return
-        count = end - self.distribution_point
+        count = self.depth + sum(after - start for start, after, _, _ in self._waiting_deferred)
         self.distribution_point = end
         for channel in self.channels.values():
             channel.arrived(count)

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 from .errors import LogReadError, LogWriteError
 from .files import Files
@@ -48,7 +49,9 @@ class DiskLog:
         self._segment_bytes = segment_bytes
         self._files = files or Files()
         self._now_ns = now_ns
-        self._segments: list[Segment] = []
+        # Replaced, never changed: a reader in another thread keeps to the one it began with.
+        self._segments: tuple[Segment, ...] = ()
+        self._replacing = Lock()
         self._next_sequence = 0
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
@@ -69,9 +72,9 @@ class DiskLog:
         for path in paths:
             segment = Segment.open(self._files, path)
             if segment is not None and (segment.size > FILE_HEADER_BYTES or path == paths[-1]):
-                self._segments.append(segment)
+                self._segments += (segment,)
                 continue
-            logger.warning("%s: removed, it was being made when the broker stopped", path)
+            logger.warning("%s: removed, it holds no record", path)
             try:
                 self._files.unlink(path)
             except OSError as exc:
@@ -85,7 +88,9 @@ class DiskLog:
 
     @property
     def first_sequence(self) -> int:
-        return self._segments[0].base_sequence if self._segments else self._next_sequence
+        for segment in self._segments:
+            return segment.base_sequence
+        return self._next_sequence
 
     @property
     def next_sequence(self) -> int:
@@ -106,9 +111,10 @@ class DiskLog:
             last = self._segments[-1]
             if last.size == FILE_HEADER_BYTES or last.size + size <= self._segment_bytes:
                 return last
-            last.sync()  # so that only the last segment can be torn
+            last.seal()  # so that only the last segment can be torn
         segment = Segment.create(self._files, self.folder, self._next_sequence, self._now_ns())
-        self._segments.append(segment)
+        with self._replacing:
+            self._segments += (segment,)
         return segment
 
     def sync(self) -> None:
@@ -139,12 +145,13 @@ class DiskLog:
     def _segment_holding(self, sequence: int) -> Segment | None:
         if sequence >= self._next_sequence:
             return None
-        index = bisect_right(self._segments, sequence, key=lambda segment: segment.base_sequence) - 1
-        return self._segments[max(index, 0)]
+        segments = self._segments
+        index = bisect_right(segments, sequence, key=lambda segment: segment.base_sequence) - 1
+        return segments[max(index, 0)]
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         first = self._segment_holding(sequence)
-        for segment in list(self._segments):
+        for segment in self._segments:
             if first is not None and segment.base_sequence >= first.base_sequence:
                 yield from segment.headers(sequence)
 
@@ -152,9 +159,10 @@ class DiskLog:
         """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
         while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
             self._segments[0].remove()
-            del self._segments[0]
+            with self._replacing:
+                self._segments = self._segments[1:]
 
     def close(self) -> None:
         for segment in self._segments:
             segment.close()
-        self._segments.clear()
+        self._segments = ()

@@ -60,7 +60,7 @@ class Files:
 
     def names(self, path: Path) -> list[str]:
         """The names in this folder."""
-        return os.listdir(path)
+        return [entry.name for entry in path.iterdir()]
 
     def make_folder(self, path: Path) -> None:
         """Make the folder, private to the user, unless it is there, and make its name durable."""

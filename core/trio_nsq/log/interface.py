@@ -56,8 +56,9 @@ class Log(Protocol):
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """The batches from the one that holds `sequence` on, in order, undamaged ones only.
 
-        At least one if there is one, then more while they fit in `max_bytes` of records. The first begins after
-        `sequence` if messages are missing there (damaged, or no longer kept). Empty at the end of the log.
+        At least one if there is one, then more while they fit in `max_bytes` of records; fewer where a file ends.
+        The first begins after `sequence` if messages are missing there (damaged, or no longer kept). Empty when
+        nothing is left: at the end of the log, or before damage that reaches up to it.
 
         Raises:
             LogReadError: The operating system refused.

@@ -2,11 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from zlib import crc32
 
+from ..protocol.messages import MessageSet
 from .interface import READ_BYTES, check_order
 from .records import RecordBatch, RecordHeader
+
+_NOTHING = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
 
 
 class MemoryLog:
@@ -25,7 +27,7 @@ class MemoryLog:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
-        self._gone = 0  # so many at the beginning of `_batches` do not count any more
+        self._gone = 0  # so many at the beginning of `_batches` are only place holders
         self._first_sequence = self._next_sequence = first_sequence
         self._size_bytes = 0
 
@@ -47,21 +49,20 @@ class MemoryLog:
         self._batches.extend(batches)
         self._next_sequence = batches[-1].next_sequence
         self._size_bytes += sum(batch.record_bytes for batch in batches)
-        gone, size = self._gone, self._size_bytes
-        while gone < len(self._batches) - 1:
-            oldest = self._batches[gone]
-            if self._next_sequence - oldest.next_sequence < self._max_messages and size <= self._max_bytes:
+        while self._gone < len(self._batches) - 1:
+            messages_after = self._next_sequence - self._batches[self._gone].next_sequence
+            if messages_after < self._max_messages and self._size_bytes <= self._max_bytes:
                 break
-            size -= oldest.record_bytes
-            gone += 1
-        self._forget(gone)
+            self._forget_first()
+        self._close_up()
 
     def sync(self) -> None:
         """Nothing to do."""
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         found: list[RecordBatch] = []
-        for batch in islice(self._batches, self._index(sequence), None):
+        for index in range(self._index(sequence), len(self._batches)):
+            batch = self._batches[index]
             max_bytes -= batch.record_bytes
             if found and max_bytes < 0:
                 break
@@ -83,7 +84,9 @@ class MemoryLog:
 
     def discard_before(self, sequence: int) -> None:
         """As `Log.discard_before`: every batch that ends there goes."""
-        self._forget(self._index(sequence))
+        for _ in range(self._gone, self._index(sequence)):
+            self._forget_first()
+        self._close_up()
 
     def close(self) -> None:
         self._batches.clear()
@@ -92,14 +95,15 @@ class MemoryLog:
         """Where the first batch stands that reaches past `sequence`."""
         return bisect_right(self._batches, sequence, lo=self._gone, key=lambda batch: batch.next_sequence)
 
-    def _forget(self, gone: int) -> None:
-        """Let go of the batches before this index."""
-        self._size_bytes -= sum(batch.record_bytes for batch in islice(self._batches, self._gone, gone))
-        self._gone = gone
-        if gone < len(self._batches):
-            self._first_sequence = self._batches[gone].base_sequence
-        else:
-            self._first_sequence = self._next_sequence
-        if 2 * gone >= len(self._batches):  # not each time: it moves all that is left
-            del self._batches[:gone]
+    def _forget_first(self) -> None:
+        self._size_bytes -= self._batches[self._gone].record_bytes
+        self._batches[self._gone] = _NOTHING
+        self._gone += 1
+
+    def _close_up(self) -> None:
+        """Take note of what was forgotten."""
+        kept = len(self._batches) - self._gone
+        self._first_sequence = self._batches[self._gone].base_sequence if kept else self._next_sequence
+        if self._gone >= kept:  # not each time: it moves all that is kept
+            del self._batches[: self._gone]
             self._gone = 0

@@ -10,8 +10,10 @@
     +---------------+----------+---------------+--------+---------+
 
 All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so payload_crc: a header that passes
-can be trusted to tell how far the record reaches, even when the payload is damaged. The payload is a `MessageSet`,
-`(int32 size, bytes)*`, the bytes of the MPUB as they came. Checksums are zlib's CRC-32.
+can be trusted to tell how far the record reaches, even when the payload is damaged. Its computation begins with the
+file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
+when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came.
+Checksums are zlib's CRC-32.
 """
 
 from collections.abc import Iterator
@@ -87,8 +89,8 @@ class RecordBatch:
         return HEADER_BYTES + len(self.messages.data)
 
 
-def encode_header(batch: RecordBatch) -> bytes:
-    """The header that goes before the batch's payload."""
+def encode_header(batch: RecordBatch, seed: int) -> bytes:
+    """The header that goes before the batch's payload, in a file of this seed."""
     data = batch.messages.data
     checked = _CHECKED.pack(
         crc32(data),
@@ -100,17 +102,17 @@ def encode_header(batch: RecordBatch) -> bytes:
         batch.timestamp_ns,
         batch.due_ns,
     )
-    return b"%s%s%s" % (MAGIC, crc32(checked).to_bytes(4, "big"), checked)
+    return b"%s%s%s" % (MAGIC, crc32(checked, seed).to_bytes(4, "big"), checked)
 
 
-def decode_header(data: bytes, offset: int = 0) -> RecordHeader | None:
-    """The header at `data[offset:]`, or None if those bytes are not an undamaged one."""
+def decode_header(data: bytes, offset: int, seed: int) -> RecordHeader | None:
+    """The header at `data[offset:]`, or None if those bytes are not an undamaged one of a file of this seed."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return None
     _, header_crc, payload_crc, length, count, _flags, base, first_id, timestamp_ns, due_ns = (
         _HEADER.unpack_from(data, offset)
     )
-    if crc32(memoryview(data)[offset + 8 : offset + HEADER_BYTES]) != header_crc or not count:
+    if crc32(data[offset + 8 : offset + HEADER_BYTES], seed) != header_crc or not count:
         return None
     return RecordHeader(base, count, length, first_id, timestamp_ns, due_ns, payload_crc)
 
@@ -135,10 +137,10 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
     )
 
 
-def find_headers(data: bytes, start: int) -> Iterator[tuple[int, RecordHeader]]:
+def find_headers(data: bytes, start: int, seed: int) -> Iterator[tuple[int, RecordHeader]]:
     """Every place from `start` on where an undamaged header stands, with the header: to find the way again."""
     offset = data.find(MAGIC, start)
     while offset >= 0:
-        if header := decode_header(data, offset):
+        if header := decode_header(data, offset, seed):
             yield offset, header
         offset = data.find(MAGIC, offset + 1)

@@ -5,7 +5,8 @@
     | 89 NSQLOG 0a    | version |  zero  |  crc  | base_sequence | created_ns | record batches ...
     +-----------------+---------+--------+-------+---------------+------------+----------------- - -
 
-The crc covers bytes 16..32. A segment is named by its first sequence, 20 digits, so that names sort as sequences do.
+The crc covers bytes 16..32, and is the seed of the records' checksums. A segment is named by its first sequence, 20
+digits, so that names sort as sequences do.
 
 What a crash can leave behind, and what is made of it: a record that reaches past the end of the file, or bytes at
 the end that are no record, were being written and were never acknowledged: cut off. A record that is there in full
@@ -84,13 +85,14 @@ class Segment:
     `size` are never read. One thread may append while others read or sync.
     """
 
-    def __init__(self, files: Files, path: Path, fd: int, base_sequence: int) -> None:
+    def __init__(self, files: Files, path: Path, fd: int, base_sequence: int, seed: int) -> None:
         self.path = path
         self.base_sequence = base_sequence
         self.next_sequence = base_sequence
         self.size = FILE_HEADER_BYTES
         self._files = files
         self._fd = fd
+        self._seed = seed
         # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
         self._release = weakref.finalize(self, files.close, fd)
         # Sparse index: the batch at offset o begins at sequence s. Complete up to the offset `_indexed_to`.
@@ -116,11 +118,12 @@ class Segment:
         """Make an empty segment, its name durable. Raises LogWriteError."""
         path = cls.path_for(folder, base_sequence)
         span = _RANGE.pack(base_sequence, now_ns)
+        seed = crc32(span)
         try:
             files.make_folder(folder)
             fd = cls._create_file(files, path)
             try:
-                files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, crc32(span), span)])
+                files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, seed, span)])
                 files.sync(fd)
                 files.sync_folder(folder)
             except BaseException:
@@ -132,7 +135,7 @@ class Segment:
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(files, path, fd, base_sequence)
+        return cls(files, path, fd, base_sequence, seed)
 
     @staticmethod
     def _create_file(files: Files, path: Path) -> int:
@@ -168,14 +171,14 @@ class Segment:
             if size <= FILE_HEADER_BYTES and cls._unfinished(head):
                 files.close(fd)
                 return None
-            base_sequence = cls._base_sequence(path, head)
+            base_sequence, seed = cls._decode(path, head)
         except OSError as exc:
             files.close(fd)
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
             files.close(fd)
             raise
-        segment = cls(files, path, fd, base_sequence)
+        segment = cls(files, path, fd, base_sequence, seed)
         segment.size = segment._synced_to = size
         return segment
 
@@ -185,16 +188,17 @@ class Segment:
         return not any(head) or (len(head) < FILE_HEADER_BYTES and MAGIC.startswith(head[: len(MAGIC)]))
 
     @staticmethod
-    def _base_sequence(path: Path, head: bytes) -> int:
+    def _decode(path: Path, head: bytes) -> tuple[int, int]:
+        """The base sequence and the seed in a file's header."""
         if len(head) < FILE_HEADER_BYTES or not head.startswith(MAGIC):
             raise NotASegmentError(path, "it does not begin as one")
-        _, version, zero, crc, span = _FILE_HEADER.unpack(head)
+        _, version, zero, seed, span = _FILE_HEADER.unpack(head)
         if version != VERSION:
             raise NotASegmentError(path, f"its version is {version}, this program reads version {VERSION}")
         base_sequence: int = _RANGE.unpack(span)[0]
-        if zero or crc32(span) != crc or int(path.stem) != base_sequence:
+        if zero or crc32(span) != seed or int(path.stem) != base_sequence:
             raise NotASegmentError(path, "its header is damaged, or it was renamed")
-        return base_sequence
+        return base_sequence, seed
 
     # ------------------------------------------------------------------ writing
 
@@ -204,7 +208,7 @@ class Segment:
             self._cut()
         parts: list[bytes] = []
         for batch in batches:
-            parts += (encode_header(batch), batch.messages.data)
+            parts += (encode_header(batch, self._seed), batch.messages.data)
         start = end = self.size
         try:
             self._files.write(self._fd, start, parts)
@@ -249,6 +253,12 @@ class Segment:
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._synced_to = max(self._synced_to, size)
+
+    def seal(self) -> None:
+        """Return when the file is as it will stay and on stable storage. Raises LogWriteError."""
+        if self._torn:
+            self._cut()
+        self.sync()
 
     def _sync(self) -> None:
         """Sync the file; after a failure, write again first what was not synced before.
@@ -328,9 +338,6 @@ class Segment:
     ) -> Iterator[tuple[int, RecordHeader, _Window]]:
         """Every record from `offset` on: where it is, its header, and a window to read its payload through.
 
-        Sequences ascend. A header that does not fit in is none of this file's: it was published as a message, or is
-        left from a write that failed.
-
         Args:
             offset: Where a record begins, or damage.
             at_a_time: Bytes to read at least.
@@ -343,8 +350,8 @@ class Segment:
         window = _Window(self._read, at_a_time)
         while offset < end:
             at = window.at(offset, HEADER_BYTES)
-            header = decode_header(window.data, at)
-            if header is None or header.base_sequence < expected or header.next_sequence > limit:
+            header = decode_header(window.data, at, self._seed)
+            if header is None or header.next_sequence > limit:
                 found = self._find_next(offset, end, expected, limit)
                 if found is None:
                     if limit != _NO_LIMIT:  # recovery cuts it off, and says so
@@ -358,11 +365,11 @@ class Segment:
             offset += header.record_bytes
 
     def _find_next(self, offset: int, end: int, expected: int, limit: int) -> int | None:
-        """The next header after the damage at `offset` that fits in; None if none follows."""
+        """The next header after the damage at `offset` whose sequences fit in; None if none follows."""
         start = offset + 1
         while start < end:
             window = self._read(min(_SCAN_BYTES + HEADER_BYTES, end - start), start)
-            for found, header in find_headers(window, 0):
+            for found, header in find_headers(window, 0, self._seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
             start += _SCAN_BYTES
@@ -379,7 +386,9 @@ class Segment:
             logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
 
     def _note(self, sequence: int, offset: int) -> None:
-        if not self._offsets or offset - self._offsets[-1] >= _INDEX_EVERY_BYTES:
+        if not self._offsets or (
+            offset - self._offsets[-1] >= _INDEX_EVERY_BYTES and sequence > self._sequences[-1]
+        ):
             self._sequences.append(sequence)
             self._offsets.append(offset)
 

@@ -1,0 +1,310 @@
+"""All topics of a broker, message ids, and what is due when."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.state import MS, SECOND, TIMESTAMP
+from trio_nsq.broker.broker import Broker, MessageIds
+from trio_nsq.broker.channel import Channel
+from trio_nsq.broker.consumer import Consumer
+from trio_nsq.broker.options import BrokerOptions
+from trio_nsq.log import Log, LogReadError, MemoryLog
+from trio_nsq.protocol import pack_messages
+
+IDS = MessageIds(1, 1)
+
+
+def make_broker(make_log: Callable[[str], Log] = lambda name: MemoryLog()) -> Broker:
+    return Broker(BrokerOptions(data_path=Path("unused")), make_log)
+
+
+def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1) -> None:
+    """As the server does it: accepted, and then each channel watched."""
+    topic = broker.topic(topic_name)
+    record = topic.record(pack_messages([b"x"] * count), IDS.take(count), TIMESTAMP, due_ns)
+    topic.log.append([record], sync=True)
+    topic.accept([record])
+    for channel in topic.channels.values():
+        broker.watch(channel, channel.next_due_ns)
+
+
+def deliver(
+    broker: Broker, channel: Channel, now_ns: int, *, ready: int = 1, timeout_ms: int = 1000
+) -> Consumer:
+    """A consumer that is sent what is ready, and the channel watched as the server does it."""
+    consumer = Consumer(timeout_ms, lambda: None)
+    consumer.ready_count = ready
+    channel.add(consumer)
+    if grants := channel.dispatch(now_ns):
+        broker.watch(channel, now_ns + min(to.msg_timeout_ns for to, _ in grants))
+    return consumer
+
+
+# ---------------------------------------------------------------------- message ids
+
+
+def test_ids_carry_the_node_and_never_repeat() -> None:
+    ids = MessageIds(1023, 77)
+    assert [ids.take(1), ids.take(200), ids.take(1)] == [1023 << 54 | number for number in (77, 78, 278)]
+    assert ids.next == 279
+
+
+@given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1023), st.integers(0, 1 << 53))
+def test_ids_reserved_in_runs_are_all_different_and_ascend(counts: list[int], node: int, start: int) -> None:
+    ids = MessageIds(node, start)
+    taken: list[int] = []
+    for count in counts:
+        first = ids.take(count)
+        taken += range(first, first + count)
+    assert taken == sorted(set(taken))
+    assert {number >> 54 for number in taken} <= {node}
+
+
+# ---------------------------------------------------------------------- topics and channels
+
+
+def test_a_topic_and_a_channel_are_made_once() -> None:
+    made = []
+
+    def make_log(name: str) -> Log:
+        made.append(name)
+        return MemoryLog()
+
+    broker = make_broker(make_log)
+    channel = broker.channel("t", "c")
+    assert broker.channel("t", "c") is channel
+    assert broker.topic("t") is channel.topic
+    assert made == ["t"]
+
+
+def test_a_topic_whose_log_cannot_be_opened_is_not_made() -> None:
+    def refuse(name: str) -> Log:
+        raise LogReadError(Path(name), OSError(13, "Permission denied"))
+
+    broker = make_broker(refuse)
+    with pytest.raises(LogReadError):
+        broker.channel("t", "c")
+    assert broker.topics == {}
+    assert broker.unsaved == set()
+
+
+def test_what_is_new_has_to_be_saved_and_what_is_not_has_not() -> None:
+    broker = make_broker()
+    broker.topic("t")
+    assert broker.unsaved == {"t"}
+    broker.unsaved.clear()
+    broker.topic("t")
+    broker.channel("t", "tail#ephemeral")
+    assert broker.unsaved == set()
+    broker.channel("t", "c")
+    assert broker.unsaved == {"t"}
+    broker.unsaved.clear()
+    broker.channel("t", "c")
+    assert (broker.unsaved, broker.changed) == (set(), set())
+    broker.delete_channel(broker.channel("t", "c"))
+    assert broker.changed == {"t"}
+
+
+def test_deleting_the_last_channel_of_an_ephemeral_topic_deletes_it() -> None:
+    broker = make_broker()
+    broker.topic("t#ephemeral")
+    one, other = broker.channel("t#ephemeral", "one"), broker.channel("t#ephemeral", "other")
+    broker.delete_channel(one)
+    assert list(broker.topics) == ["t#ephemeral"]
+    broker.delete_channel(other)
+    assert broker.topics == {}
+    assert (broker.changed, broker.unsaved) == (set(), set())
+
+
+def test_deleting_the_last_channel_of_a_durable_topic_leaves_it() -> None:
+    broker = make_broker()
+    broker.delete_channel(broker.channel("t", "c#ephemeral"))
+    assert list(broker.topics) == ["t"]
+
+
+def test_deleting_a_topic_closes_its_clients_and_its_log_and_forgets_it() -> None:
+    closed = []
+
+    class ClosingLog(MemoryLog):
+        def close(self) -> None:
+            closed.append("log")
+
+    broker = make_broker(lambda name: ClosingLog())
+    channel = broker.channel("t", "c")
+    channel.add(Consumer(1000, lambda: closed.append("client")))
+    publish(broker, "t", due_ns=5 * SECOND)
+    topic = broker.topic("t")
+    broker.changed.add("t")
+    broker.delete_topic(topic)
+    assert closed == ["client", "log"]
+    assert (broker.topics, broker.changed, broker.unsaved) == ({}, set(), set())
+    again = broker.topic("t")
+    broker.delete_topic(topic)  # the old one: the new one stays
+    assert broker.topics == {"t": again}
+    assert broker.tick(10 * SECOND) == []
+
+
+def test_a_topic_made_again_serves_nothing_of_the_old_one() -> None:
+    broker = make_broker()
+    publish(broker, "t", count=3)
+    broker.delete_topic(broker.topic("t"))
+    channel = broker.channel("t", "c")
+    assert channel.depth == 0
+    topic = broker.topic("t")
+    record = topic.record(pack_messages([b"new"]), IDS.take(1), TIMESTAMP)
+    topic.log.append([record], sync=True)
+    topic.accept([record])
+    consumer = deliver(broker, channel, 0, ready=10)
+    assert list(consumer.in_flight) == [b"%016x" % record.first_id]
+
+
+# ---------------------------------------------------------------------- alarms
+
+
+def test_idle_channels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = make_broker()
+    for topic in range(100):
+        for channel in range(100):
+            broker.channel(f"t{topic}", f"c{channel}")
+    assert broker.next_deadline_ns is None
+    looked: list[Channel] = []
+    tick = Channel.tick
+
+    def noting(channel: Channel, now_ns: int) -> None:
+        looked.append(channel)
+        tick(channel, now_ns)
+
+    monkeypatch.setattr(Channel, "tick", noting)
+    assert broker.tick(1000 * SECOND) == []
+    publish(broker, "t7", due_ns=2000 * SECOND)
+    assert broker.tick(2000 * SECOND - 1) == []
+    assert looked == []
+    assert broker.tick(2000 * SECOND) == looked == list(broker.topics["t7"].channels.values())
+
+
+def test_a_channel_is_looked_at_when_something_of_it_is_due() -> None:
+    broker = make_broker()
+    channel = broker.channel("t", "c")
+    publish(broker, "t")
+    consumer = deliver(broker, channel, 0)
+    assert broker.next_deadline_ns == SECOND
+    assert broker.tick(SECOND - 1) == []
+    assert len(consumer.in_flight) == 1
+    assert broker.tick(SECOND) == [channel]
+    assert (len(consumer.in_flight), channel.depth) == (0, 1)
+    assert broker.next_deadline_ns is None
+
+
+def test_an_earlier_alarm_comes_first_and_the_later_one_still_comes() -> None:
+    broker = make_broker()
+    channel = broker.channel("t", "c")
+    publish(broker, "t")
+    deliver(broker, channel, 0, timeout_ms=60_000)
+    publish(broker, "t", due_ns=SECOND)
+    publish(broker, "t", due_ns=3 * SECOND)
+    assert broker.next_deadline_ns == SECOND
+    assert broker.tick(SECOND) == [channel]
+    assert (channel.deferred_count, broker.next_deadline_ns) == (1, 3 * SECOND)
+    assert broker.tick(3 * SECOND) == [channel]
+    assert (channel.deferred_count, broker.next_deadline_ns) == (0, 60 * SECOND)
+    assert broker.tick(60 * SECOND) == [channel]
+    assert channel.timeout_count == 1
+    assert broker.next_deadline_ns is None
+
+
+def test_a_channel_that_is_due_twice_is_woken_once() -> None:
+    broker = make_broker()
+    channel = broker.channel("t", "c")
+    publish(broker, "t", due_ns=2 * SECOND)
+    publish(broker, "t", due_ns=SECOND)
+    assert broker.tick(10 * SECOND) == [channel]
+    assert channel.depth == 2
+
+
+def test_a_first_channel_is_watched_for_what_was_deferred_before_it() -> None:
+    broker = make_broker()
+    publish(broker, "t", due_ns=SECOND)
+    assert broker.next_deadline_ns is None
+    channel = broker.channel("t", "c")
+    assert broker.next_deadline_ns == SECOND
+    assert broker.tick(SECOND) == [channel]
+
+
+def test_a_deleted_channel_is_not_looked_at() -> None:
+    broker = make_broker()
+    gone, kept = broker.channel("t", "gone"), broker.channel("t", "kept")
+    publish(broker, "t", due_ns=SECOND)
+    broker.delete_channel(gone)
+    assert broker.tick(SECOND) == [kept]
+    assert gone.depth == gone.deferred_count == 0
+
+
+def test_a_channel_made_again_has_its_own_alarms() -> None:
+    broker = make_broker()
+    old = broker.channel("t", "c")
+    publish(broker, "t", due_ns=SECOND)
+    broker.delete_channel(old)
+    new = broker.channel("t", "c")
+    publish(broker, "t", due_ns=2 * SECOND)
+    assert broker.tick(SECOND) == []
+    assert broker.tick(2 * SECOND) == [new]
+    assert new.depth == 1
+
+
+def test_short_alarms_do_not_pile_up_behind_a_long_one() -> None:
+    broker = make_broker()
+    channel = broker.channel("t", "c")
+    publish(broker, "t", due_ns=3600 * SECOND)
+    for second in range(1, 1000):
+        publish(broker, "t", due_ns=second * SECOND)
+        assert broker.tick(second * SECOND) == [channel]
+    assert len(broker._alarms) <= 2
+    assert broker.next_deadline_ns == 3600 * SECOND
+
+
+@given(st.data())
+def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.DataObject) -> None:
+    broker = make_broker()
+    channels = [broker.channel("t", name) for name in ("a", "b")] + [broker.channel("u", "a")]
+    consumers: list[tuple[Channel, Consumer]] = []
+    now_ns = 0
+    for _ in range(data.draw(st.integers(1, 25))):
+        what = data.draw(
+            st.sampled_from(["publish", "defer", "deliver", "requeue", "touch", "finish", "pass"])
+        )
+        channel = data.draw(st.sampled_from(channels))
+        if what == "publish":
+            publish(broker, channel.topic.name, count=data.draw(st.integers(1, 3)))
+        elif what == "defer":
+            publish(broker, channel.topic.name, due_ns=now_ns + data.draw(st.integers(1, 300)) * MS)
+        elif what == "deliver":
+            timeout_ms = data.draw(st.sampled_from([50, 100, 200]))
+            consumers.append((channel, deliver(broker, channel, now_ns, ready=2, timeout_ms=timeout_ms)))
+        elif what == "pass":
+            now_ns += data.draw(st.integers(1, 200)) * MS
+            due = [each for each in channels if (at := each.next_deadline_ns) is not None and at <= now_ns]
+            assert set(due) <= set(broker.tick(now_ns))
+        elif consumers:
+            channel, consumer = data.draw(st.sampled_from(consumers))
+            for message_id in list(consumer.in_flight)[:1]:
+                if what == "requeue":
+                    delay_ms = data.draw(st.integers(1, 300))
+                    channel.requeue(consumer, message_id, delay_ms, now_ns)
+                    broker.watch(channel, now_ns + delay_ms * MS)
+                elif what == "touch":
+                    channel.touch(consumer, message_id, now_ns, 250)
+                else:
+                    channel.finish(consumer, [message_id])
+        for channel in channels:
+            at_ns = channel.next_deadline_ns
+            assert at_ns is None or at_ns > now_ns
+            assert at_ns is None or (broker.next_deadline_ns or 0) <= at_ns
+            deadlines = [d.deadline_ns for c in channel.consumers for d in c.in_flight.values()]
+            assert not deadlines or (at_ns is not None and at_ns <= min(deadlines))
+    broker.tick(now_ns + 1000 * SECOND)
+    assert broker.next_deadline_ns is None
+    assert all(channel.in_flight_count == channel.deferred_count == 0 for channel in channels)

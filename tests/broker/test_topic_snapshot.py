@@ -1,0 +1,437 @@
+"""Saved state: what a restart makes of a snapshot and the log (broker semantics: exit and restart)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.state import MS, SECOND, Fixture, disk_log, records
+from trio_nsq.broker.topic import StateError, Topic
+from trio_nsq.log import MemoryLog
+
+
+def saved(fixture: Fixture) -> dict[str, Any]:
+    """A snapshot, as it comes back from disk."""
+    state: dict[str, Any] = json.loads(json.dumps(fixture.topic.snapshot()))
+    return state
+
+
+def test_after_a_clean_stop_what_was_unfinished_is_delivered_with_its_attempts() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=5)
+    fixture.publish_many(8, each=4)
+    received = subscriber.receive()
+    subscriber.finish(received[:2])
+    subscriber.requeue(received[2])
+    subscriber.receive()
+    subscriber.requeue(received[2])
+    subscriber.ready(0)
+    assert fixture.counts() == (2, 4, 0)
+    after = fixture.restarted(saved(fixture))
+    assert after.counts() == (6, 0, 0)
+    other = after.subscriber(ready=100)
+    assert {message.body: message.attempts for message in other.receive()} == {
+        b"m2": 3,
+        b"m3": 2,
+        b"m4": 2,
+        b"m5": 2,
+        b"m6": 2,
+        b"m7": 1,
+    }
+
+
+def test_after_a_restart_counters_begin_at_zero_and_pauses_are_kept() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a")
+    fixture.channel("paused").paused = True
+    fixture.channel("running")
+    fixture.publish(b"b")
+    fixture.topic.pause()
+    fixture.publish(b"c")
+    after = fixture.restarted(saved(fixture))
+    assert after.topic.paused
+    assert [(name, channel.paused) for name, channel in after.topic.channels.items()] == [
+        ("paused", True),
+        ("running", False),
+    ]
+    assert (after.topic.depth, after.counts("paused"), after.counts("running")) == (1, (2, 0, 0), (1, 0, 0))
+    assert (after.topic.message_count, after.topic.message_bytes) == (0, 0)
+    assert after.topic.channels["paused"].message_count == 0
+    after.topic.unpause()
+    assert after.drain("running") == [b"b", b"c"]
+    assert after.drain("paused") == []
+
+
+def test_due_times_survive_a_restart() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.publish(b"requeued")
+    fixture.publish(b"deferred", defer_ms=2000)
+    (message,) = subscriber.receive()
+    subscriber.requeue(message, delay_ms=1000)
+    start = fixture.now_ns
+    after = fixture.restarted(saved(fixture))
+    channel = after.channel()
+    assert (after.counts(), channel.next_due_ns) == ((0, 0, 2), start + SECOND)
+    channel.tick(start + SECOND)
+    assert (after.counts(), channel.next_due_ns) == ((1, 0, 1), start + 2 * SECOND)
+    channel.tick(start + 2 * SECOND)
+    received = after.subscriber(ready=10).receive()
+    assert [(m.body, m.attempts) for m in received] == [(b"requeued", 2), (b"deferred", 1)]
+
+
+def test_deferred_messages_that_wait_in_the_topic_survive_a_restart() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a", b"b", defer_ms=1000)
+    fixture.publish(b"c")
+    after = fixture.restarted(saved(fixture))
+    assert after.topic.depth == 1
+    after.channel()
+    assert after.counts() == (1, 0, 2)
+    after.pass_ms(1000)
+    assert sorted(after.drain()) == [b"a", b"b", b"c"]
+
+
+def test_what_was_published_after_the_snapshot_is_found_in_the_log() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    state = saved(fixture)
+    fixture.publish(b"b")
+    fixture.publish(b"c", b"d", defer_ms=1000)
+    fixture.publish(b"e")
+    assert sorted(fixture.drain()) == [b"a", b"b", b"e"]  # nobody will know
+    after = fixture.restarted(state)
+    assert after.counts() == (3, 0, 2)
+    assert after.channel().next_due_ns == after.now_ns + SECOND
+    assert after.drain() == [b"a", b"b", b"e"]
+    after.pass_ms(1000)
+    assert after.drain() == [b"c", b"d"]
+
+
+def test_a_topic_that_was_never_saved_has_its_log_and_no_channel() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.publish(b"b", defer_ms=1000)
+    after = fixture.restarted(None)
+    assert after.topic.channels == {}
+    assert after.topic.depth == 1
+    after.channel()
+    assert after.counts() == (1, 0, 1)
+
+
+def test_ephemeral_channels_are_not_kept() -> None:
+    fixture = Fixture()
+    fixture.channel("kept")
+    fixture.channel("tail#ephemeral")
+    after = fixture.restarted(saved(fixture))
+    assert list(after.topic.channels) == ["kept"]
+
+
+def test_a_lagging_cursor_with_deferred_and_emptied_ahead_of_it() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.publish(b"answered", b"requeued", b"deferred", defer_ms=10)
+    fixture.topic.pause()
+    fixture.publish(b"emptied")
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish(b"b")
+    fixture.pass_ms(10)
+    subscriber = fixture.subscriber(ready=3)
+    received = subscriber.receive()
+    assert [message.body for message in received] == [b"answered", b"requeued", b"deferred"]
+    subscriber.ready(0)
+    subscriber.finish(received[:1])
+    subscriber.requeue(received[1])
+    subscriber.requeue(received[2], delay_ms=1000)
+    assert fixture.counts() == (3, 0, 1)
+    after = fixture.restarted(saved(fixture))
+    assert after.counts() == (3, 0, 1)
+    assert sorted(after.drain()) == [b"a", b"b", b"requeued"]
+    assert after.counts() == (0, 0, 1)
+    after.pass_ms(1000)
+    assert after.drain() == [b"deferred"]
+
+
+def test_a_snapshot_does_not_change_while_it_is_being_written() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=2)
+    fixture.publish_many(5)
+    fixture.publish(b"x", defer_ms=1000)
+    fixture.topic.pause()
+    fixture.publish(b"y", defer_ms=1000)
+    received = subscriber.receive()
+    state = fixture.topic.snapshot()
+    before = json.dumps(state)
+    subscriber.finish(received[:1])
+    subscriber.requeue(received[1], delay_ms=1)
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish_many(5)
+    fixture.pass_ms(2000)
+    fixture.channel().empty()
+    assert json.dumps(state) == before
+
+
+def test_a_restart_changes_nothing_that_is_saved() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber("one", ready=2)
+    fixture.publish_many(9, each=3)
+    fixture.publish(b"x", b"y", defer_ms=1000)
+    fixture.publish_many(3)
+    (message, _) = subscriber.receive()
+    subscriber.requeue(message, delay_ms=500)
+    subscriber.leave()
+    fixture.channel("two")
+    fixture.publish(b"z", defer_ms=3000)
+    fixture.topic.pause()
+    fixture.publish(b"waits", defer_ms=10)
+    once = saved(fixture)
+    assert saved(fixture.restarted(once)) == once
+
+
+# ---------------------------------------------------------------------- what the log may let go
+
+
+def test_first_needed_is_the_oldest_of_all_that_may_yet_be_read() -> None:
+    fixture = Fixture()
+    needed = []
+
+    def note() -> None:
+        needed.append(fixture.topic.first_needed(saved(fixture)))
+
+    note()
+    fixture.publish_many(4)
+    note()  # no channel: the first will want it all
+    fixture.topic.add_channel("channel")
+    note()
+    subscriber = fixture.subscriber(ready=4)
+    received = subscriber.receive()
+    subscriber.ready(0)
+    note()  # in flight
+    subscriber.finish(received[:1])
+    subscriber.requeue(received[1])
+    note()  # requeued
+    subscriber.ready(3)
+    subscriber.receive()
+    subscriber.finish(received[1:2])
+    subscriber.requeue(received[2], delay_ms=1000)
+    subscriber.finish(received[3:])
+    note()  # deferred
+    fixture.pass_ms(1000)
+    subscriber.finish(subscriber.receive())
+    note()
+    assert needed == [0, 0, 0, 0, 1, 2, 4]
+
+
+def test_a_live_ephemeral_channel_keeps_what_it_has_not_read(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=300), mem_queue_size=0, cache_bytes=0)
+    fixture.channel("tail#ephemeral")
+    fixture.channel("durable")
+    bodies = fixture.publish_many(50)
+    assert fixture.drain("durable") == bodies
+    tail = fixture.subscriber("tail#ephemeral", ready=3)
+    first = tail.receive()
+    tail.finish(first[1:])
+    tail.ready(0)
+    fixture.cache.forget_topic("topic")
+    fixture.log.discard_before(Topic.first_needed(saved(fixture)))
+    tail.requeue(first[0])
+    assert sorted(fixture.drain("tail#ephemeral")) == sorted([bodies[0], *bodies[3:]])
+    fixture.log.discard_before(Topic.first_needed(saved(fixture)))
+    assert fixture.log.first_sequence > 40
+
+
+@pytest.mark.parametrize("ephemeral_leaves", [False, True])
+def test_discarding_what_a_snapshot_does_not_need_loses_nothing(
+    tmp_path: Path, ephemeral_leaves: bool
+) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log", segment_bytes=300), mem_queue_size=0, cache_bytes=0)
+    subscriber = fixture.subscriber(ready=20)
+    bodies = fixture.publish_many(60)
+    received = subscriber.receive()
+    subscriber.finish(received[:13])
+    if ephemeral_leaves:
+        subscriber.leave()
+    state = saved(fixture)
+    fixture.log.discard_before(Topic.first_needed(state))
+    assert 0 < fixture.log.first_sequence <= 13
+    after = fixture.restarted(state, disk_log(tmp_path / "log", segment_bytes=300))
+    assert after.counts() == (47, 0, 0)
+    assert sorted(after.drain()) == sorted(bodies[13:])
+
+
+# ---------------------------------------------------------------------- snapshots that do not fit the log
+
+
+def cut(log: MemoryLog, end: int) -> MemoryLog:
+    """The log as a power cut left it: without the records at its end."""
+    shorter = MemoryLog(max_messages=1_000_000)
+    for record in log.read(0, 1 << 40):
+        if record.next_sequence <= end:
+            shorter.append([record], sync=True)
+    return shorter
+
+
+def test_a_snapshot_ahead_of_the_log_is_cut_back_to_it() -> None:
+    """--sync=interval and a power cut: the state is on disk, the last messages are not."""
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a", b"b", b"c")
+    fixture.publish(b"deferred", defer_ms=1000)
+    fixture.publish(b"d")
+    fixture.publish(b"lost, deferred", defer_ms=1000)
+    fixture.publish(b"lost")
+    subscriber = fixture.subscriber(ready=1)
+    (message,) = subscriber.receive()
+    subscriber.finish([message])
+    subscriber.leave()
+    state = saved(fixture)
+    assert isinstance(fixture.log, MemoryLog)
+    after = Fixture(cut(fixture.log, 5))
+    after.now_ns = fixture.now_ns
+    assert after.topic.restore(state) is True
+    assert after.counts() == (3, 0, 1)
+    after.publish(b"new 1")
+    after.publish(b"new 2", defer_ms=1000)
+    assert after.counts() == (4, 0, 2)
+    assert after.drain() == [b"b", b"c", b"d", b"new 1"]
+    after.pass_ms(1000)
+    assert after.drain() == [b"deferred", b"new 2"]
+    assert after.counts() == (0, 0, 0)
+
+
+def test_a_snapshot_that_took_lost_messages_for_finished_has_to_be_saved_anew() -> None:
+    """Their sequences are used again: the old snapshot would take the new messages for finished, too."""
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish_many(10)
+    fixture.drain()
+    old = saved(fixture)
+    assert isinstance(fixture.log, MemoryLog)
+    after = Fixture(cut(fixture.log, 4))
+    assert after.topic.restore(old) is True
+    new = saved(after)
+    after.publish_many(10, prefix="new")
+    assert Fixture(after.log).topic.restore(new) is False
+    assert after.restarted(new).drain() == [b"new%d" % index for index in range(10)]
+
+
+def test_a_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    state = saved(fixture)
+    assert Fixture(fixture.log).topic.restore(state) is False
+    assert Fixture(fixture.log).topic.restore(None) is False
+    fixture.publish(b"b")
+    assert Fixture(fixture.log).topic.restore(state) is False
+
+
+@given(st.data())
+def test_a_snapshot_however_far_ahead_of_the_log_gives_the_rest_of_it_once(data: st.DataObject) -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=data.draw(st.integers(0, 5)))
+    for index in range(data.draw(st.integers(0, 12))):
+        what = data.draw(st.sampled_from(["publish", "defer", "answer", "empty", "pause", "unpause", "pass"]))
+        if what == "publish":
+            fixture.publish(*(b"%d.%d" % (index, n) for n in range(data.draw(st.integers(1, 4)))))
+        elif what == "defer":
+            fixture.publish(b"%d" % index, defer_ms=data.draw(st.integers(1, 20)))
+        elif what == "answer":
+            received = subscriber.receive()
+            subscriber.finish(received[::2])
+            for message in received[1::2]:
+                subscriber.requeue(message, delay_ms=data.draw(st.sampled_from([0, 10])))
+        elif what == "empty":
+            fixture.topic.empty()
+        elif what == "pause":
+            fixture.topic.pause()
+        elif what == "unpause":
+            fixture.topic.unpause()
+        else:
+            fixture.pass_ms(10)
+    fixture.topic.unpause()
+    subscriber.leave()
+    state = saved(fixture)
+    assert isinstance(fixture.log, MemoryLog)
+    ends = [0, *(record.next_sequence for record in fixture.log.read(0, 1 << 40))]
+    end = data.draw(st.sampled_from(ends))
+    log = cut(fixture.log, end)
+    kept = [body for record in log.read(0, 1 << 40) for body in record.messages.bodies()]
+    # What is due in full, without a cut, tells what is unfinished.
+    whole = fixture.restarted(state)
+    whole.pass_ms(1000)
+    unfinished = whole.drain()
+    after = fixture.restarted(state, log)
+    depth, in_flight, deferred = after.counts()
+    assert min(depth, deferred) >= 0
+    assert in_flight == 0
+    assert depth + deferred == len([body for body in unfinished if body in kept])
+    after.publish(b"new")
+    after.pass_ms(1000)
+    assert sorted(after.drain()) == sorted([*(body for body in unfinished if body in kept), b"new"])
+    assert after.counts() == (0, 0, 0)
+
+
+def test_a_log_that_begins_after_what_the_snapshot_needs() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=2)
+    bodies = fixture.publish_many(10)
+    subscriber.receive()
+    state = saved(fixture)
+    fixture.log.discard_before(5)
+    after = fixture.restarted(state)
+    assert after.counts() == (7, 0, 0)  # two of them were in flight, and will not be found
+    assert after.drain() == bodies[5:]
+    assert after.counts() == (0, 0, 0)
+    never_saved = fixture.restarted(None)
+    assert never_saved.topic.depth == 5
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda state: state.pop("format"), "lacks 'format'"),
+        (lambda state: state.pop("channels"), "lacks 'channels'"),
+        (lambda state: state["channels"][0].pop("cursor"), "lacks 'cursor'"),
+        (lambda state: state.update(format=2), "its format is 2, this program reads 1"),
+        (lambda state: state.update(name="other"), "it is the state of topic other"),
+        (lambda state: state.update(end="x"), "invalid literal"),
+        (lambda state: state.update(end=float("inf")), "infinity"),
+        (lambda state: state.update(channels=5), "not iterable"),
+        (lambda state: state.update(channels=["x"]), "string"),
+        (lambda state: state["channels"][0].update(unfinished=[[1]]), "unpack"),
+        (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "unpack"),
+        (lambda state: state["channels"][0].update(holes=None), "not iterable"),
+    ],
+)
+def test_what_is_not_a_snapshot_is_refused_with_the_reason(spoil: Any, complaint: str) -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    state = saved(fixture)
+    spoil(state)
+    with pytest.raises(StateError, match=complaint):
+        Fixture(fixture.log).topic.restore(state)
+
+
+def test_ids_that_went_down_at_a_restart_still_find_their_messages(tmp_path: Path) -> None:
+    """The node id comes from the host name, which may change between two runs."""
+    log = disk_log(tmp_path / "log")
+    for base, node in enumerate((900, 3, 900, 2, 2, 900)):
+        log.append([records([b"m%d" % base], base=base, first_id=node << 54 | base)], sync=True)
+    fixture = Fixture(log)
+    subscriber = fixture.subscriber(ready=10)
+    received = subscriber.receive()
+    assert [message.body for message in received] == [b"m%d" % index for index in range(6)]
+    for message in received:
+        subscriber.requeue(message)
+    assert [(m.id, m.body) for m in subscriber.receive()] == [(m.id, m.body) for m in received]
+    assert fixture.now_ns == 5000 * MS

@@ -1,0 +1,331 @@
+"""Batches to put into logs, and file layers that fail, forget or take notes."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from errno import EIO
+from pathlib import Path
+
+from trio_nsq.log import DiskLog, Files, Log, RecordBatch
+from trio_nsq.log.records import HEADER_BYTES
+from trio_nsq.protocol import pack_messages
+
+FILE_HEADER_BYTES = 32
+FIRST = f"{0:020d}.log"
+
+
+def batch(sequence: int, *bodies: bytes, due_ns: int = 0) -> RecordBatch:
+    """A batch of these messages; its other numbers follow from its place, so that mixing them up shows."""
+    return RecordBatch(
+        sequence, 10**15 + 3 * sequence, 1_700_000_000_000_000_000 + sequence, due_ns, pack_messages(bodies)
+    )
+
+
+def numbered(start: int, count: int, *, size: int = 10) -> list[RecordBatch]:
+    """`count` batches of one to three messages from sequence `start` on, each body `size` bytes long."""
+    batches = []
+    for n in range(count):
+        bodies = [b"%0*d" % (size, start + i) for i in range(n % 3 + 1)]
+        batches.append(batch(start, *bodies))
+        start += len(bodies)
+    return batches
+
+
+def append_each(log: Log, batches: Sequence[RecordBatch], *, sync: bool = False) -> None:
+    """Append them one by one."""
+    for one in batches:
+        log.append([one], sync=sync)
+
+
+def contents(log: Log, max_bytes: int = 1000) -> list[RecordBatch]:
+    """All that can be read, from the beginning on, as a reader reads it."""
+    found: list[RecordBatch] = []
+    sequence = log.first_sequence
+    while batches := log.read(sequence, max_bytes):
+        found += batches
+        assert batches[-1].next_sequence > sequence
+        sequence = batches[-1].next_sequence
+    return found
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """The segments of a log, oldest first."""
+    return sorted(folder.glob("*.log"))
+
+
+def record_offsets(batches: Sequence[RecordBatch], start: int = FILE_HEADER_BYTES) -> list[int]:
+    """Where each record of a segment begins, and, last, where they end."""
+    offsets = [start]
+    for one in batches:
+        offsets.append(offsets[-1] + HEADER_BYTES + len(one.messages.data))
+    return offsets
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """A copy of a log's folder, in place of an older copy."""
+    if to.exists():
+        shutil.rmtree(to)
+    shutil.copytree(folder, to)
+    return to
+
+
+def open_descriptors() -> int:
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def check_usable(
+    folder: Path, expected: Sequence[RecordBatch], *, bodies: Sequence[bytes] = (b"next",)
+) -> None:
+    """The log in `folder` holds just `expected`, can be appended to, and is the same when opened again."""
+    log = DiskLog(folder, files=HastyFiles())
+    try:
+        assert contents(log) == list(expected)
+        following = batch(log.next_sequence, *bodies)
+        log.append([following], sync=True)
+        assert contents(log) == [*expected, following]
+    finally:
+        log.close()
+    log = DiskLog(folder, files=HastyFiles())
+    try:
+        assert contents(log) == [*expected, following]
+        assert log.next_sequence == following.next_sequence
+    finally:
+        log.close()
+
+
+class HastyFiles(Files):
+    """Syncs nothing: for tests in which no power is cut."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        pass
+
+
+class CountingFiles(Files):
+    """Counts what is done."""
+
+    def __init__(self) -> None:
+        self.writes = self.reads = self.syncs = self.read_bytes = 0
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        self.writes += 1
+        super().write(fd, offset, parts)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().read(fd, size, offset)
+        self.reads += 1
+        self.read_bytes += len(data)
+        return data
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        super().sync(fd)
+
+    def reset(self) -> None:
+        """Count from nothing again."""
+        self.writes = self.reads = self.syncs = self.read_bytes = 0
+
+
+class FailingFiles(HastyFiles):
+    """Does what `HastyFiles` does until told otherwise.
+
+    Attributes:
+        failing: Names of the methods that raise, and with which error number. `sync_new` is the sync of a file
+            that holds no more than a header.
+        room: Bytes that can still be written; beyond them `write` raises the error number it fails with.
+    """
+
+    def __init__(self) -> None:
+        self.failing: dict[str, int] = {}
+        self.room: int | None = None
+
+    def _maybe_fail(self, name: str) -> None:
+        if name in self.failing:
+            raise OSError(self.failing[name], os.strerror(self.failing[name]))
+
+    def create(self, path: Path) -> int:
+        self._maybe_fail("create")
+        return super().create(path)
+
+    def open(self, path: Path) -> int:
+        self._maybe_fail("open")
+        return super().open(path)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        data = b"".join(parts)
+        if self.room is not None and len(data) > self.room:
+            super().write(fd, offset, [data[: self.room]])
+            self._maybe_fail("write")
+        super().write(fd, offset, parts)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self._maybe_fail("read")
+        return super().read(fd, size, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._maybe_fail("truncate")
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._maybe_fail("sync")
+        if self.size(fd) <= FILE_HEADER_BYTES:
+            self._maybe_fail("sync_new")
+        super().sync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        self._maybe_fail("sync_folder")
+        super().sync_folder(path)
+
+    def names(self, path: Path) -> list[str]:
+        self._maybe_fail("names")
+        return super().names(path)
+
+    def make_folder(self, path: Path) -> None:
+        self._maybe_fail("make_folder")
+        super().make_folder(path)
+
+    def unlink(self, path: Path) -> None:
+        self._maybe_fail("unlink")
+        super().unlink(path)
+
+    def heal(self) -> None:
+        """Let everything work again."""
+        self.failing.clear()
+        self.room = None
+
+
+Change = tuple[int, bytes | None]
+"""Bytes written at an offset, or, with None, the file cut there."""
+Keep = Callable[[list[Change]], list[Change]]
+
+
+@dataclass
+class _DiskFile:
+    """What a simulated disk knows of a file: what is stable, and what was done to it since, in order."""
+
+    stable: bytearray = field(default_factory=bytearray)
+    pending: list[Change] = field(default_factory=list)
+    named: bool = False  # its name is stable
+
+
+def _apply(content: bytearray, offset: int, data: bytes | None) -> None:
+    if data is None:
+        del content[offset:]
+        content.extend(bytes(offset - len(content)))
+    else:
+        content.extend(bytes(max(0, offset - len(content))))
+        content[offset : offset + len(data)] = data
+
+
+class SimulatedDisk(HastyFiles):
+    """Real files, and beside them what a power cut would leave of each.
+
+    The disk may have written anything, in any order, of what was not synced; what was synced it has. After a sync
+    that fails, the kernel believes that it has nothing more to write (as Linux does), and the disk has nothing of it.
+
+    Attributes:
+        sync_fails: The next syncs of files raise EIO.
+    """
+
+    def __init__(self) -> None:
+        self.sync_fails = False
+        self._files: dict[Path, _DiskFile] = {}
+        self._paths: dict[int, Path] = {}
+        self._gone: dict[Path, _DiskFile] = {}  # deleted, but the deletion need not be stable
+
+    def create(self, path: Path) -> int:
+        fd = super().create(path)
+        self._files[path] = _DiskFile()
+        self._paths[fd] = path
+        return fd
+
+    def open(self, path: Path) -> int:
+        fd = super().open(path)
+        self._paths[fd] = path
+        if path not in self._files:
+            self._files[path] = _DiskFile(bytearray(path.read_bytes()), named=True)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._paths.pop(fd)
+        super().close(fd)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        super().write(fd, offset, parts)
+        self._files[self._paths[fd]].pending.append((offset, b"".join(parts)))
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self._files[self._paths[fd]].pending.append((size, None))
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        file = self._files[self._paths[fd]]
+        pending, file.pending = file.pending, []
+        if self.sync_fails:
+            raise OSError(EIO, os.strerror(EIO))
+        for offset, data in pending:
+            _apply(file.stable, offset, data)
+
+    def sync_folder(self, path: Path) -> None:
+        super().sync_folder(path)
+        for name, file in self._files.items():
+            file.named = file.named or name.parent == path
+        self._gone = {name: file for name, file in self._gone.items() if name.parent != path}
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        file = self._files.pop(path)
+        if file.named:
+            self._gone[path] = file
+
+    def power_cuts(self) -> Iterator[dict[str, bytes]]:
+        """Files by name, as a power cut at this moment may leave them: a choice of the possibilities."""
+        yield self._left(unnamed=False, deleted=True, keep=lambda pending: [])
+        yield self._left(unnamed=True, deleted=False, keep=lambda pending: [])
+        yield self._left(unnamed=True, deleted=True, keep=lambda pending: pending)
+        yield self._left(unnamed=True, deleted=False, keep=_zeros)
+        for part in (0.0, 0.05, 0.5, 0.95):
+            yield self._left(unnamed=True, deleted=False, keep=_torn(part))
+            yield self._left(unnamed=True, deleted=False, keep=_only_the_end(part))
+
+    def _left(self, *, unnamed: bool, deleted: bool, keep: Keep) -> dict[str, bytes]:
+        left = {}
+        files = self._gone | self._files if deleted else self._files
+        for path, file in files.items():
+            if file.named or unnamed:
+                content = bytearray(file.stable)
+                for offset, data in keep(file.pending):
+                    _apply(content, offset, data)
+                left[path.name] = bytes(content)
+        return left
+
+
+def _zeros(pending: list[Change]) -> list[Change]:
+    """The size is there, the data is not."""
+    return [(offset, data and bytes(len(data))) for offset, data in pending]
+
+
+def _torn(part: float) -> Keep:
+    """Of the last change only the beginning."""
+
+    def keep(pending: list[Change]) -> list[Change]:
+        return [*pending[:-1], *[(at, data and data[: int(len(data) * part)]) for at, data in pending[-1:]]]
+
+    return keep
+
+
+def _only_the_end(part: float) -> Keep:
+    """Nothing but the end of the last change."""
+
+    def keep(pending: list[Change]) -> list[Change]:
+        return [
+            (at, data) if data is None else (at + int(len(data) * part), data[int(len(data) * part) :])
+            for at, data in pending[-1:]
+        ]
+
+    return keep

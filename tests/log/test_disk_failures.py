@@ -1,0 +1,494 @@
+"""When the operating system refuses: nothing of what failed is readable, and the log goes on afterwards."""
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from log.support import (
+    FILE_HEADER_BYTES,
+    FIRST,
+    FailingFiles,
+    SimulatedDisk,
+    append_each,
+    batch,
+    check_usable,
+    contents,
+    copied,
+    numbered,
+    open_descriptors,
+    segment_files,
+)
+from trio_nsq.log import DiskLog, Files, LogReadError, LogWriteError, RecordBatch
+from trio_nsq.protocol import NSQError
+
+BEFORE = [batch(0, b"a"), batch(1, b"b", b"c")]
+FAILED = [batch(3, b"lost"), batch(4, b"lost", b"too")]
+FAILED_BYTES = sum(one.record_bytes for one in FAILED)
+
+
+def check_unchanged(log: DiskLog, expected: Sequence[RecordBatch]) -> None:
+    """As if the append that failed had not been tried."""
+    assert contents(log) == list(expected)
+    assert log.next_sequence == (expected[-1].next_sequence if expected else 0)
+    assert log.read(log.next_sequence) == []
+    assert [header.base_sequence for header in log.headers(0)] == [one.base_sequence for one in expected]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_write_that_fails_after_any_number_of_bytes(tmp_path: Path, sync: bool) -> None:
+    for room in range(FAILED_BYTES):
+        folder = tmp_path / str(room)
+        files = FailingFiles()
+        log = DiskLog(folder, files=files)
+        append_each(log, BEFORE)
+        size = log.size_bytes
+        files.failing["write"] = errno.ENOSPC
+        files.room = room
+        with pytest.raises(LogWriteError) as caught:
+            log.append(FAILED, sync=sync)
+        assert str(caught.value) == f"cannot write {folder / FIRST}: No space left on device"
+        assert caught.value.path == folder / FIRST
+        check_unchanged(log, BEFORE)
+        assert log.size_bytes == size == (folder / FIRST).stat().st_size
+        copied(folder, tmp_path / "killed")  # now
+        files.heal()
+        following = batch(3, b"x") if room % 2 else batch(3, *[b"y" * 100] * 5)
+        log.append([following], sync=sync)
+        check_unchanged(log, [*BEFORE, following])
+        log.close()
+        check_usable(folder, [*BEFORE, following])
+        check_usable(tmp_path / "killed", BEFORE)
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, FAILED_BYTES // 2, FAILED_BYTES - 1])
+@pytest.mark.parametrize("bodies", [(b"x",), (b"lost",), (b"y" * 500,)])
+def test_a_write_that_fails_and_cannot_be_taken_back(
+    tmp_path: Path, room: int, bodies: Sequence[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FailingFiles()
+    log = DiskLog(tmp_path, files=files)
+    append_each(log, BEFORE)
+    files.failing = {"write": errno.EIO, "truncate": errno.EROFS}
+    files.room = room
+    with pytest.raises(LogWriteError, match="Input/output error"):
+        log.append(FAILED, sync=True)
+    assert "Read-only file system, nor cut it back to" in caplog.text
+    check_unchanged(log, BEFORE)
+    # What is left there is in the way: nothing can be appended before it is gone.
+    files.failing = {"truncate": errno.EROFS}
+    files.room = None
+    with pytest.raises(LogWriteError, match="Read-only file system"):
+        log.append([batch(3, *bodies)], sync=True)
+    check_unchanged(log, BEFORE)
+    files.heal()
+    log.append([batch(3, *bodies)], sync=True)
+    check_unchanged(log, [*BEFORE, batch(3, *bodies)])
+    copied(tmp_path, tmp_path / "killed")
+    log.close()
+    check_usable(tmp_path / "killed", [*BEFORE, batch(3, *bodies)])
+
+
+@pytest.mark.parametrize("shorter", [True, False])
+def test_a_sync_that_fails_and_the_whole_of_it_cannot_be_taken_back(tmp_path: Path, shorter: bool) -> None:
+    """The worst: whole records in the file that nobody was told of. They must not come back behind others."""
+    files = FailingFiles()
+    log = DiskLog(tmp_path / "log", files=files)
+    append_each(log, BEFORE)
+    files.failing = {"sync": errno.EIO, "truncate": errno.EIO}
+    with pytest.raises(LogWriteError):
+        log.append(FAILED, sync=True)
+    check_unchanged(log, BEFORE)
+    files.heal()
+    following = batch(3, b"same") if shorter else batch(3, b"same", b"other")
+    log.append([following], sync=True)
+    check_unchanged(log, [*BEFORE, following])
+    check_usable(copied(tmp_path / "log", tmp_path / "killed"), [*BEFORE, following])
+    log.close()
+
+
+def test_closing_takes_back_what_could_not_be_taken_back_before(tmp_path: Path) -> None:
+    files = FailingFiles()
+    log = DiskLog(tmp_path, files=files)
+    append_each(log, BEFORE)
+    files.failing = {"sync": errno.EIO, "truncate": errno.EIO}
+    with pytest.raises(LogWriteError):
+        log.append(FAILED, sync=True)
+    files.heal()
+    log.close()
+    check_usable(tmp_path, BEFORE)
+
+
+def test_a_new_segment_does_not_begin_before_the_old_one_is_cut(tmp_path: Path) -> None:
+    files = FailingFiles()
+    log = DiskLog(tmp_path / "log", segment_bytes=300, files=files)
+    append_each(log, BEFORE)
+    files.failing = {"sync": errno.EIO, "truncate": errno.EIO}
+    with pytest.raises(LogWriteError):
+        log.append(FAILED, sync=True)
+    files.failing = {"truncate": errno.EIO}
+    large = batch(3, b"x" * 300)
+    with pytest.raises(LogWriteError):
+        log.append([large], sync=True)
+    assert len(segment_files(tmp_path / "log")) == 1
+    files.heal()
+    log.append([large], sync=True)
+    assert len(segment_files(tmp_path / "log")) == 2
+    check_unchanged(log, [*BEFORE, large])
+    check_usable(copied(tmp_path / "log", tmp_path / "killed"), [*BEFORE, large])
+    log.close()
+
+
+def test_an_interruption_is_no_exception_to_the_rule(tmp_path: Path) -> None:
+    class Interrupted(FailingFiles):
+        interrupt = False
+
+        def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+            super().write(fd, offset, parts)
+            if self.interrupt:
+                raise KeyboardInterrupt
+
+    files = Interrupted()
+    log = DiskLog(tmp_path, files=files)
+    append_each(log, BEFORE)
+    files.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        log.append(FAILED, sync=False)
+    check_unchanged(log, BEFORE)
+    files.interrupt = False
+    log.append([batch(3, b"x")], sync=False)
+    log.close()
+    check_usable(tmp_path, [*BEFORE, batch(3, b"x")])
+
+
+# ---------------------------------------------------------------------- the real thing
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take less than it is given, at any byte and in between the pieces."""
+    whole_pwritev, whole_pwrite = os.pwritev, os.pwrite
+    most = 1
+
+    def pwritev(fd: int, parts: Sequence[bytes], offset: int) -> int:
+        return whole_pwritev(fd, [b"".join(parts)[:most]], offset)
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        return whole_pwrite(fd, data[:most], offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    for most in (1, 7, 55, 56, 57, 100):
+        folder = tmp_path / str(most)
+        log = DiskLog(folder)
+        append_each(log, BEFORE)
+        log.append(FAILED, sync=True)
+        log.close()
+        check_usable(folder, [*BEFORE, *FAILED])
+
+
+def test_more_pieces_than_a_system_call_takes(tmp_path: Path) -> None:
+    batches = [batch(n, b"%d" % n) for n in range(os.sysconf("SC_IOV_MAX") + 5)]
+    log = DiskLog(tmp_path)
+    log.append(batches, sync=True)
+    assert contents(log, 10**6) == batches
+    log.close()
+
+
+class FileSizeLimit:
+    """A limit on the size of files, by which the kernel itself cuts writes short and then refuses them."""
+
+    def __enter__(self) -> "FileSizeLimit":
+        self._old = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return self
+
+    def to(self, size: int) -> None:
+        """No file may grow past this."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, self._old[1]))
+
+    def lift(self) -> None:
+        """As before."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._old)
+
+    def __exit__(self, *args: object) -> None:
+        self.lift()
+        signal.signal(signal.SIGXFSZ, self._old_handler)
+
+
+def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    with FileSizeLimit() as limit:
+        log = DiskLog(tmp_path)
+        append_each(log, BEFORE)
+        size = log.size_bytes
+        for room in (0, 1, 30, 56, 60, FAILED_BYTES - 1):
+            limit.to(size + room)
+            with pytest.raises(LogWriteError, match="File too large"):
+                log.append(FAILED, sync=True)
+            assert (tmp_path / FIRST).stat().st_size == size
+            check_unchanged(log, BEFORE)
+        limit.lift()
+        log.append(FAILED, sync=True)
+        check_unchanged(log, [*BEFORE, *FAILED])
+        log.close()
+    check_usable(tmp_path, [*BEFORE, *FAILED])
+
+
+# ---------------------------------------------------------------------- new segments
+
+
+@pytest.mark.parametrize(
+    ("failing", "room"),
+    [
+        ("make_folder", None),
+        ("create", None),
+        ("write", 0),
+        ("write", 10),
+        ("write", FILE_HEADER_BYTES - 1),
+        ("sync_new", None),
+        ("sync_folder", None),
+    ],
+)
+@pytest.mark.parametrize("unlink", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_segment_that_cannot_be_made(
+    tmp_path: Path, failing: str, room: int | None, unlink: bool, first: bool
+) -> None:
+    files = FailingFiles()
+    folder = tmp_path / "log"
+    log = DiskLog(folder, segment_bytes=1, files=files)
+    before = [] if first else BEFORE
+    append_each(log, before)
+    log.sync()
+    descriptors = open_descriptors()
+    files.failing = {failing: errno.EIO}
+    if not unlink:
+        files.failing["unlink"] = errno.EIO
+    files.room = room
+    following = batch(log.next_sequence, b"next")
+    for _ in range(2):
+        with pytest.raises(LogWriteError):
+            log.append([following], sync=True)
+        check_unchanged(log, before)
+        assert open_descriptors() == descriptors
+    copied(folder, tmp_path / "killed") if folder.exists() else (tmp_path / "killed").mkdir()
+    files.heal()
+    log.append([following], sync=True)  # also if something was left there
+    check_unchanged(log, [*before, following])
+    log.close()
+    check_usable(folder, [*before, following])
+    check_usable(tmp_path / "killed", before)
+
+
+def test_a_segment_with_records_is_never_overwritten_by_a_new_one(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path, segment_bytes=1)
+    append_each(log, BEFORE)
+    stray = tmp_path / f"{3:020d}.log"
+    stray.write_bytes(b"x" * 33)
+    with pytest.raises(LogWriteError, match="File exists"):
+        log.append(FAILED, sync=True)
+    assert stray.read_bytes() == b"x" * 33
+    stray.unlink()
+    log.append(FAILED, sync=True)
+    assert contents(log) == [*BEFORE, *FAILED]
+    log.close()
+
+
+def test_the_old_segment_is_stable_before_the_new_one_begins(tmp_path: Path) -> None:
+    files = FailingFiles()
+    log = DiskLog(tmp_path, segment_bytes=1, files=files)
+    log.append(BEFORE[:1], sync=False)
+    files.failing["sync"] = errno.EIO
+    with pytest.raises(LogWriteError):
+        log.append(BEFORE[1:], sync=False)
+    assert len(segment_files(tmp_path)) == 1
+    files.heal()
+    log.append(BEFORE[1:], sync=False)
+    assert contents(log) == BEFORE
+    log.close()
+
+
+# ---------------------------------------------------------------------- syncs that fail
+
+
+def after_a_power_cut(disk: SimulatedDisk, to: Path) -> list[RecordBatch]:
+    """What is found after the most that is lost: all that no sync was for."""
+    to.mkdir()
+    for name, content in next(disk.power_cuts()).items():
+        (to / name).write_bytes(content)
+    log = DiskLog(to)
+    found = contents(log)
+    log.close()
+    return found
+
+
+def test_the_simulation_loses_what_was_not_synced(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    log = DiskLog(tmp_path / "log", files=disk)
+    log.append(BEFORE, sync=True)
+    log.append(FAILED, sync=False)
+    assert after_a_power_cut(disk, tmp_path / "1") == BEFORE
+    disk.sync_fails = True
+    with pytest.raises(LogWriteError):
+        log.sync()
+    disk.sync_fails = False
+    disk.sync(log._segments[0]._fd)  # the kernel has nothing more to write
+    assert after_a_power_cut(disk, tmp_path / "2") == BEFORE
+    log.close()
+
+
+def test_an_append_whose_sync_failed_is_not_there(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    log = DiskLog(tmp_path / "log", files=disk)
+    log.append(BEFORE, sync=True)
+    disk.sync_fails = True
+    with pytest.raises(LogWriteError, match="Input/output error"):
+        log.append(FAILED, sync=True)
+    check_unchanged(log, BEFORE)
+    disk.sync_fails = False
+    log.append([batch(3, b"x")], sync=True)
+    check_unchanged(log, [*BEFORE, batch(3, b"x")])
+    assert after_a_power_cut(disk, tmp_path / "cut") == [*BEFORE, batch(3, b"x")]
+    log.close()
+
+
+@pytest.mark.parametrize("by", ["sync", "append", "new segment"])
+def test_what_a_failed_sync_was_for_is_stable_after_the_next(tmp_path: Path, by: str) -> None:
+    """The kernel says that pages it could not write are clean. Who only syncs again is told it was done."""
+    disk = SimulatedDisk()
+    log = DiskLog(tmp_path / "log", files=disk)
+    log.append(BEFORE[:1], sync=True)
+    log.append(BEFORE[1:], sync=False)
+    disk.sync_fails = True
+    for _ in range(2):
+        with pytest.raises(LogWriteError, match="Input/output error"):
+            log.sync()
+        assert contents(log) == BEFORE  # they were appended, and remain
+    log.append(FAILED[:1], sync=False)
+    disk.sync_fails = False
+    expected = [*BEFORE, FAILED[0]]
+    if by == "sync":
+        log.sync()
+    elif by == "append":
+        log.append(FAILED[1:], sync=True)
+        expected.append(FAILED[1])
+    else:
+        log._segment_bytes = 1
+        log.append(FAILED[1:], sync=False)
+    assert after_a_power_cut(disk, tmp_path / "cut") == expected
+    log.close()
+
+
+def test_an_append_whose_sync_failed_does_not_take_others_with_it(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    log = DiskLog(tmp_path / "log", files=disk)
+    log.append(BEFORE, sync=False)
+    disk.sync_fails = True
+    with pytest.raises(LogWriteError):
+        log.append(FAILED, sync=True)
+    disk.sync_fails = False
+    log.append([batch(3, b"x")], sync=True)
+    assert after_a_power_cut(disk, tmp_path / "cut") == [*BEFORE, batch(3, b"x")]
+    log.close()
+
+
+def test_what_a_killed_process_left_is_synced_before_anybody_sees_it(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    log = DiskLog(tmp_path / "log", files=disk)
+    log.append(BEFORE, sync=True)
+    log.append(FAILED, sync=False)
+    log.close()
+    log = DiskLog(tmp_path / "log", files=disk)
+    assert contents(log) == [*BEFORE, *FAILED]
+    assert after_a_power_cut(disk, tmp_path / "cut") == [*BEFORE, *FAILED]
+    log.close()
+
+
+# ---------------------------------------------------------------------- opening and reading
+
+
+@pytest.mark.parametrize("failing", ["open", "read", "sync", "truncate", "names", "unlink"])
+def test_opening_says_what_is_refused_and_leaves_nothing_open(tmp_path: Path, failing: str) -> None:
+    log = DiskLog(tmp_path, segment_bytes=1)
+    append_each(log, numbered(0, 4))
+    log.close()
+    with segment_files(tmp_path)[-1].open("ab") as file:
+        file.write(b"a tail to cut")
+    if failing == "unlink":
+        (tmp_path / f"{99:020d}.log").write_bytes(b"")
+    files = FailingFiles()
+    files.failing[failing] = errno.EIO
+    descriptors = open_descriptors()
+    with pytest.raises((LogReadError, LogWriteError), match=r"cannot (read|write) .*: Input/output error"):
+        DiskLog(tmp_path, files=files)
+    assert open_descriptors() == descriptors
+    check_usable(tmp_path, numbered(0, 4))
+
+
+def test_a_read_that_fails_loses_nothing(tmp_path: Path) -> None:
+    files = FailingFiles()
+    log = DiskLog(tmp_path, files=files)
+    batches = numbered(0, 10)
+    append_each(log, batches)
+    assert log.read(0, 0) == batches[:1]
+    files.failing["read"] = errno.EIO
+    with pytest.raises(LogReadError, match=f"cannot read {tmp_path / FIRST}: Input/output error"):
+        log.read(1)
+    with pytest.raises(LogReadError):
+        next(log.headers(0))
+    log.append([batch(log.next_sequence, b"x")], sync=True)
+    files.heal()
+    assert log.read(1) == [*batches[1:], batch(log.next_sequence - 1, b"x")]
+    log.close()
+
+
+def test_reading_after_closing_reads_no_other_file(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "log")
+    append_each(log, BEFORE)
+    (segment,) = log._segments
+    log.close()
+    with (tmp_path / "log" / FIRST).open("rb"):  # gets the number of the one just closed
+        with pytest.raises(LogReadError, match="Bad file descriptor"):
+            segment.read(0, FILE_HEADER_BYTES, 1000)
+    log.close()  # and again
+
+
+def test_errors_are_the_librarys() -> None:
+    for error in (LogReadError, LogWriteError):
+        assert issubclass(error, NSQError)
+        assert str(error(Path("x"), OSError("no number"))).endswith(": no number")
+
+
+# ---------------------------------------------------------------------- Files
+
+
+def test_replacing_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    for content in (b"one", b"", b"x" * 100_000):
+        Files().replace(path, content)
+        assert path.read_bytes() == content
+        assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    Files().replace(path, b"old")
+    with FileSizeLimit() as limit:
+        limit.to(1000)
+        with pytest.raises(OSError, match="File too large"):
+            Files().replace(path, b"x" * 2000)
+    assert path.read_bytes() == b"old"
+    Files().replace(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_making_a_folder_that_is_there(tmp_path: Path) -> None:
+    Files().make_folder(tmp_path / "a")
+    Files().make_folder(tmp_path / "a")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(FileNotFoundError):
+        Files().make_folder(tmp_path / "b" / "c")

@@ -1,0 +1,455 @@
+"""What opening a log makes of files that a crash, a bad disk or a user left: as much as can be had, and said so."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from log.support import (
+    FILE_HEADER_BYTES,
+    FIRST,
+    HastyFiles,
+    append_each,
+    batch,
+    check_usable,
+    contents,
+    copied,
+    numbered,
+    open_descriptors,
+    record_offsets,
+    segment_files,
+)
+from trio_nsq.log import DiskLog, LogReadError, NotASegmentError, RecordBatch
+from trio_nsq.log.records import HEADER_BYTES
+
+BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20), batch(4, b"h", b"ij")]
+LOGGER = "trio_nsq.log"
+
+
+def make_log(folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 10**6) -> None:
+    log = DiskLog(folder, segment_bytes=segment_bytes, files=HastyFiles())
+    append_each(log, batches)
+    log.close()
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << at % 8
+    path.write_bytes(content)
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said about damage, and forget it."""
+    found = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    caplog.clear()
+    return found
+
+
+# ---------------------------------------------------------------------- torn tails
+
+
+def test_a_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_log(tmp_path / "whole", BATCHES)
+    offsets = record_offsets(BATCHES)
+    assert (tmp_path / "whole" / FIRST).stat().st_size == offsets[-1]
+    for size in range(offsets[-1] + 1):
+        folder = copied(tmp_path / "whole", tmp_path / "torn")
+        with (folder / FIRST).open("r+b") as file:
+            file.truncate(size)
+        whole = [one for one, end in zip(BATCHES, offsets[1:], strict=True) if end <= size]
+        check_usable(folder, whole)
+        end = record_offsets(whole)[-1]
+        if size < FILE_HEADER_BYTES:
+            assert complaints(caplog) == [f"{folder / FIRST}: removed, it holds no record"]
+        elif size > end:
+            assert complaints(caplog) == [
+                f"{folder / FIRST}: cut {size - end} bytes of an unfinished record at byte {end}"
+            ]
+        else:
+            assert complaints(caplog) == []
+
+
+def test_a_tail_torn_at_any_byte_behind_another_segment(tmp_path: Path) -> None:
+    make_log(tmp_path / "whole", BATCHES, segment_bytes=1)
+    last = segment_files(tmp_path / "whole")[-1]
+    for size in range(last.stat().st_size):
+        folder = copied(tmp_path / "whole", tmp_path / "torn")
+        with (folder / last.name).open("r+b") as file:
+            file.truncate(size)
+        check_usable(folder, BATCHES[:-1])
+
+
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\0" * 55, b"\0" * 56, b"\0" * 5000, b"\0" * 3_000_000, b"NSQB", b"x" * 500]
+)
+def test_bytes_that_are_no_record_at_the_end(tmp_path: Path, tail: bytes) -> None:
+    """A file system may have made the file longer before it wrote the data."""
+    make_log(tmp_path, BATCHES)
+    with (tmp_path / FIRST).open("ab") as file:
+        file.write(tail)
+    check_usable(tmp_path, BATCHES)
+
+
+def test_zeros_in_place_of_the_end(tmp_path: Path) -> None:
+    """The whole length, but the last bytes were never written. A record it costs is one that was not acknowledged."""
+    make_log(tmp_path / "whole", BATCHES)
+    content = (tmp_path / "whole" / FIRST).read_bytes()
+    offsets = record_offsets(BATCHES)
+    for size in range(FILE_HEADER_BYTES, offsets[-1] - 3):  # behind that nothing would be changed
+        folder = copied(tmp_path / "whole", tmp_path / "torn")
+        (folder / FIRST).write_bytes(content[:size].ljust(len(content), b"\0"))
+        whole = [one for one, end in zip(BATCHES, offsets[1:], strict=True) if end <= size]
+        check_usable(folder, whole)
+
+
+def test_recovery_is_not_done_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_log(tmp_path, BATCHES)
+    with (tmp_path / FIRST).open("ab") as file:
+        file.write(b"\0" * 100)
+    DiskLog(tmp_path).close()
+    assert len(complaints(caplog)) == 1
+    DiskLog(tmp_path).close()
+    assert complaints(caplog) == []
+    assert (tmp_path / FIRST).stat().st_size == record_offsets(BATCHES)[-1]
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def damaged_index(at: int, offsets: Sequence[int]) -> int:
+    """Which record the byte belongs to."""
+    return next(i for i, end in enumerate(offsets[1:]) if at < end)
+
+
+def test_a_bit_flipped_at_any_byte_of_the_last_segment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found when the log is opened: it costs that record, is reported, and sequences are not used again."""
+    make_log(tmp_path / "whole", BATCHES)
+    offsets = record_offsets(BATCHES)
+    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+        folder = copied(tmp_path / "whole", tmp_path / "damaged")
+        flip(folder / FIRST, at)
+        index = damaged_index(at, offsets)
+        expected = [*BATCHES[:index], *BATCHES[index + 1 :]]
+        log = DiskLog(folder, files=HastyFiles())
+        assert contents(log) == expected
+        # Without its header, a record at the very end cannot be told from one that was being written.
+        cut = index == len(BATCHES) - 1 and at < offsets[index] + HEADER_BYTES
+        assert log.next_sequence == (BATCHES[index].base_sequence if cut else BATCHES[-1].next_sequence)
+        log.close()
+        (complaint,) = complaints(caplog)
+        assert str(folder / FIRST) in complaint
+        assert f"byte {offsets[index]}" in complaint
+        check_usable(folder, expected)
+        caplog.clear()
+
+
+def test_a_bit_flipped_at_any_byte_of_an_old_segment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found when it is read, for it is not looked through before."""
+    make_log(tmp_path / "whole", BATCHES, segment_bytes=record_offsets(BATCHES)[-1])
+    log = DiskLog(tmp_path / "whole", segment_bytes=1)
+    log.append([batch(6, b"in another segment")], sync=False)
+    log.close()
+    offsets = record_offsets(BATCHES)
+    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+        folder = copied(tmp_path / "whole", tmp_path / "damaged")
+        flip(folder / FIRST, at)
+        index = damaged_index(at, offsets)
+        expected = [*BATCHES[:index], *BATCHES[index + 1 :], batch(6, b"in another segment")]
+        log = DiskLog(folder, files=HastyFiles())
+        assert complaints(caplog) == []
+        for max_bytes in (0, 70, 1000):
+            assert contents(log, max_bytes) == expected
+        (complaint,) = complaints(caplog)  # once, however often it is met
+        assert str(folder / FIRST) in complaint
+        assert f"byte {offsets[index]}" in complaint
+        # From the damaged message on one gets what follows.
+        assert log.read(BATCHES[index].base_sequence)[0] == expected[index]
+        assert log.next_sequence == 7
+        log.close()
+
+
+def test_a_bit_flipped_while_the_log_is_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    offsets = record_offsets(BATCHES)
+    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+        folder = tmp_path / str(at)
+        log = DiskLog(folder, files=HastyFiles())
+        append_each(log, BATCHES)
+        with (folder / FIRST).open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 0x40]))
+        index = damaged_index(at, offsets)
+        expected = [*BATCHES[:index], *BATCHES[index + 1 :]]
+        assert contents(log) == expected
+        following = batch(log.next_sequence, b"next")
+        log.append([following], sync=False)
+        assert log.next_sequence == 7
+        assert contents(log) == [*expected, following]
+        assert log.read(BATCHES[index].base_sequence)[0] == [*expected, following][index]
+        assert len(complaints(caplog)) == 1
+        log.close()
+
+
+def test_headers_pass_over_damage_too(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    offsets = record_offsets(BATCHES)
+    flip(tmp_path / FIRST, offsets[1] + 30)  # a header
+    flip(tmp_path / FIRST, offsets[2] + HEADER_BYTES + 5)  # a payload, which is not looked at
+    log = DiskLog(tmp_path)
+    assert [header.base_sequence for header in log.headers(0)] == [0, 3, 4]
+    assert [header.base_sequence for header in log.headers(1)] == [3, 4]
+    log.close()
+
+
+def test_damage_all_over_an_old_segment_costs_that_segment(tmp_path: Path) -> None:
+    batches = numbered(0, 20)
+    make_log(tmp_path, batches, segment_bytes=300)
+    second, third = segment_files(tmp_path)[1:3]
+    size = second.stat().st_size
+    second.write_bytes(second.read_bytes()[:FILE_HEADER_BYTES] + b"?" * (size - FILE_HEADER_BYTES))
+    lost = range(int(second.stem), int(third.stem))
+    check_usable(tmp_path, [one for one in batches if one.base_sequence not in lost])
+
+
+def test_damage_up_to_the_end_of_an_open_log_leaves_the_reader_waiting(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path, files=HastyFiles())
+    append_each(log, BATCHES)
+    flip(tmp_path / FIRST, record_offsets(BATCHES)[3] + HEADER_BYTES)
+    assert log.read(4) == []
+    assert log.read(4) == []
+    log.append([batch(6, b"next")], sync=False)
+    assert log.read(4) == [batch(6, b"next")]
+    log.close()
+
+
+def test_a_large_damaged_stretch_is_crossed(tmp_path: Path) -> None:
+    """Larger than what is searched at a time, with headers right where the windows meet."""
+    mib = 1024 * 1024
+    for shift in (-57, -56, -55, -1, 0, 1):
+        folder = tmp_path / str(shift)
+        big = batch(0, b"x" * (2 * mib - 60 + shift))
+        make_log(folder, [big, batch(1, b"after")])
+        flip(folder / FIRST, FILE_HEADER_BYTES + 10)
+        log = DiskLog(folder, files=HastyFiles())
+        assert contents(log) == [batch(1, b"after")]
+        log.close()
+
+
+def test_a_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
+    later = [batch(6, b"in another segment"), batch(7, b"and on")]
+    make_log(tmp_path / "whole", BATCHES, segment_bytes=record_offsets(BATCHES)[-1])
+    log = DiskLog(tmp_path / "whole", segment_bytes=1)
+    log.append(later, sync=False)
+    log.close()
+    offsets = record_offsets(BATCHES)
+    for size in range(offsets[-1]):
+        folder = copied(tmp_path / "whole", tmp_path / "cut")
+        with (folder / FIRST).open("r+b") as file:
+            file.truncate(size)
+        whole = [one for one, end in zip(BATCHES, offsets[1:], strict=True) if end <= size]
+        check_usable(folder, [*whole, *later])
+
+
+@pytest.mark.parametrize("at", [5, HEADER_BYTES + 60, HEADER_BYTES + 200])
+@pytest.mark.parametrize("in_an_old_segment", [True, False])
+def test_messages_that_look_like_records_are_not_taken_for_some(
+    tmp_path: Path, at: int, in_an_old_segment: bool
+) -> None:
+    """Somebody publishes pieces of logs, of this one and of others, and then the record around them is damaged."""
+    old = [batch(0, b"old"), batch(1, b"older")]
+    make_log(tmp_path / "log", old)
+    make_log(tmp_path / "another", [batch(0, b"x"), *[batch(n, b"from another") for n in range(1, 50)]])
+    of_this = (tmp_path / "log" / FIRST).read_bytes()[FILE_HEADER_BYTES:]
+    of_another = (tmp_path / "another" / FIRST).read_bytes()[FILE_HEADER_BYTES:]
+    around = batch(2, of_another, of_this, of_another)
+    after = [batch(5, b"last"), batch(6, b"very last")]
+    log = DiskLog(tmp_path / "log")
+    append_each(log, [around, *after])
+    log.close()
+    if in_an_old_segment:
+        log = DiskLog(tmp_path / "log", segment_bytes=1)
+        log.append([batch(7, b"in another segment")], sync=False)
+        log.close()
+        after.append(batch(7, b"in another segment"))
+    assert contents_of(tmp_path / "log") == [*old, around, *after]
+    flip(tmp_path / "log" / FIRST, record_offsets(old)[-1] + at)
+    check_usable(tmp_path / "log", [*old, *after])
+
+
+def contents_of(folder: Path) -> list[RecordBatch]:
+    log = DiskLog(folder, files=HastyFiles())
+    found = contents(log)
+    log.close()
+    return found
+
+
+# ---------------------------------------------------------------------- files that are no segments
+
+
+@pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
+def test_a_bit_flipped_in_a_files_header(tmp_path: Path, at: int) -> None:
+    """The created time is covered by the checksum as well, so nothing in a header goes unnoticed."""
+    make_log(tmp_path, BATCHES)
+    flip(tmp_path / FIRST, at)
+    content = (tmp_path / FIRST).read_bytes()
+    before = open_descriptors()
+    with pytest.raises(NotASegmentError, match=f"{FIRST} is not a log segment") as caught:
+        DiskLog(tmp_path)
+    assert caught.value.path == tmp_path / FIRST
+    assert (tmp_path / FIRST).read_bytes() == content
+    assert open_descriptors() == before
+
+
+def test_what_is_wrong_with_it_is_said(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    content = (tmp_path / FIRST).read_bytes()
+    for changed, reason in [
+        (b"?" + content[1:], "it does not begin as one"),
+        (content[:9] + b"\2" + content[10:], "its version is 2, this program reads version 1"),
+        (content[:20] + b"?" + content[21:], "its header is damaged, or it was renamed"),
+    ]:
+        (tmp_path / FIRST).write_bytes(changed)
+        with pytest.raises(NotASegmentError) as caught:
+            DiskLog(tmp_path)
+        expected = f"{tmp_path / FIRST} is not a log segment ({reason}): move it out of the data folder"
+        assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.log",
+        ".log",
+        "0.log",
+        "1" * 19 + ".log",
+        "0" * 21 + ".log",
+        "-" + "0" * 19 + ".log",
+        " " * 20 + ".log",
+        "\u0660" * 20 + ".log",  # digits, but not ours
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"\0" * 10, b"2024-01-01 INFO started\n" * 10])
+def test_a_stray_file_is_refused_and_left_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+    make_log(tmp_path, BATCHES)
+    (tmp_path / name).write_bytes(content)
+    before = open_descriptors()
+    with pytest.raises(NotASegmentError) as caught:
+        DiskLog(tmp_path)
+    assert caught.value.path == tmp_path / name
+    assert (tmp_path / name).read_bytes() == content
+    assert open_descriptors() == before  # those opened before it are closed
+    (tmp_path / name).unlink()
+    check_usable(tmp_path, BATCHES)
+
+
+def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    (tmp_path / FIRST).rename(tmp_path / f"{1:020d}.log")
+    with pytest.raises(NotASegmentError, match="it was renamed"):
+        DiskLog(tmp_path)
+    (tmp_path / f"{1:020d}.log").rename(tmp_path / FIRST)
+    check_usable(tmp_path, BATCHES)
+
+
+def test_a_copy_of_a_segment_beside_it_is_refused(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    (tmp_path / f"{0:020d} (copy).log").write_bytes((tmp_path / FIRST).read_bytes())
+    with pytest.raises(NotASegmentError, match="its name is not a sequence"):
+        DiskLog(tmp_path)
+
+
+def test_a_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    (tmp_path / f"{99:020d}.log").mkdir()
+    before = open_descriptors()
+    with pytest.raises(LogReadError, match="Is a directory"):
+        DiskLog(tmp_path)
+    assert open_descriptors() == before
+
+
+def test_a_text_file_named_like_a_segment_is_refused(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    for content in (b"hello", b"hello" * 100):
+        (tmp_path / f"{6:020d}.log").write_bytes(content)
+        with pytest.raises(NotASegmentError, match="it does not begin as one"):
+            DiskLog(tmp_path)
+        assert (tmp_path / f"{6:020d}.log").read_bytes() == content
+
+
+# ---------------------------------------------------------------------- segments that were being made
+
+
+@pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros"])
+@pytest.mark.parametrize("segment_bytes", [1, 10**6])
+def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, segment_bytes: int) -> None:
+    """At the crash it had no header, half of one, or, the data not being there, zeros."""
+    make_log(tmp_path / "other", BATCHES)
+    header = (tmp_path / "other" / FIRST).read_bytes()[:FILE_HEADER_BYTES]
+    content = header[:left] if isinstance(left, int) else b"\0" * (32 if left == "zeros" else 11)
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / FIRST).write_bytes(content)
+    check_usable(folder, [])
+    # And behind others.
+    folder = tmp_path / "with others"
+    make_log(folder, BATCHES, segment_bytes)
+    (folder / f"{6:020d}.log").write_bytes(content)
+    check_usable(folder, BATCHES)
+
+
+def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES, segment_bytes=1)
+    last = segment_files(tmp_path)[-1]
+    last.write_bytes(last.read_bytes()[:FILE_HEADER_BYTES])
+    log = DiskLog(tmp_path, segment_bytes=1)
+    assert (contents(log), log.next_sequence) == (BATCHES[:3], 4)
+    log.append(BATCHES[3:], sync=True)
+    assert len(segment_files(tmp_path)) == 4  # it is used now
+    assert contents(log) == BATCHES
+    log.close()
+    check_usable(tmp_path, BATCHES)
+
+
+def test_an_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
+    """Left by an attempt to make it, after which the one before went on being used."""
+    make_log(tmp_path / "other", [batch(0, b"x"), batch(1, b"y")], segment_bytes=1)
+    empty = (tmp_path / "other" / f"{1:020d}.log").read_bytes()[:FILE_HEADER_BYTES]
+    folder = tmp_path / "log"
+    make_log(folder, BATCHES)
+    log = DiskLog(folder, segment_bytes=1)
+    log.append([batch(6, b"in another segment")], sync=False)
+    log.close()
+    (folder / f"{1:020d}.log").write_bytes(empty)
+    check_usable(folder, [*BATCHES, batch(6, b"in another segment")])
+    assert not (folder / f"{1:020d}.log").exists()
+
+
+@pytest.mark.parametrize("zeros", [8, 32, 4096])
+def test_a_segment_whose_beginning_was_overwritten_is_not_thrown_away(tmp_path: Path, zeros: int) -> None:
+    batches = numbered(0, 100)
+    make_log(tmp_path, batches, segment_bytes=2000)
+    for path in segment_files(tmp_path)[:2]:
+        content = path.read_bytes()
+        path.write_bytes(b"\0" * min(zeros, len(content)) + content[zeros:])
+        damaged = path.read_bytes()
+        with pytest.raises(NotASegmentError) as caught:
+            DiskLog(tmp_path)
+        assert caught.value.path == path
+        assert path.read_bytes() == damaged
+        path.unlink()
+    found = contents_of(tmp_path)
+    assert found == batches[-len(found) :]
+
+
+def test_recovery_uses_the_modules_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_log(tmp_path, BATCHES)
+    flip(tmp_path / FIRST, FILE_HEADER_BYTES + HEADER_BYTES)
+    with caplog.at_level(logging.ERROR, LOGGER):
+        contents_of(tmp_path)
+    assert [(record.name, record.levelname) for record in caplog.records] == [(LOGGER, "ERROR")]

@@ -1,0 +1,170 @@
+"""A log is read, synced and discarded while another thread appends to it."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from log.support import FailingFiles, HastyFiles, batch
+from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
+
+APPENDS = 400
+
+
+def expected_batch(sequence: int) -> RecordBatch:
+    """The batch that begins there, as the appender makes it."""
+    return batch(sequence, b"%d" % sequence * 20, b"%d" % sequence)
+
+
+class Appender(threading.Thread):
+    """Appends two batches of two messages at a time, as fast as it can."""
+
+    def __init__(self, log: DiskLog, *, sync: bool) -> None:
+        super().__init__()
+        self.error: BaseException | None = None
+        self.appended = 0  # before this sequence everything is in the log
+        self._log = log
+        self._sync = sync
+
+    def run(self) -> None:
+        try:
+            for n in range(APPENDS):
+                sequence = 4 * n
+                both = [expected_batch(sequence), expected_batch(sequence + 2)]
+                self._log.append(both, sync=self._sync)
+                self.appended = sequence + 4
+        except BaseException as exc:
+            self.error = exc
+
+
+def while_appending(log: DiskLog, work: Callable[[Appender], None], *, sync: bool = False) -> None:
+    """Call `work` again and again, until everything is appended and once more."""
+    appender = Appender(log, sync=sync)
+    appender.start()
+    try:
+        while appender.is_alive():
+            work(appender)
+        work(appender)
+    finally:
+        appender.join()
+    assert appender.error is None
+    assert appender.appended == log.next_sequence == 4 * APPENDS
+
+
+@pytest.mark.parametrize("segment_bytes", [2000, 10**7])
+@pytest.mark.parametrize("sync", [True, False])
+def test_readers_see_whole_appends_only(
+    tmp_path: Path, segment_bytes: int, sync: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = DiskLog(tmp_path, segment_bytes=segment_bytes, files=HastyFiles())
+    place = 0
+
+    def read(appender: Appender) -> None:
+        nonlocal place
+        known = appender.appended
+        end = log.next_sequence
+        assert end >= known
+        assert end % 4 == 0
+        found = log.read(place)
+        for one in found:
+            assert one == expected_batch(place)
+            place = one.next_sequence
+        if place < known:
+            assert found, "nothing, where something had been appended"
+        assert sum(header.count for header in log.headers(max(0, known - 40))) >= min(known, 40)
+
+    while_appending(log, read, sync=sync)
+    while place < log.next_sequence:
+        (one, *_) = log.read(place, 0)
+        assert one == expected_batch(place)
+        place = one.next_sequence
+    assert caplog.text == ""  # what is being written is not taken for damage
+    log.close()
+
+
+def test_discarding_and_syncing_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = DiskLog(tmp_path, segment_bytes=2000, files=HastyFiles())
+    turn = 0
+
+    def work(appender: Appender) -> None:
+        nonlocal turn
+        turn += 1
+        known = appender.appended
+        log.discard_before(max(0, known - 100))
+        assert log.first_sequence <= max(0, known - 100)
+        log.sync()
+        for place in (0, log.first_sequence, known - 100, known - 4):
+            found = log.read(max(0, place))
+            for one in found:
+                assert one == expected_batch(one.base_sequence)
+            assert found or not known
+        assert log.size_bytes > 0 or not known
+
+    while_appending(log, work)
+    assert turn > 1
+    assert log.first_sequence > 0
+    assert caplog.text == ""
+    log.close()
+
+
+def test_several_readers_in_threads(tmp_path: Path) -> None:
+    """They share the index of old segments, which is made while they ask for it."""
+    log = DiskLog(tmp_path, segment_bytes=200_000, files=HastyFiles())
+    for sequence in range(0, 6000, 2):
+        log.append([expected_batch(sequence)], sync=False)
+    log.close()
+    log = DiskLog(tmp_path, segment_bytes=200_000, files=HastyFiles())
+    errors: list[BaseException] = []
+
+    def read(first: int) -> None:
+        try:
+            for step in range(0, 6000, 70):
+                place = (first + step) % 6000
+                (found, *_) = log.read(place, 0)
+                assert found == expected_batch(place - place % 2)
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=read, args=(1500 * n + n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    log.close()
+
+
+def test_appends_that_fail_are_never_seen(tmp_path: Path) -> None:
+    """The records are in the file for a moment; a reader beside it does not find them."""
+    reading = threading.Event()
+    seen: list[list[RecordBatch]] = []
+
+    class Slow(FailingFiles):
+        def sync(self, fd: int) -> None:
+            if "sync" in self.failing:
+                reading.set()
+                looked.wait(20)
+            super().sync(fd)
+
+    looked = threading.Event()
+    files = Slow()
+    log = DiskLog(tmp_path, files=files)
+    log.append([expected_batch(0)], sync=True)
+    files.failing["sync"] = 5
+
+    def look() -> None:
+        reading.wait(20)
+        seen.append(log.read(0))
+        seen.append(log.read(2))
+        seen.append(log.read(3))
+        looked.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    with pytest.raises(LogWriteError):
+        log.append([expected_batch(2)], sync=True)
+    thread.join()
+    assert seen == [[expected_batch(0)], [], []]
+    files.heal()
+    log.close()

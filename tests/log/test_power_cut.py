@@ -1,0 +1,180 @@
+"""Power cuts: at any moment, with anything lost that was not synced. What was acknowledged is there."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from log.support import HastyFiles, SimulatedDisk, batch, contents, copied
+from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
+
+
+class Ledger:
+    """A log on a simulated disk, and what its user knows of it.
+
+    Attributes:
+        kept: Batches that must be there after a power cut: appended with sync, or synced afterwards.
+        possible: Every batch that was ever given to `append`, by sequence.
+        unsynced: Appended, but not synced yet.
+    """
+
+    def __init__(self, tmp_path: Path, segment_bytes: int) -> None:
+        self.disk = SimulatedDisk()
+        self.folder = tmp_path / "log"
+        self._after = tmp_path / "after"
+        self._segment_bytes = segment_bytes
+        self.log = DiskLog(self.folder, segment_bytes=segment_bytes, files=self.disk)
+        self.kept: list[RecordBatch] = []
+        self.unsynced: list[RecordBatch] = []
+        self.possible: dict[int, list[RecordBatch]] = {}
+        self.cuts = 0
+
+    def append(self, *bodies: Sequence[bytes], sync: bool) -> None:
+        batches: list[RecordBatch] = []
+        sequence = self.log.next_sequence
+        for some in bodies:
+            batches.append(batch(sequence, *some))
+            self.possible.setdefault(sequence, []).append(batches[-1])
+            sequence += len(some)
+        try:
+            self.log.append(batches, sync=sync)
+        except LogWriteError:
+            self.check()
+            return
+        self.unsynced += batches
+        if sync:
+            self._all_kept()
+        self.check()
+
+    def sync(self) -> None:
+        try:
+            self.log.sync()
+        except LogWriteError:
+            pass
+        else:
+            self._all_kept()
+        self.check()
+
+    def _all_kept(self) -> None:
+        self.kept += self.unsynced
+        self.unsynced.clear()
+
+    def discard_before(self, sequence: int) -> None:
+        self.log.discard_before(sequence)
+        self.kept = [one for one in self.kept if one.next_sequence > sequence]
+        self.check()
+
+    def kill_and_open(self) -> None:
+        """The process dies, the machine does not."""
+        self.log = DiskLog(self.folder, segment_bytes=self._segment_bytes, files=self.disk)
+        self._all_kept()  # what is seen after opening stays
+        self.check()
+
+    def check(self) -> None:
+        """Cut the power in every way there is, here and now."""
+        for left in self.disk.power_cuts():
+            self.cuts += 1
+            if self._after.exists():
+                for path in self._after.iterdir():
+                    path.unlink()
+            else:
+                self._after.mkdir()
+            for name, content in left.items():
+                (self._after / name).write_bytes(content)
+            self._check_what_is_left()
+
+    def _check_what_is_left(self) -> None:
+        log = DiskLog(self._after, segment_bytes=self._segment_bytes, files=HastyFiles())
+        found = contents(log)
+        for one in found:
+            assert one in self.possible[one.base_sequence], "something that was never appended"
+        sequences = [one.base_sequence for one in found]
+        assert sequences == sorted(set(sequences))
+        for before, after in pairwise(found):
+            assert before.next_sequence <= after.base_sequence
+        for one in self.kept:
+            assert one in found, "something that was acknowledged is lost"
+        if self.kept:
+            assert log.next_sequence >= self.kept[-1].next_sequence
+        following = batch(log.next_sequence, b"after the power cut")
+        log.append([following], sync=True)
+        assert contents(log) == [*found, following]
+        log.close()
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
+def test_everything_is_synced(tmp_path: Path, segment_bytes: int) -> None:
+    ledger = Ledger(tmp_path, segment_bytes)
+    ledger.append([b"a"], sync=True)
+    ledger.append([b"b", b"cd"], [b"e"], sync=True)
+    ledger.append([b"f" * 100], sync=True)
+    ledger.append([b"g"], sync=True)
+    ledger.discard_before(4)
+    ledger.append([b"h"], sync=True)
+    assert [one.base_sequence for one in contents(ledger.log)][-3:] == [4, 5, 6]
+    assert ledger.cuts == 6 * 12
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
+def test_synced_now_and_then(tmp_path: Path, segment_bytes: int) -> None:
+    ledger = Ledger(tmp_path, segment_bytes)
+    ledger.append([b"a"], sync=False)
+    ledger.append([b"b", b"cd"], sync=False)
+    ledger.sync()
+    ledger.append([b"e" * 50], sync=False)
+    ledger.append([b"f"], [b"g"], sync=False)
+    ledger.append([b"h"], sync=True)
+    ledger.append([b"i"], sync=False)
+    ledger.kill_and_open()
+    ledger.append([b"j"], sync=False)
+    ledger.discard_before(6)
+    ledger.sync()
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
+def test_syncs_fail(tmp_path: Path, segment_bytes: int) -> None:
+    ledger = Ledger(tmp_path, segment_bytes)
+    ledger.append([b"a"], sync=True)
+    ledger.append([b"b"], sync=False)
+    ledger.disk.sync_fails = True
+    ledger.append([b"c" * 30], [b"d"], sync=True)
+    ledger.sync()
+    ledger.disk.sync_fails = False
+    ledger.append([b"e"], sync=True)
+    ledger.disk.sync_fails = True
+    ledger.append([b"f"], sync=True)
+    ledger.append([b"g"], sync=False)
+    ledger.disk.sync_fails = False
+    ledger.sync()
+    ledger.append([b"h"], sync=True)
+    assert b"f" not in [body for one in contents(ledger.log) for body in one.messages.bodies()]
+
+
+def test_the_ledger_would_notice(tmp_path: Path) -> None:
+    """A log that says a thing is synced that is not."""
+    ledger = Ledger(tmp_path, 10**6)
+    ledger.append([b"a"], sync=True)
+    ledger.log.append([batch(1, b"b")], sync=False)
+    ledger.possible[1] = ledger.unsynced = [batch(1, b"b")]
+    ledger.check()
+    ledger._all_kept()
+    with pytest.raises(AssertionError, match="acknowledged is lost"):
+        ledger.check()
+
+
+def test_records_of_a_failed_append_do_not_come_back_behind_others(tmp_path: Path) -> None:
+    """Killed after each of several failures and successes, in a file that was longer at times."""
+    ledger = Ledger(tmp_path, 10**6)
+    ledger.append([b"a"], sync=True)
+    for n in range(4):
+        ledger.disk.sync_fails = True
+        ledger.append([b"x"] * (n + 1), [b"y"], [b"z"], sync=True)
+        ledger.disk.sync_fails = False
+        ledger.append([b"%d" % n], sync=True)
+        killed = DiskLog(copied(ledger.folder, tmp_path / "killed"), files=HastyFiles())
+        assert [body for one in contents(killed) for body in one.messages.bodies()] == [
+            b"a",
+            *[b"%d" % i for i in range(n + 1)],
+        ]
+        killed.close()

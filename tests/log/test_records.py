@@ -1,0 +1,121 @@
+"""Records as they lie on disk, byte for byte."""
+
+from struct import pack, unpack_from
+from zlib import crc32
+
+import pytest
+
+from log.support import batch
+from trio_nsq.log import RecordBatch, RecordHeader
+from trio_nsq.log.records import (
+    HEADER_BYTES,
+    MAGIC,
+    decode_header,
+    decode_payload,
+    encode_header,
+    find_headers,
+)
+from trio_nsq.protocol import MessageSet
+
+BATCH = RecordBatch(
+    base_sequence=0x0102030405060708,
+    first_id=0x1112131415161718,
+    timestamp_ns=0x2122232425262728,
+    due_ns=0x3132333435363738,
+    messages=batch(0, b"a", b"bc").messages,
+)
+PAYLOAD = b"\0\0\0\1a\0\0\0\2bc"
+CHECKED = (
+    pack(">I", crc32(PAYLOAD))
+    + b"\0\0\0\x0b\0\0\0\2\0\0\0\0\1\2\3\4\5\6\7\x08"
+    + bytes(range(0x11, 0x19))
+    + bytes(range(0x21, 0x29))
+    + bytes(range(0x31, 0x39))
+)
+SEED = 0xCAFE
+HEADER = b"NSQB" + pack(">I", crc32(CHECKED, SEED)) + CHECKED
+
+
+def test_the_layout() -> None:
+    assert BATCH.messages.data == PAYLOAD
+    assert encode_header(BATCH, SEED) == HEADER
+    assert len(HEADER) == HEADER_BYTES == 56
+    assert BATCH.record_bytes == 56 + 11
+
+
+def test_decoding() -> None:
+    header = decode_header(HEADER, 0, SEED)
+    assert header == RecordHeader(
+        0x0102030405060708, 2, 11, 0x1112131415161718, 0x2122232425262728, 0x3132333435363738, crc32(PAYLOAD)
+    )
+    assert (header.next_sequence, header.record_bytes) == (0x010203040506070A, 67)
+    assert decode_payload(header, PAYLOAD) == BATCH
+    assert decode_header(b"xxx" + HEADER + b"yyy", 3, SEED) == header
+
+
+def test_a_header_of_another_file_is_none_of_this_one() -> None:
+    assert decode_header(HEADER, 0, SEED + 1) is None
+    assert decode_header(HEADER, 0, 0) is None
+    assert list(find_headers(HEADER, 0, 0)) == []
+
+
+def test_a_header_that_is_not_all_there() -> None:
+    for size in range(HEADER_BYTES):
+        assert decode_header(HEADER[:size], 0, SEED) is None
+        assert decode_header(b"abc" + HEADER[:size], 3, SEED) is None
+    assert decode_header(HEADER, 1, SEED) is None
+    assert decode_header(HEADER, 56, SEED) is None
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_bit_that_flipped_anywhere(bit: int) -> None:
+    header = decode_header(HEADER, 0, SEED)
+    assert header is not None
+    for i in range(len(HEADER)):
+        damaged = bytearray(HEADER)
+        damaged[i] ^= 1 << bit
+        assert decode_header(bytes(damaged), 0, SEED) is None
+    for i in range(len(PAYLOAD)):
+        damaged = bytearray(PAYLOAD)
+        damaged[i] ^= 1 << bit
+        assert decode_payload(header, bytes(damaged)) is None
+    for i in range(len(PAYLOAD)):
+        assert decode_payload(header, PAYLOAD[:i]) is None
+    assert decode_payload(header, PAYLOAD + b"\0") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b"\0\0\0\1a", 2),  # more are announced than there are
+        (b"\0\0\0\1a\0\0\0\1b", 1),  # and fewer
+        (b"\0\0\0\2a", 1),
+        (b"\xff\xff\xff\xff", 1),
+        (b"\0\0\0", 1),
+    ],
+)
+def test_a_payload_that_is_no_set_of_messages_is_not_taken_for_one(data: bytes, count: int) -> None:
+    """Its checksums are right: it was written so."""
+    wrong = RecordBatch(0, 0, 0, 0, MessageSet(data, [1] * count))
+    header = decode_header(encode_header(wrong, SEED), 0, SEED)
+    assert header is not None
+    assert decode_payload(header, data) is None
+
+
+def test_no_messages_are_no_record() -> None:
+    assert decode_header(encode_header(RecordBatch(0, 0, 0, 0, MessageSet(b"", [])), 0), 0, 0) is None
+
+
+def test_finding_headers_in_other_bytes() -> None:
+    header = decode_header(HEADER, 0, SEED)
+    damaged = HEADER[:40] + b"?" + HEADER[41:]
+    data = b"NSQ" + HEADER + MAGIC * 3 + damaged + HEADER[:-1] + b"NSQ" + HEADER + HEADER[:20]
+    assert list(find_headers(data, 0, SEED)) == [(3, header), (3 + 56 + 12 + 56 + 55 + 3, header)]
+    assert list(find_headers(data, 4, SEED)) == [(185, header)]
+    assert list(find_headers(b"", 0, SEED)) == []
+
+
+def test_counts_and_places_of_a_batch() -> None:
+    one = batch(10, b"a", b"b", b"c")
+    assert (one.count, one.base_sequence, one.next_sequence) == (3, 10, 13)
+    assert unpack_from(">Q", encode_header(one, 0), 24) == (10,)

@@ -1,0 +1,196 @@
+"""A topic as slow and plain as can be: what NSQ's rules say of every single message, and nothing else.
+
+Every message is a `Copy` in a dict of each channel until it is finished or dropped. No cursor, no log, no batches:
+whatever is counted, looked for or due is found by going through all of them.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+NOT_IN_FLIGHT = "ID not in flight"
+NOT_OWNED = "client does not own message"
+
+
+class Place(Enum):
+    """Where a copy is."""
+
+    READY = "ready"
+    IN_FLIGHT = "in flight"
+    DEFERRED = "deferred"
+
+
+@dataclass
+class Copy:
+    """One message in one channel.
+
+    Attributes:
+        attempts: How often it was sent.
+        fresh: Neither sent nor deferred ever: such messages come in the order in which they were published.
+        at_ns: When it times out, or is due.
+        delivered_ns: When it was last sent.
+        holder: Who has it in flight.
+    """
+
+    place: Place = Place.READY
+    attempts: int = 0
+    fresh: bool = True
+    at_ns: int = 0
+    delivered_ns: int = 0
+    holder: str = ""
+
+    def give_back(self) -> None:
+        """Let it be ready again."""
+        self.place, self.holder = Place.READY, ""
+
+
+@dataclass
+class NaiveConsumer:
+    """A client of a channel."""
+
+    timeout_ns: int
+    ready_count: int = 0
+    blocked: bool = False
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+
+
+@dataclass
+class NaiveChannel:
+    """A channel: copies by the number of the message."""
+
+    paused: bool = False
+    copies: dict[int, Copy] = field(default_factory=dict)
+    consumers: dict[str, NaiveConsumer] = field(default_factory=dict)
+    message_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+
+    def at(self, place: Place) -> dict[int, Copy]:
+        """The copies that are there."""
+        return {number: copy for number, copy in self.copies.items() if copy.place is place}
+
+    def held_by(self, consumer: str) -> dict[int, Copy]:
+        """What a consumer has in flight."""
+        return {number: copy for number, copy in self.at(Place.IN_FLIGHT).items() if copy.holder == consumer}
+
+    def window(self, consumer: str) -> int:
+        """How many messages it may be sent."""
+        known = self.consumers[consumer]
+        return 0 if known.blocked or self.paused else known.ready_count - len(self.held_by(consumer))
+
+    def deliver(self, consumer: str, number: int, attempts: int, now_ns: int) -> None:
+        """A message was sent: check that it was right to, and note it."""
+        copy = self.copies.get(number)
+        assert copy is not None, f"{number} is finished, dropped, or was never here"
+        assert copy.place is Place.READY, f"{number} is {copy.place.value}"
+        assert self.window(consumer) > 0, f"{consumer} may not be sent anything"
+        if copy.fresh:
+            first = min(n for n, other in self.at(Place.READY).items() if other.fresh)
+            assert number == first, f"{number} came before {first}"
+        assert attempts == copy.attempts + 1
+        known = self.consumers[consumer]
+        known.message_count += 1
+        copy.place, copy.attempts, copy.fresh = Place.IN_FLIGHT, attempts, False
+        copy.holder, copy.delivered_ns, copy.at_ns = consumer, now_ns, now_ns + known.timeout_ns
+
+    def why_not(self, consumer: str, number: int) -> str | None:
+        """Why a consumer cannot answer for a message."""
+        copy = self.copies.get(number)
+        if copy is None or copy.place is not Place.IN_FLIGHT:
+            return NOT_IN_FLIGHT
+        return None if copy.holder == consumer else NOT_OWNED
+
+    def finish(self, consumer: str, number: int) -> str | None:
+        """FIN."""
+        if reason := self.why_not(consumer, number):
+            return reason
+        del self.copies[number]
+        self.consumers[consumer].finish_count += 1
+        return None
+
+    def requeue(self, consumer: str, number: int, delay_ns: int, now_ns: int) -> str | None:
+        """REQ."""
+        if reason := self.why_not(consumer, number):
+            return reason
+        copy = self.copies[number]
+        copy.give_back()
+        if delay_ns:
+            copy.place, copy.at_ns = Place.DEFERRED, now_ns + delay_ns
+        self.consumers[consumer].requeue_count += 1
+        self.requeue_count += 1
+        return None
+
+    def touch(self, consumer: str, number: int, now_ns: int, longest_ns: int) -> str | None:
+        """TOUCH."""
+        if reason := self.why_not(consumer, number):
+            return reason
+        copy = self.copies[number]
+        latest_ns = copy.delivered_ns + longest_ns
+        copy.at_ns = max(copy.at_ns, min(now_ns + self.consumers[consumer].timeout_ns, latest_ns))
+        return None
+
+    def leave(self, consumer: str) -> None:
+        """Disconnect."""
+        for copy in self.held_by(consumer).values():
+            copy.give_back()
+        del self.consumers[consumer]
+
+    def tick(self, now_ns: int) -> None:
+        """Look at the clock."""
+        for copy in self.copies.values():
+            if copy.place is not Place.READY and copy.at_ns <= now_ns:
+                self.timeout_count += copy.place is Place.IN_FLIGHT
+                copy.give_back()
+
+    def next_deadline_ns(self) -> int | None:
+        """When the next copy is due or times out."""
+        return min((c.at_ns for c in self.copies.values() if c.place is not Place.READY), default=None)
+
+
+@dataclass
+class NaiveTopic:
+    """A topic: messages are numbered as they are published."""
+
+    paused: bool = False
+    published: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)  # number -> due_ns, 0 if not deferred
+    channels: dict[str, NaiveChannel] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """What waits in the topic, but for the deferred."""
+        return sum(not due_ns for due_ns in self.waiting.values())
+
+    def publish(self, count: int, due_ns: int) -> None:
+        """PUB, MPUB, DPUB."""
+        for _ in range(count):
+            self.waiting[self.published] = due_ns
+            self.published += 1
+        self.distribute()
+
+    def distribute(self) -> None:
+        """Give every channel its copies of what waits."""
+        if self.paused or not self.channels:
+            return
+        for number, due_ns in self.waiting.items():
+            for channel in self.channels.values():
+                channel.message_count += 1
+                channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
+        self.waiting.clear()
+
+    def drop_below(self, first: int) -> None:
+        """A bounded memory has lost what lies below: what waits there or was never sent is gone."""
+        self.waiting = {n: due_ns for n, due_ns in self.waiting.items() if due_ns or n >= first}
+        for channel in self.channels.values():
+            channel.copies = {n: copy for n, copy in channel.copies.items() if n >= first or not copy.fresh}
+
+    def restarted(self) -> None:
+        """Everybody is gone, counters begin again, and so are the channels that are not kept."""
+        self.channels = {
+            name: channel for name, channel in self.channels.items() if not name.endswith("#ephemeral")
+        }
+        for channel in self.channels.values():
+            for consumer in list(channel.consumers):
+                channel.leave(consumer)
+            channel.message_count = channel.requeue_count = channel.timeout_count = 0

@@ -1,0 +1,487 @@
+"""The topic against a naive one: any history of operations, compared after every step.
+
+MODEL_EXAMPLES=2000 in the environment makes a long run of it, with other examples every time; the default is short
+and always the same.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log
+from model.naive import NOT_IN_FLIGHT, NaiveChannel, NaiveConsumer, NaiveTopic, Place
+from trio_nsq.broker import batch as batch_module
+from trio_nsq.broker import channel as channel_module
+from trio_nsq.broker import topic as topic_module
+from trio_nsq.broker.channel import Channel
+from trio_nsq.broker.topic import Topic
+from trio_nsq.log import Log, MemoryLog, RecordBatch
+
+EXAMPLES = os.environ.get("MODEL_EXAMPLES", "")
+SETTINGS = settings(
+    max_examples=int(EXAMPLES or 250),
+    stateful_step_count=50,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+# Small numbers, so that the edges of what is merged, read ahead and granted are met all the time.
+SMALL: list[tuple[Any, str, int]] = [
+    (batch_module, "MERGE_MESSAGES", 4),
+    (channel_module, "MAX_GRANT_BYTES", 500),
+    (topic_module, "_REDELIVERY_READ_BYTES", 200),
+    (topic_module, "_READ_BATCHES", 2),
+]
+
+LONGEST_MS = 250
+"""max_msg_timeout."""
+
+channel_names = st.sampled_from(["one", "two", "tail#ephemeral"])
+picks = st.integers(0, 40)
+milliseconds = st.sampled_from([1, 10, 40, 100, 170])
+
+
+class TopicMachine(RuleBasedStateMachine):
+    """A durable topic over a log in memory."""
+
+    name = "topic"
+    mem_queue_size = 6
+    cache_bytes = 2000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = [(module, name, getattr(module, name)) for module, name, _ in SMALL]
+        for module, name, value in SMALL:
+            setattr(module, name, value)
+        self.naive = NaiveTopic()
+        self.clients: dict[str, Subscriber] = {}
+        self.client_count = 0
+        self.ids: dict[int, bytes] = {}
+        self.storing: tuple[list[RecordBatch], int, int] | None = None
+        self.saved: dict[str, Any] | None = None
+        self.saved_naive = NaiveTopic()
+        self.since_saved: list[tuple[int, int]] = []
+        self.real = Fixture(self.make_log(), name=self.name, **self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        return {"mem_queue_size": self.mem_queue_size, "cache_bytes": self.cache_bytes}
+
+    def make_log(self) -> Log:
+        return MemoryLog(max_messages=1_000_000)
+
+    def reopen_log(self) -> Log:
+        return self.real.log
+
+    # ------------------------------------------------------------------ choosing
+
+    def pick_channel(self, pick: int) -> tuple[str, NaiveChannel, Channel] | None:
+        if not self.naive.channels:
+            return None
+        name = sorted(self.naive.channels)[pick % len(self.naive.channels)]
+        return name, self.naive.channels[name], self.real.topic.channels[name]
+
+    def pick_client(self, pick: int) -> tuple[str, NaiveChannel, Subscriber] | None:
+        if not self.clients:
+            return None
+        name = list(self.clients)[pick % len(self.clients)]
+        client = self.clients[name]
+        return name, self.naive.channels[client.channel.name], client
+
+    def pick_messages(self, consumer: str, channel: NaiveChannel, chosen: Sequence[int]) -> list[int]:
+        """Mostly what it has in flight, now and then something else that was delivered once."""
+        held, delivered = sorted(channel.held_by(consumer)), sorted(self.ids)
+        numbers: list[int] = []
+        for each in chosen:
+            choices = held if held and each % 4 else delivered
+            if choices:
+                numbers.append(choices[each % len(choices)])
+        return list(dict.fromkeys(numbers))
+
+    # ------------------------------------------------------------------ publishing
+
+    def store(self, count: int, size: int, defer_ms: int) -> tuple[list[RecordBatch], int, int]:
+        first = self.naive.published
+        bodies = [b"%d " % (first + index) + b"x" * size for index in range(count)]
+        stored = self.real.store(*bodies, defer_ms=defer_ms)
+        return stored, count, stored[0].due_ns
+
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int) -> None:
+        self.real.topic.accept(stored)
+        self.naive.publish(count, due_ns)
+        self.since_saved.append((count, due_ns))
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 7), size=st.sampled_from([0, 20, 300]))
+    def publish(self, count: int, size: int) -> None:
+        self.accept(*self.store(count, size, 0))
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 3), defer_ms=milliseconds)
+    def publish_deferred(self, count: int, defer_ms: int) -> None:
+        self.accept(*self.store(count, 5, defer_ms))
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 40]))
+    def begin_to_store(self, count: int, defer_ms: int) -> None:
+        """A thread appends to the log; the topic is told later."""
+        self.storing = self.store(count, 10, defer_ms)
+
+    @precondition(lambda self: self.storing is not None)
+    @rule()
+    def is_stored(self) -> None:
+        assert self.storing is not None
+        stored, self.storing = self.storing, None
+        self.accept(*stored)
+
+    # ------------------------------------------------------------------ channels
+
+    @initialize(names=st.lists(channel_names, unique=True, max_size=2), backlog=st.integers(0, 3))
+    def begin(self, names: list[str], backlog: int) -> None:
+        if backlog:
+            self.publish(backlog, 0)
+        for name in names:
+            self.add_channel(name)
+            self.add_consumer(0, 3, 100)
+
+    @rule(name=channel_names)
+    def add_channel(self, name: str) -> None:
+        self.real.topic.add_channel(name)
+        self.naive.channels.setdefault(name, NaiveChannel())
+        self.naive.distribute()
+
+    @rule(pick=picks, sure=st.integers(0, 3))
+    def delete_channel(self, pick: int, sure: int) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None or sure:
+            return
+        name, naive, real = picked
+        self.real.topic.remove_channel(real)
+        del self.naive.channels[name]
+        for consumer in naive.consumers:
+            assert self.clients.pop(consumer).closed
+
+    @rule(pick=picks)
+    def empty_channel(self, pick: int) -> None:
+        if picked := self.pick_channel(pick):
+            picked[2].empty()
+            picked[1].copies.clear()
+
+    @rule(pick=picks)
+    def pause_or_unpause_channel(self, pick: int) -> None:
+        if picked := self.pick_channel(pick):
+            picked[1].paused = picked[2].paused = not picked[1].paused
+
+    # ------------------------------------------------------------------ topic
+
+    @rule()
+    def pause_or_unpause_topic(self) -> None:
+        self.naive.paused = not self.naive.paused
+        if self.naive.paused:
+            self.real.topic.pause()
+        else:
+            self.real.topic.unpause()
+            self.naive.distribute()
+
+    @rule()
+    def empty_topic(self) -> None:
+        self.real.topic.empty()
+        self.naive.waiting.clear()
+
+    # ------------------------------------------------------------------ consumers
+
+    @rule(pick=picks, ready=st.integers(0, 12), timeout_ms=st.sampled_from([50, 100, 200]))
+    def add_consumer(self, pick: int, ready: int, timeout_ms: int) -> None:
+        if picked := self.pick_channel(pick):
+            name = f"client {self.client_count}"
+            self.client_count += 1
+            self.clients[name] = Subscriber(self.real, picked[2], ready=ready, msg_timeout_ms=timeout_ms)
+            picked[1].consumers[name] = NaiveConsumer(timeout_ms * MS, ready)
+
+    @rule(pick=picks)
+    def disconnect(self, pick: int) -> None:
+        if picked := self.pick_client(pick):
+            name, naive, client = picked
+            client.leave()
+            naive.leave(name)
+            del self.clients[name]
+
+    @rule(pick=picks, ready=st.integers(0, 12))
+    def rdy(self, pick: int, ready: int) -> None:
+        if picked := self.pick_client(pick):
+            name, naive, client = picked
+            client.ready(ready)
+            naive.consumers[name].ready_count = ready
+
+    @rule(pick=picks)
+    def block_or_unblock(self, pick: int) -> None:
+        if picked := self.pick_client(pick):
+            name, naive, client = picked
+            naive.consumers[name].blocked = not naive.consumers[name].blocked
+            client.block(naive.consumers[name].blocked)
+
+    # ------------------------------------------------------------------ delivery and answers
+
+    def dispatch_once(self, naive: NaiveChannel, real: Channel) -> bool:
+        names = {client.consumer: name for name, client in self.clients.items()}
+        sent: dict[str, list[int]] = {}
+        for consumer, payload in real.dispatch(self.real.now_ns):
+            name = names[consumer]
+            for message in decode(payload):
+                number = int(message.body.split()[0])
+                assert self.ids.setdefault(number, message.id) == message.id
+                naive.deliver(name, number, message.attempts, self.real.now_ns)
+                sent.setdefault(name, []).append(34 + len(message.body))
+        for sizes in sent.values():
+            assert sum(sizes) <= channel_module.MAX_GRANT_BYTES or len(sizes) == 1
+        return bool(sent)
+
+    @rule(pick=picks)
+    def dispatch(self, pick: int) -> None:
+        if picked := self.pick_channel(pick):
+            self.dispatch_once(*picked[1:])
+
+    @rule(pick=picks)
+    def pump(self, pick: int) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            while self.dispatch_once(naive, real):
+                pass
+            assert not naive.at(Place.READY) or all(naive.window(name) <= 0 for name in naive.consumers)
+
+    @rule(pick=picks, chosen=st.lists(picks, max_size=8), unknown=st.booleans())
+    def fin(self, pick: int, chosen: list[int], unknown: bool) -> None:
+        picked = self.pick_client(pick)
+        if picked is None:
+            return
+        name, naive, client = picked
+        numbers = self.pick_messages(name, naive, chosen)
+        ids = [self.ids[number] for number in numbers]
+        expected = [(self.ids[n], reason) for n in numbers if (reason := naive.finish(name, n))]
+        if unknown:
+            ids.append(b"f" * 16)
+            expected.append((b"f" * 16, NOT_IN_FLIGHT))
+        assert client.channel.finish(client.consumer, ids) == expected
+
+    @rule(pick=picks, chosen=picks, delay_ms=st.sampled_from([0, 0, 1, 40, 100]))
+    def req(self, pick: int, chosen: int, delay_ms: int) -> None:
+        if picked := self.pick_client(pick):
+            name, naive, client = picked
+            for number in self.pick_messages(name, naive, [chosen]):
+                now_ns = self.real.now_ns
+                real = client.channel.requeue(client.consumer, self.ids[number], delay_ms, now_ns)
+                assert real == naive.requeue(name, number, delay_ms * MS, now_ns)
+
+    @rule(pick=picks, chosen=picks)
+    def touch(self, pick: int, chosen: int) -> None:
+        if picked := self.pick_client(pick):
+            name, naive, client = picked
+            for number in self.pick_messages(name, naive, [chosen]):
+                now_ns = self.real.now_ns
+                real = client.channel.touch(client.consumer, self.ids[number], now_ns, LONGEST_MS)
+                assert real == naive.touch(name, number, now_ns, LONGEST_MS * MS)
+
+    # ------------------------------------------------------------------ time
+
+    @rule(passed_ms=milliseconds)
+    def time_passes(self, passed_ms: int) -> None:
+        self.pass_to(self.real.now_ns + passed_ms * MS)
+
+    @rule(pick=picks, early=st.booleans())
+    def time_passes_to_a_deadline(self, pick: int, early: bool) -> None:
+        picked = self.pick_channel(pick)
+        deadline_ns = picked[1].next_deadline_ns() if picked else None
+        if deadline_ns is not None:
+            self.pass_to(deadline_ns - early)
+
+    def pass_to(self, now_ns: int) -> None:
+        self.real.now_ns = max(self.real.now_ns, now_ns)
+        self.real.pass_ms(0)
+        for channel in self.naive.channels.values():
+            channel.tick(self.real.now_ns)
+
+    # ------------------------------------------------------------------ restarting
+
+    @precondition(lambda self: not self.real.topic.ephemeral)
+    @rule()
+    def save(self) -> None:
+        self.saved = json.loads(json.dumps(self.real.topic.snapshot()))
+        self.saved_naive = deepcopy(self.naive)
+        self.since_saved = []
+        assert self.saved is not None
+        self.real.log.discard_before(Topic.first_needed(self.saved))
+
+    @precondition(lambda self: not self.real.topic.ephemeral)
+    @rule(sure=st.integers(0, 2))
+    def crash(self, sure: int) -> None:
+        """The state last saved, and the log as it is."""
+        if sure:
+            return
+        if self.storing is not None:  # it is in the log, though nobody was told
+            self.since_saved.append(self.storing[1:])
+            self.storing = None
+        self.naive = deepcopy(self.saved_naive)
+        self.naive.restarted()
+        for count, due_ns in self.since_saved:
+            self.naive.publish(count, due_ns)
+        self.restart()
+
+    @precondition(lambda self: not self.real.topic.ephemeral and self.storing is None)
+    @rule(sure=st.integers(0, 2))
+    def stop_and_start(self, sure: int) -> None:
+        """As after a signal to stop."""
+        if sure:
+            return
+        self.save()
+        self.naive.restarted()
+        self.restart()
+
+    def restart(self) -> None:
+        self.clients.clear()
+        now_ns, ids = self.real.now_ns, self.real.ids
+        self.real = Fixture(self.reopen_log(), name=self.name, **self.sizes())
+        self.real.now_ns, self.real.ids = now_ns, ids
+        assert self.real.topic.restore(deepcopy(self.saved)) is False
+        self.pass_to(now_ns)
+
+    # ------------------------------------------------------------------ what is always true
+
+    @invariant()
+    def topics_agree(self) -> None:
+        topic = self.real.topic
+        assert topic.depth == self.naive.depth
+        assert topic.paused == self.naive.paused
+        assert list(topic.channels) == list(self.naive.channels)
+        assert 0 <= topic.backend_depth <= topic.depth
+
+    @invariant()
+    def channels_agree(self) -> None:
+        for name, naive in self.naive.channels.items():
+            real = self.real.topic.channels[name]
+            assert real.depth == len(naive.at(Place.READY)), name
+            assert real.in_flight_count == len(naive.at(Place.IN_FLIGHT)), name
+            assert real.deferred_count == len(naive.at(Place.DEFERRED)), name
+            assert 0 <= real.backend_depth <= real.depth, name
+            assert real.message_count == naive.message_count, name
+            assert real.requeue_count == naive.requeue_count, name
+            assert real.timeout_count == naive.timeout_count, name
+            unfinished = naive.at(Place.READY) | naive.at(Place.IN_FLIGHT)
+            assert sorted(real.unfinished()) == sorted(
+                (number, copy.attempts) for number, copy in unfinished.items() if not copy.fresh
+            ), name
+
+    @invariant()
+    def consumers_agree(self) -> None:
+        for name, client in self.clients.items():
+            channel = self.naive.channels[client.channel.name]
+            real, naive = client.consumer, channel.consumers[name]
+            assert set(real.in_flight) == {self.ids[number] for number in channel.held_by(name)}, name
+            assert real.message_count == naive.message_count, name
+            assert real.finish_count == naive.finish_count, name
+            assert real.requeue_count == naive.requeue_count, name
+
+    @invariant()
+    def deadlines_are_not_late(self) -> None:
+        for name, naive in self.naive.channels.items():
+            deadline_ns, due_ns = (
+                naive.next_deadline_ns(),
+                [c.at_ns for c in naive.at(Place.DEFERRED).values()],
+            )
+            real = self.real.topic.channels[name]
+            assert real.next_due_ns == min(due_ns, default=None)
+            if deadline_ns is not None:
+                assert real.next_deadline_ns is not None
+                assert real.next_deadline_ns <= deadline_ns
+
+    # ------------------------------------------------------------------ the end
+
+    def teardown(self) -> None:
+        try:
+            self.deliver_all()
+        finally:
+            self.real.log.close()
+            for module, name, value in self.before:
+                setattr(module, name, value)
+
+    def deliver_all(self) -> None:
+        """Whatever happened: all that is not finished comes, and then there is nothing."""
+        if self.storing is not None:
+            self.is_stored()
+        if self.naive.paused:
+            self.pause_or_unpause_topic()
+        self.add_channel("one")
+        while self.clients:
+            self.disconnect(0)
+        for index, naive in enumerate(self.naive.channels[name] for name in sorted(self.naive.channels)):
+            if naive.paused:
+                self.pause_or_unpause_channel(index)
+            self.add_consumer(index, 1000, 200)
+        self.pass_to(self.real.now_ns + 10 * SECOND)
+        for index in range(len(self.naive.channels)):
+            self.pump(index)
+        for name, client in self.clients.items():
+            channel = self.naive.channels[client.channel.name]
+            assert set(channel.copies) == set(channel.held_by(name))
+            ids = [self.ids[number] for number in channel.copies]
+            assert client.channel.finish(client.consumer, ids) == []
+            assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
+        if not self.real.topic.ephemeral:
+            assert self.real.topic.first_needed(self.real.topic.snapshot()) == self.naive.published
+
+
+class DiskMachine(TopicMachine):
+    """A durable topic on disk, in small segments, of which little is kept in memory."""
+
+    mem_queue_size = 3
+    cache_bytes = 600
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="topic-model-"))
+        super().__init__()
+
+    def make_log(self) -> Log:
+        return disk_log(self.folder / "log", segment_bytes=700)
+
+    def reopen_log(self) -> Log:
+        self.real.log.close()
+        return self.make_log()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            shutil.rmtree(self.folder)
+
+
+class EphemeralMachine(TopicMachine):
+    """A topic in a memory that holds little: what was never sent may be dropped, what was sent may not."""
+
+    name = "topic#ephemeral"
+
+    def make_log(self) -> Log:
+        return MemoryLog(max_messages=10)
+
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int) -> None:
+        super().accept(stored, count, due_ns)
+        self.naive.drop_below(self.real.log.first_sequence)
+
+    @precondition(lambda self: False)
+    @rule()
+    def begin_to_store(self) -> None:
+        """A log in memory is not appended to by a thread."""
+
+
+TestMemory = TopicMachine.TestCase
+TestDisk = DiskMachine.TestCase
+TestEphemeral = EphemeralMachine.TestCase
+TestMemory.settings = TestDisk.settings = TestEphemeral.settings = SETTINGS

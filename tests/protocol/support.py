@@ -1,0 +1,135 @@
+"""Readers driven as a broker or a client drives them, and what they read made comparable."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from struct import pack
+
+from trio_nsq.protocol import (
+    MAGIC_V2,
+    Command,
+    CommandError,
+    CommandReader,
+    ErrorFrame,
+    Finish,
+    FrameError,
+    FrameReader,
+    Limits,
+    MessageRun,
+    MessageSet,
+    ResponseFrame,
+    StartClose,
+    State,
+    Subscribe,
+)
+
+LIMITS = Limits()
+
+Event = ResponseFrame | ErrorFrame | MessageRun
+
+
+def int32(number: int) -> bytes:
+    """A size field, also for a size no field should hold."""
+    return pack(">i", number)
+
+
+def messages(*bodies: bytes) -> MessageSet:
+    """A set, put together the slow way."""
+    return MessageSet(b"".join(int32(len(body)) + body for body in bodies), [len(body) for body in bodies])
+
+
+def mpub_body(*bodies: bytes) -> bytes:
+    """What follows the line of an MPUB, its size field included."""
+    content = int32(len(bodies)) + messages(*bodies).data
+    return int32(len(content)) + content
+
+
+def reader_in(state: State, limits: Limits = LIMITS) -> CommandReader:
+    """A reader of a connection that has come as far as `state`."""
+    reader = CommandReader(limits)
+    reader.receive_data(MAGIC_V2)
+    assert reader.next_command() is None
+    reader.state = state
+    return reader
+
+
+def drain(reader: CommandReader) -> Iterator[Command | CommandError]:
+    """All that can be read now, as a broker reads it: it moves the state, and stops at an error."""
+    while True:
+        try:
+            command = reader.next_command()
+        except CommandError as exc:
+            yield exc
+            return
+        if command is None:
+            return
+        if isinstance(command, Subscribe):
+            reader.state = State.SUBSCRIBED
+        elif isinstance(command, StartClose):
+            reader.state = State.CLOSING
+        yield command
+
+
+def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = False) -> list[object]:
+    """What the reader makes of these pieces: commands, and at the end maybe the text of an error.
+
+    Neighbouring `Finish`es are joined: how FIN lines gather depends on how they arrive.
+    """
+    found: list[object] = []
+    for piece in pieces:
+        reader.receive_data(piece)
+        found += drain(reader)
+        if found and isinstance(found[-1], CommandError):
+            break
+    else:
+        if eof:
+            reader.receive_eof()
+            found += drain(reader)
+    joined: list[object] = []
+    for command in found:
+        if isinstance(command, Finish) and joined and isinstance(joined[-1], Finish):
+            joined[-1] = Finish(joined[-1].ids + command.ids)
+        elif isinstance(command, CommandError):
+            joined.append(command.wire)
+        else:
+            joined.append(command)
+    return joined
+
+
+def single_bytes(data: bytes) -> list[bytes]:
+    """The data, a byte at a time."""
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+def split_at(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """The data, cut at these places."""
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(places)]
+
+
+def message_frame(
+    body: bytes, *, message_id: bytes = b"0123456789abcdef", timestamp_ns: int = 1, attempts: int = 1
+) -> bytes:
+    """A message frame, from the description of the format."""
+    data = pack(">qH16s", timestamp_ns, attempts, message_id) + body
+    return pack(">ii", 4 + len(data), 2) + data
+
+
+def read_frames(reader: FrameReader, pieces: Iterable[bytes]) -> list[object]:
+    """What the reader makes of these pieces: events with each message by itself, and maybe an error at the end."""
+    found: list[object] = []
+    for piece in pieces:
+        reader.receive_data(piece)
+        try:
+            while (event := reader.next_event()) is not None:
+                found += flattened(event)
+        except FrameError as exc:
+            return [*found, str(exc)]
+    return found
+
+
+def flattened(event: Event) -> list[object]:
+    """The event, or the messages of a run one by one."""
+    if not isinstance(event, MessageRun):
+        return [event]
+    assert len(event) > 0
+    return list(zip(event.ids, event.bodies, event.timestamps_ns, event.attempts, strict=True))

@@ -1,0 +1,173 @@
+"""FIN lines that follow each other are read many at a time; that must not show."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.support import int32, messages, read_all, reader_in, single_bytes, split_at
+from trio_nsq.protocol import (
+    CommandReader,
+    Finish,
+    NoOperation,
+    Publish,
+    Requeue,
+    StartClose,
+    State,
+    encode_finish,
+)
+
+INVALID_ID = b"E_INVALID invalid message ID"
+
+
+def ids(count: int) -> list[bytes]:
+    return [b"%016x" % number for number in range(count)]
+
+
+def in_state(state: State = State.SUBSCRIBED) -> CommandReader:
+    return reader_in(state)
+
+
+# Up to and over the places where the reader looks at more lines at a time.
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 79, 80, 81, 82, 335, 336, 337, 3000])
+@pytest.mark.parametrize("state", [State.SUBSCRIBED, State.CLOSING])
+def test_a_run_is_one_command(count: int, state: State) -> None:
+    reader = in_state(state)
+    reader.receive_data(encode_finish(ids(count)))
+    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() is None
+    assert reader.take_buffered() == b""
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 80, 81, 3000])
+@pytest.mark.parametrize(
+    ("behind", "command"),
+    [
+        (b"NOP\n", NoOperation()),
+        (b"CLS\n", StartClose()),
+        (b"REQ 0123456789abcdef 5\n", Requeue(b"0123456789abcdef", 5)),
+        (b"PUB t\n" + int32(21) + b"FIN 0123456789abcdef\n", Publish("PUB", "t", messages(b"FIN 0123456789abcdef\n"))),
+        (b"FIN 0123456789abcdef x\n", Finish([b"0123456789abcdef"])),
+        (b"FIN 0123456789abcdef\r\n", Finish([b"0123456789abcdef"])),
+    ],
+    ids=lambda value: "",
+)  # fmt: skip
+def test_a_run_ends_where_another_command_begins(count: int, behind: bytes, command: object) -> None:
+    reader = in_state()
+    run = encode_finish(ids(count))
+    reader.receive_data(run + behind + run)
+    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() == command
+    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() is None
+
+
+def test_a_run_split_at_every_byte() -> None:
+    wire = encode_finish(ids(5)) + b"NOP\n" + encode_finish(ids(2))
+    expected = [Finish(ids(5)), NoOperation(), Finish(ids(2))]
+    for first in range(len(wire) + 1):
+        for second in range(first, len(wire) + 1):
+            assert read_all(in_state(), [wire[:first], wire[first:second], wire[second:]]) == expected
+    assert read_all(in_state(), single_bytes(wire)) == expected
+
+
+def test_a_run_behind_a_publish() -> None:
+    wire = b"PUB t\n" + int32(3) + b"FIN" + encode_finish(ids(20)) + b"NOP\n" + encode_finish(ids(3))
+    expected = [Publish("PUB", "t", messages(b"FIN")), Finish(ids(20)), NoOperation(), Finish(ids(3))]
+    assert read_all(in_state(), [wire]) == expected
+    assert read_all(in_state(), single_bytes(wire)) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"FIN 0123456\n89abcdef\n",  # a line feed within the width of an id
+        b"FIN \n123456789abcdef\n",
+        b"FIN 0123456789abcde\n\n",
+        b"FIN 01234\nFIN 012345\n",  # which looks as if two lines began
+        b"FIN 01\nFIN 012345678\n",
+        b"FIN 01234567 9abcdef\n",  # a space there: the id ends
+        b"FIN  123456789abcdef\n",
+        b"FIN 0123456789abcde \n",
+        b"FIN 0123456789abcde\r\n",  # half of a line end
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 16, 100])
+@pytest.mark.parametrize("after", [0, 100])
+def test_a_line_of_the_right_width_that_is_none(line: bytes, before: int, after: int) -> None:
+    """Found as nsqd finds it, with what stands before it obeyed."""
+    assert len(line) == 21
+    wire = encode_finish(ids(before)) + line + encode_finish(ids(after))
+    expected = [Finish(ids(before)), INVALID_ID] if before else [INVALID_ID]
+    assert read_all(in_state(), [wire]) == expected
+    assert read_all(in_state(), single_bytes(wire)) == expected
+
+
+def test_ids_need_not_be_hexadecimal() -> None:
+    strange = [b"\xff" * 16, b"FIN FIN FIN FIN ".replace(b" ", b"_"), b"0123\r56789abcdef", b"\0" * 16]
+    assert read_all(in_state(), [encode_finish(strange)]) == [Finish(strange)]
+    assert read_all(in_state(), single_bytes(encode_finish(strange))) == [Finish(strange)]
+
+
+def test_lines_ending_in_carriage_return_and_line_feed() -> None:
+    wire = b"".join(b"FIN %s\r\n" % message_id for message_id in ids(40))
+    assert read_all(in_state(), [wire]) == [Finish(ids(40))]
+    assert read_all(in_state(), [wire + encode_finish(ids(40)) + wire]) == [Finish(ids(40) * 3)]
+    assert read_all(in_state(), single_bytes(wire)) == [Finish(ids(40))]
+
+
+def test_a_run_before_sub_is_refused_as_a_whole() -> None:
+    for pieces in ([encode_finish(ids(5))], single_bytes(encode_finish(ids(5)))):
+        assert read_all(in_state(State.INIT), pieces) == [b"E_INVALID cannot FIN in current state"]
+
+
+def test_the_end_inside_a_run() -> None:
+    wire = encode_finish(ids(3))
+    for size in range(len(wire)):
+        whole = size // 21
+        expected = [Finish(ids(whole))] if whole else []
+        assert read_all(in_state(), [wire[:size]], eof=True) == expected
+
+
+def naive(data: bytes) -> list[object]:
+    """What nsqd makes of lines that are FIN, NOP or nonsense, one by one."""
+    found: list[object] = []
+    *lines, _ = data.split(b"\n")
+    for line in lines:
+        verb, *params = line.removesuffix(b"\r").split(b" ")
+        if verb == b"NOP":
+            found.append(NoOperation())
+        elif verb != b"FIN":
+            return [*found, b"E_INVALID invalid command " + verb]
+        elif not params:
+            return [*found, b"E_INVALID FIN insufficient number of params"]
+        elif len(params[0]) != 16:
+            return [*found, INVALID_ID]
+        elif found and isinstance(found[-1], Finish):
+            found[-1] = Finish([*found[-1].ids, params[0]])
+        else:
+            found.append(Finish([params[0]]))
+    return found
+
+
+FRAGMENTS = st.sampled_from(
+    [b"FIN 0123456789abcdef\n"] * 6
+    + [encode_finish(ids(16)), b"FIN 0123456789abcdef\r\n", b"FIN ", b"\nFIN ", b"0123456789abcdef", b"NOP\n"]
+    + [
+        b"\n",
+        b" ",
+        b"\r",
+        b"0",
+        b"FIN 0123456\nFIN 0123\n",
+        b"FIN 0123456789abcde\r\n",
+        b"FIN 01 3456789abcdef\n",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(FRAGMENTS, max_size=40).map(b"".join), st.lists(st.integers(0, 1000), max_size=4))
+def test_the_same_as_line_by_line(data: bytes, cuts: Sequence[int]) -> None:
+    assert read_all(in_state(), [data]) == naive(data)
+    assert read_all(in_state(), split_at(data, cuts)) == naive(data)

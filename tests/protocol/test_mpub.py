@@ -1,0 +1,160 @@
+"""The body of MPUB: its size, its count, its messages, and what becomes of those that do not agree."""
+
+import pytest
+
+from protocol.support import int32, messages, mpub_body, read_all, reader_in, single_bytes
+from trio_nsq.protocol import (
+    CommandError,
+    Limits,
+    MessageSet,
+    NoOperation,
+    Publish,
+    State,
+    encode_mpub,
+    pack_messages,
+    walk_messages,
+)
+
+LINE = b"MPUB t\n"
+SMALL = Limits(max_msg_size=10, max_body_size=54)  # (54 - 4) // 5 = 10 messages
+
+
+def read(wire: bytes, limits: Limits = SMALL, *, eof: bool = False) -> list[object]:
+    """What is read from it whole; it must be the same byte by byte."""
+    whole = read_all(reader_in(State.INIT, limits), [LINE + wire], eof=eof)
+    assert read_all(reader_in(State.INIT, limits), single_bytes(LINE + wire), eof=eof) == whole
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("wire", "error"),
+    [
+        (int32(0), b"E_BAD_BODY MPUB invalid body size 0"),
+        (int32(-1), b"E_BAD_BODY MPUB invalid body size -1"),
+        (b"\x80\0\0\0", b"E_BAD_BODY MPUB invalid body size -2147483648"),
+        (int32(55), b"E_BAD_BODY MPUB body too big 55 > 54"),
+        (int32(2**31 - 1), b"E_BAD_BODY MPUB body too big 2147483647 > 54"),
+        (int32(54) + int32(0), b"E_BAD_BODY MPUB invalid message count 0"),
+        (int32(54) + int32(-1), b"E_BAD_BODY MPUB invalid message count -1"),
+        (int32(54) + int32(11), b"E_BAD_BODY MPUB invalid message count 11"),
+        (int32(54) + int32(2**31 - 1), b"E_BAD_BODY MPUB invalid message count 2147483647"),
+        (int32(54) + int32(1) + int32(0), b"E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+        (int32(54) + int32(1) + int32(-7), b"E_BAD_MESSAGE MPUB invalid message(0) body size -7"),
+        (int32(54) + int32(1) + int32(11), b"E_BAD_MESSAGE MPUB message too big 11 > 10"),
+        (int32(54) + int32(3) + int32(1) + b"x" + int32(0), b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        (int32(54) + int32(2) + int32(1) + b"x" + int32(12), b"E_BAD_MESSAGE MPUB message too big 12 > 10"),
+        # what does not fit together
+        (int32(1) + int32(1), b"E_BAD_BODY MPUB invalid body size 1"),
+        (int32(4) + int32(1), b"E_BAD_BODY MPUB invalid body size 4"),
+        (int32(7) + int32(1), b"E_BAD_BODY MPUB invalid body size 7"),
+        (int32(9) + int32(1) + int32(2), b"E_BAD_BODY MPUB invalid body size 9"),
+        (int32(10) + int32(1) + int32(1), b"E_BAD_BODY MPUB invalid body size 10"),
+        (int32(9) + int32(2) + int32(1), b"E_BAD_BODY MPUB invalid body size 9"),
+        (int32(12) + int32(2) + int32(1), b"E_BAD_BODY MPUB invalid body size 12"),
+        (int32(13) + int32(2) + int32(1) + b"x" + int32(1), b"E_BAD_BODY MPUB invalid body size 13"),
+    ],
+)  # fmt: skip
+def test_refused_as_soon_as_it_shows(wire: bytes, error: bytes) -> None:
+    assert read(wire) == [error]
+    assert read(wire + b"\0" * 60) == [error]
+
+
+def test_defaults_are_nsqds() -> None:
+    head = int32(5242880) + int32(1048576)
+    assert read(head, Limits()) == [b"E_BAD_BODY MPUB invalid message count 1048576"]
+    assert read(int32(5242880) + int32(1048575), Limits()) == []
+    assert read(int32(5242881), Limits()) == [b"E_BAD_BODY MPUB body too big 5242881 > 5242880"]
+
+
+def test_the_greatest_count_and_the_greatest_body() -> None:
+    ten = [b"x"] * 10
+    assert read(mpub_body(*ten)) == [Publish("MPUB", "t", messages(*ten))]
+    assert int32(54) == mpub_body(*ten)[:4]
+    assert read(mpub_body(b"x" * 10)) == [Publish("MPUB", "t", messages(b"x" * 10))]
+
+
+@pytest.mark.parametrize("bodies", [(b"x",), (b"a", b"bc"), (b"abc", b"d", b"ef"), (b"\0\0\0\1",)])
+def test_every_beginning_waits_and_then_says_what_is_missing(bodies: tuple[bytes, ...]) -> None:
+    wire = mpub_body(*bodies)
+    missing = dict.fromkeys(range(4), b"E_BAD_BODY MPUB failed to read body size")
+    missing |= dict.fromkeys(range(4, 8), b"E_BAD_BODY MPUB failed to read message count")
+    for index, body in enumerate(bodies):
+        for _ in range(4):
+            missing[len(missing)] = b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index
+        for _ in range(len(body)):
+            missing[len(missing)] = b"E_BAD_MESSAGE MPUB failed to read message body"
+    assert len(missing) == len(wire)
+    for size, error in missing.items():
+        assert read(wire[:size]) == []
+        assert read(wire[:size], eof=True) == [error]
+
+
+def test_two_in_a_row_and_something_behind() -> None:
+    wire = LINE + mpub_body(b"a", b"bc") + LINE + mpub_body(b"d")
+    expected = [
+        Publish("MPUB", "t", messages(b"a", b"bc")),
+        Publish("MPUB", "t", messages(b"d")),
+        NoOperation(),
+    ]
+    for cut in range(len(wire)):
+        reader = reader_in(State.INIT, SMALL)
+        assert read_all(reader, [wire[:cut], wire[cut:] + b"NOP\n"]) == expected
+
+
+# ---------------------------------------------------------------------- sets
+
+
+def test_packing_and_taking_apart() -> None:
+    bodies = [b"a", b"", b"xy" * 40_000, bytes(range(256)), b"b" * 65535, b"c" * 65536]
+    packed = pack_messages(bodies)
+    assert packed == messages(*bodies)
+    assert packed.bodies() == bodies
+    assert len(packed) == 6
+    assert packed.body_bytes == sum(map(len, bodies))
+    assert pack_messages(bodies) == packed  # sizes are remembered from the first time
+    assert pack_messages([]) == MessageSet(b"", [])
+    assert pack_messages([]).bodies() == []
+
+
+def test_joining_sets() -> None:
+    one, two = messages(b"a", b"bc"), messages(b"d")
+    assert MessageSet.join([one, two]) == messages(b"a", b"bc", b"d")
+    assert MessageSet.join([one]) is one
+    assert MessageSet.join([]) == MessageSet(b"", [])
+    assert one.sizes == [1, 2]  # joining makes new lists
+
+
+def test_walking_goes_on_where_it_stopped() -> None:
+    data = messages(b"a", b"bcd", b"ef").data
+    limits = Limits(max_msg_size=3)
+    for end in range(len(data) + 1):
+        sizes: list[int] = []
+        at = walk_messages(data, 0, end, 3, limits, sizes)
+        # It stops at the first size field that is not there as a whole.
+        assert (at, sizes) == next(
+            state
+            for seen, state in [(4, (0, [])), (9, (5, [1])), (16, (12, [1, 3])), (99, (18, [1, 3, 2]))]
+            if end < seen
+        )
+        assert walk_messages(data, at, len(data), 3, limits, sizes) == len(data)
+        assert sizes == [1, 3, 2]
+
+
+def test_walking_stops_at_the_count() -> None:
+    sizes: list[int] = []
+    assert walk_messages(messages(b"a", b"b").data, 0, 10, 1, Limits(), sizes) == 5
+    assert sizes == [1]
+
+
+@pytest.mark.parametrize("size", [0, -1, 4, 2**31 - 1])
+def test_walking_refuses_sizes_out_of_range(size: int) -> None:
+    data = messages(b"abc").data + int32(size)
+    with pytest.raises(CommandError) as caught:
+        walk_messages(data, 0, len(data), 2, Limits(max_msg_size=3), [])
+    expected = f"message too big {size} > 3" if size > 0 else f"invalid message(1) body size {size}"
+    assert str(caught.value) == f"E_BAD_MESSAGE MPUB {expected}"
+
+
+def test_encoding_holds_what_decoding_wants() -> None:
+    packed = pack_messages([b"a", b"bc"])
+    assert encode_mpub("t", packed) == LINE + mpub_body(b"a", b"bc")
