@@ -14,6 +14,7 @@ setup: $(READY) ## make .venv with the project and its development tools
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	@echo 'Installing into $(VENV); the first time this takes a minute.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -41,4 +42,4 @@ bench: $(READY) ## publish and consume rates beside nsqd, as ratios
 	$(BIN)/python bench/throughput.py $(ARGS)
 
 clean:          ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache tests/interop/.build tests/interop/node_modules
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache tests/interop/.build

@@ -26,10 +26,11 @@ def main() -> int:
     """Run the demonstration; returns the exit code."""
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else find_log()
     try:
-        lines = [line for line in file.read_bytes().split(b"\n") if line]
+        every_line = file.read_bytes().removesuffix(b"\n").split(b"\n")
     except OSError as exc:
         print(f"demo: cannot read {file}: {exc.strerror}", file=sys.stderr)
         return 1
+    lines = [line for line in every_line if line]
     if not lines:
         print(f"demo: {file} has no line to publish", file=sys.stderr)
         return 1
@@ -41,7 +42,9 @@ def main() -> int:
         qcli("stat", "demo/archive", environment=environment)
         came_back = returned.read_bytes().split(b"\n")[:-1]
     same = came_back == lines
-    print(f"\n{file}: {len(lines)} lines in, {len(came_back)} lines out: ", end="")
+    empty = len(every_line) - len(lines)
+    skipped = f" ({empty} empty ones left out: NSQ has no empty messages)" if empty else ""
+    print(f"\n{file}: lines in: {len(lines)}{skipped}, lines out: {len(came_back)}: ", end="")
     print("all came back as they were, in order" if same else "THEY DIFFER")
     return 0 if same else 1
 
@@ -98,7 +101,7 @@ def qcli(
 ) -> None:
     """Run a command, having shown it; ends the demonstration if it fails."""
     shown = "$ qcli " + shlex.join(arguments)
-    shown += f" < {stdin}" if stdin else ""
+    shown += f" < {shlex.quote(str(stdin))}" if stdin else ""
     shown += " > returned" if stdout else ""
     print(f"\n{shown}", flush=True)
     with open(stdin or os.devnull, "rb") as source, open(stdout or os.devnull, "wb") as sink:
