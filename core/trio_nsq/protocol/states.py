@@ -37,7 +37,10 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
 
 def legality_table() -> str:
     """The table above as Markdown, one row per command: what `docs/protocol.md` shows."""
-    rows = [["command", *(f"{state.name.lower()} ({state:d})" for state in State)], ["---"] * (1 + len(State))]
+    rows = [
+        ["command", *(f"{state.name.lower()} ({state:d})" for state in State)],
+        ["---"] * (1 + len(State)),
+    ]
     for verb, legal in LEGAL_STATES.items():
         rows.append([verb.decode(), *("yes" if state in legal else "" for state in State)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
