@@ -11,6 +11,7 @@ from trio_nsq.broker.channel import Channel
 from trio_nsq.broker.consumer import Consumer
 from trio_nsq.broker.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
+from trio_nsq.log.interface import READ_BYTES
 from trio_nsq.protocol import FrameReader, MessageRun, pack_messages
 
 MS = 1_000_000
@@ -50,12 +51,22 @@ def decode(data: bytes | memoryview) -> list[Received]:
     ]
 
 
+class CountingLog(MemoryLog):
+    """A log that says how often it was read."""
+
+    reads = 0
+
+    def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        self.reads += 1
+        return super().read(sequence, max_bytes)
+
+
 class UnreadableLog(MemoryLog):
     """A log whose reads fail when told to."""
 
     fails = False
 
-    def read(self, sequence: int, max_bytes: int = 0) -> list[RecordBatch]:
+    def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         if self.fails:
             raise LogReadError(Path("segment"), OSError(5, "Input/output error"))
         return super().read(sequence, max_bytes)
@@ -82,6 +93,7 @@ class Fixture:
         self.topic = Topic(name, self.log, self.cache, mem_queue_size)
         self.ids = MessageIds(7, 1000)
         self.now_ns = 5 * SECOND
+        self.was_ahead = False
 
     # ------------------------------------------------------------------ publishing
 
@@ -144,10 +156,10 @@ class Fixture:
     # ------------------------------------------------------------------ restarting
 
     def restarted(self, state: dict[str, Any] | None, log: Log | None = None) -> "Fixture":
-        """What a new process makes of a snapshot and the log."""
+        """What a new process makes of a snapshot and the log; `was_ahead` is what `Topic.restore` said."""
         other = Fixture(log or self.log, name=self.topic.name)
         other.now_ns, other.ids = self.now_ns, self.ids
-        other.topic.restore(state)
+        other.was_ahead = other.topic.restore(state)
         return other
 
 

@@ -1,13 +1,16 @@
 """A broker in the test's own trio run, and a client that says exactly what it is told to."""
 
+import json
+import threading
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from struct import pack, unpack
 from typing import Any
 
 import trio
+import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
 from trio_nsq.log import Files
@@ -25,10 +28,29 @@ async def running_broker(
         data_path=data_path, tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", **options
     )
     async with trio.open_nursery() as nursery:
-        started: Any = await nursery.start(lambda task_status: _serve(settings, files, task_status))
-        scope, bound = started
-        yield bound
-        scope.cancel()
+        with _time_limit(nursery.cancel_scope):
+            started: Any = await nursery.start(lambda task_status: _serve(settings, files, task_status))
+            scope, bound = started
+            yield bound
+            scope.cancel()
+
+
+@contextmanager
+def _time_limit(scope: trio.CancelScope) -> Iterator[None]:
+    """Fail a test that hangs under a mock clock, by which no time passes."""
+    token = trio.lowlevel.current_trio_token()
+    timer = threading.Timer(3 * PATIENCE_S, lambda: token.run_sync_soon(scope.cancel))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+        assert not scope.cancel_called, "the test hung"
+    except trio.Cancelled:
+        if timer.finished.is_set():
+            raise AssertionError("the test hung") from None
+        raise
+    finally:
+        timer.cancel()
 
 
 async def _serve(options: BrokerOptions, files: Files | None, task_status: Any) -> None:
@@ -132,6 +154,12 @@ class Received:
         self.timestamp_ns = timestamp_ns
 
 
+def identify(**fields: object) -> bytes:
+    """IDENTIFY."""
+    body = json.dumps(fields).encode()
+    return b"IDENTIFY\n" + pack(">i", len(body)) + body
+
+
 def pub(topic: str, body: bytes) -> bytes:
     """PUB."""
     return b"PUB %s\n%s%s" % (topic.encode(), pack(">i", len(body)), body)
@@ -157,3 +185,61 @@ async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[Ra
         if greeting:
             await client.send(greeting)
         yield client
+
+
+async def settle() -> None:
+    """Let every task run until all of them wait for a socket, a thread or for time."""
+    await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+class HeldFiles(Files):
+    """A real file system where chosen operations wait, in their threads, until they are let go."""
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+        self._go_on = threading.Event()
+        self._reached = trio.Event()
+
+    def hold(self, *operations: str) -> None:
+        """Make these wait from now on: `write`, `sync` or `replace`."""
+        self._held = set(operations)
+        self._go_on = threading.Event()
+        self._reached = trio.Event()
+
+    async def reached(self) -> None:
+        """Wait until a thread waits."""
+        with trio.fail_after(PATIENCE_S):
+            await self._reached.wait()
+
+    def release(self) -> None:
+        """Let all go on."""
+        self._held = set()
+        self._go_on.set()
+
+    def _pass(self, operation: str) -> None:
+        if operation in self._held:
+            trio.from_thread.run_sync(self._reached.set)
+            assert self._go_on.wait(PATIENCE_S)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        self._pass("write")
+        super().write(fd, offset, parts)
+
+    def sync(self, fd: int) -> None:
+        self._pass("sync")
+        super().sync(fd)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self._pass("replace")
+        super().replace(path, content)
+
+
+def open_files() -> list[str]:
+    """What this process has open, sorted; sockets without their numbers."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(fd.readlink()).partition(":[")[0])
+        except OSError:
+            pass  # the one the listing was made with
+    return sorted(found)

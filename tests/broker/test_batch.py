@@ -143,8 +143,9 @@ def test_small_neighbours_are_merged_up_to_a_size() -> None:
 
 def test_deferred_records_stay_alone() -> None:
     assert run_of(1, 1, 1, due_ns=5) == [1, 1, 1]
-    made = make_batches([records([b"a"]), records([b"b"], base=1, due_ns=9), records([b"c"], base=2)])
-    assert [(len(batch), batch.due_ns) for batch in made] == [(1, 0), (1, 9), (1, 0)]
+    dues = [0, 9, 0, 0]
+    made = [records([b"x"], base=n, first_id=FIRST_ID + n, due_ns=due_ns) for n, due_ns in enumerate(dues)]
+    assert [(len(batch), batch.due_ns) for batch in make_batches(made)] == [(1, 0), (1, 9), (2, 0)]
 
 
 def test_what_is_no_neighbour_is_not_merged() -> None:

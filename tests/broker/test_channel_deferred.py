@@ -230,6 +230,16 @@ def test_emptying_a_channel_drops_all_it_has_and_keeps_its_counters() -> None:
     assert subscriber.receive_bodies() == [b"new", b"newer"]
 
 
+def test_emptying_a_channel_makes_room_under_rdy() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1)
+    fixture.publish(b"a")
+    subscriber.receive()
+    fixture.channel().empty()
+    fixture.publish(b"b")
+    assert subscriber.receive_bodies() == [b"b"]
+
+
 def test_emptying_a_channel_leaves_the_others_and_the_topic_alone() -> None:
     fixture = Fixture()
     fixture.channel("emptied")
@@ -294,8 +304,12 @@ def test_emptying_a_topic_leaves_its_channels_theirs() -> None:
 
 @pytest.mark.parametrize("waiting", [b"mid", b""])
 @pytest.mark.parametrize("lags", [False, True])
-def test_what_was_emptied_from_a_paused_topic_is_never_delivered(lags: bool, waiting: bytes) -> None:
-    fixture = Fixture()
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_was_emptied_from_a_paused_topic_is_never_delivered(
+    tmp_path: Path, lags: bool, waiting: bytes, on_disk: bool
+) -> None:
+    """On disk, what was emptied and what was not are read as one batch."""
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0) if on_disk else Fixture()
     fixture.channel()
     fixture.publish(b"before")
     if not lags:

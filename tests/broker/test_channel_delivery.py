@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.state import FIRST_ID, MIB, SECOND, Fixture, Subscriber, UnreadableLog, damage, decode, disk_log
+from broker.state import (
+    FIRST_ID,
+    MIB,
+    SECOND,
+    CountingLog,
+    Fixture,
+    Subscriber,
+    UnreadableLog,
+    damage,
+    decode,
+    disk_log,
+)
 from trio_nsq.broker.channel import MAX_GRANT_BYTES
 from trio_nsq.log import LogReadError
 
@@ -279,6 +290,26 @@ def test_endless_fresh_messages_do_not_starve_a_requeued_one() -> None:
     assert b"requeued" in bodies[:2]
 
 
+@pytest.mark.parametrize("others", [1, 2, 3, 4])
+def test_what_one_client_requeues_for_ever_comes_to_another(others: int) -> None:
+    """Everybody takes turns, and there is always something fresh."""
+    fixture = Fixture()
+    failing, *good = [fixture.subscriber(ready=1) for _ in range(1 + others)]
+    fixture.publish_many(1 + others, prefix="first")
+    delivered = dict(fixture.pump(fixture.channel()))
+    (refused,) = delivered[failing.consumer]
+    for _ in range(10):
+        for subscriber in (failing, *good):
+            fixture.publish(b"fresh")
+            received = delivered.pop(subscriber.consumer)
+            if subscriber is failing:
+                assert subscriber.requeue(received[0]) is None
+            elif subscriber.finish(received) == [] and received[0].id == refused.id:
+                return
+            delivered.update(fixture.pump(fixture.channel()))
+    raise AssertionError("it went to nobody else")
+
+
 def test_one_dispatch_after_another_empties_both_kinds() -> None:
     fixture = Fixture()
     fixture.publish_many(50, each=10)
@@ -297,6 +328,14 @@ def test_reads_from_disk_what_is_not_in_memory(tmp_path: Path) -> None:
     bodies = fixture.publish_many(300, each=3)
     assert len(list((tmp_path / "log").iterdir())) > 1
     assert fixture.drain() == bodies
+
+
+def test_reads_far_at_a_time() -> None:
+    log = CountingLog(max_messages=10_000)
+    fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
+    bodies = fixture.publish_many(3000)
+    assert fixture.drain() == bodies
+    assert log.reads <= 3
 
 
 def test_continues_in_the_middle_of_a_merged_batch(tmp_path: Path) -> None:
@@ -370,6 +409,35 @@ def test_damage_over_deferred_messages_and_emptied_ranges_leaves_the_depth_right
     fixture.pass_ms(1000)
     assert fixture.drain() == []  # its body is gone
     assert fixture.counts() == (0, 0, 0)
+
+
+def test_damage_across_the_distribution_point_ends_there(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    fixture.channel()
+    fixture.publish_many(2, prefix="damaged-")
+    fixture.topic.pause()
+    fixture.publish_many(2, prefix="later-")
+    fixture.cache.forget_topic("topic")
+    for body in (b"damaged-0", b"damaged-1", b"later-0"):
+        damage(tmp_path / "log", body)
+    assert fixture.drain() == []
+    assert (fixture.counts(), fixture.topic.depth) == ((0, 0, 0), 2)
+    fixture.topic.unpause()
+    assert fixture.counts() == (2, 0, 0)
+    assert fixture.drain() == [b"later-1"]
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_a_merged_batch_is_delivered_no_farther_than_the_distribution_point(tmp_path: Path) -> None:
+    fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)
+    fixture.channel()
+    before = fixture.publish_many(3, prefix="before-")
+    fixture.topic.pause()
+    during = fixture.publish_many(3, prefix="during-")
+    fixture.cache.forget_topic("topic")
+    assert fixture.drain() == before
+    fixture.topic.unpause()
+    assert fixture.drain() == during
 
 
 def test_damage_behind_which_nothing_is_fresh_does_not_hold_back_the_requeued(tmp_path: Path) -> None:

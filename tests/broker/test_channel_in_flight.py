@@ -354,6 +354,21 @@ def test_a_capped_message_that_was_answered_does_not_time_out() -> None:
     assert fixture.channel().timeout_count == 1
 
 
+def test_a_cap_does_not_count_for_a_later_delivery_to_the_same_client() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=1, msg_timeout_ms=1000)
+    fixture.publish(b"a")
+    (message,) = subscriber.receive()
+    fixture.pass_ms(900)
+    subscriber.touch(message, max_msg_timeout_ms=1100)
+    subscriber.requeue(message)
+    assert len(subscriber.receive()) == 1
+    fixture.pass_ms(999)
+    assert (fixture.counts(), fixture.channel().timeout_count) == ((0, 1, 0), 0)
+    fixture.pass_ms(1)
+    assert (fixture.counts(), fixture.channel().timeout_count) == ((1, 0, 0), 1)
+
+
 def test_touch_never_makes_the_time_shorter() -> None:
     """A msg_timeout above max_msg_timeout can be configured; the deadline set at delivery then stays."""
     fixture = Fixture()

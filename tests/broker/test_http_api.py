@@ -1,5 +1,6 @@
 """The broker's HTTP endpoints, through a client nobody here wrote."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -108,6 +109,12 @@ async def test_pub_defer(tmp_path: Path) -> None:
         ("/pub", b"x", {"topic": "bad|name"}, (400, "INVALID_TOPIC")),
         ("/pub", b"x", {"topic": "t", "defer": "3600001"}, (400, "INVALID_DEFER")),
         ("/pub", b"x", {"topic": "t", "defer": "-1"}, (400, "INVALID_DEFER")),
+        ("/pub", b"x", {"topic": "t", "defer": "9" * 5000}, (400, "INVALID_DEFER")),
+        ("/pub", b"x", {"topic": "t", "defer": "0" * 5000}, (200, "OK")),
+        ("/pub", b"x", {"topic": "t", "defer": "+5"}, (200, "OK")),
+        ("/pub", b"x", {"topic": "t", "defer": ""}, (400, "INVALID_DEFER")),
+        ("/mpub", pack(">ii", 1, 1_048_577), {"topic": "t", "binary": "1"}, (413, "BAD_MESSAGE")),
+        ("/mpub", b"text", {"topic": "t", "binary": "F"}, (413, "BAD_BODY")),
         ("/pub", b"x" * 1_048_577, {"topic": "t"}, (413, "MSG_TOO_BIG")),
         ("/mpub", b"x", {}, (400, "MISSING_ARG_TOPIC")),
         ("/mpub", b"x" * 1_048_577, {"topic": "t"}, (413, "MSG_TOO_BIG")),
@@ -243,4 +250,19 @@ async def test_ping_says_what_is_wrong_until_a_write_succeeds(tmp_path: Path) ->
         assert (await api.stats())["health"] == ping.text
         files.full_after = None
         assert await api.post("/pub", b"x", topic="t") == OK
+        assert (await api.get("/ping")).text == "OK"
+
+
+async def test_mistake_of_ours_ends_one_http_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    async with running_api(tmp_path / "d") as api:
+        with monkeypatch.context() as broken:
+            broken.setattr(sys.modules["trio_nsq.broker.serve"], "serve_connection", fail)
+            with pytest.raises(httpx.RemoteProtocolError):
+                await api.get("/ping")
+        assert "internal error" in caplog.text
         assert (await api.get("/ping")).text == "OK"

@@ -1,6 +1,5 @@
 """The broker over real sockets: conversations a client has with it."""
 
-import json
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,13 +10,18 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import PATIENCE_S, RawClient, connected, dpub, mpub, pub, running_broker
+from broker.support import (
+    PATIENCE_S,
+    RawClient,
+    connected,
+    dpub,
+    identify,
+    mpub,
+    pub,
+    running_broker,
+    settle,
+)
 from trio_nsq import __version__
-
-
-def identify(**fields: object) -> bytes:
-    body = json.dumps(fields).encode()
-    return b"IDENTIFY\n" + pack(">i", len(body)) + body
 
 
 async def test_identify_reply_has_nsqds_keys_in_nsqds_order(tmp_path: Path) -> None:
@@ -203,11 +207,6 @@ async def test_slow_consumer_holds_up_neither_the_broker_nor_its_memory(tmp_path
 def clock() -> trio.testing.MockClock:
     """A clock that stands still until a test moves it."""
     return trio.testing.MockClock()
-
-
-async def settle() -> None:
-    """Let every task run until all of them wait for a socket or for time."""
-    await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 async def test_heartbeats_and_the_end_of_a_silent_client(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.state import Fixture, Received, disk_log
+from broker.state import CountingLog, Fixture, Received, disk_log
 from trio_nsq.log import MemoryLog
 
 
@@ -168,13 +168,6 @@ def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> N
 
 
 def test_redelivery_finds_in_memory_what_is_there() -> None:
-    class CountingLog(MemoryLog):
-        reads = 0
-
-        def read(self, sequence: int, max_bytes: int = 0) -> list:  # type: ignore[type-arg]
-            self.reads += 1
-            return super().read(sequence, max_bytes)
-
     log = CountingLog(max_messages=10_000)
     fixture = Fixture(log)
     fixture.publish_many(1000, each=20)
@@ -189,27 +182,30 @@ def test_redelivery_finds_in_memory_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("each", [1, 20])
-def test_redelivery_from_disk_reads_neighbours_together(tmp_path: Path, each: int) -> None:
-    log = disk_log(tmp_path / "log", segment_bytes=1 << 20)
-    fixture = Fixture(log, mem_queue_size=0)
+def test_redelivery_from_disk_reads_neighbours_together(each: int) -> None:
+    log = CountingLog(max_messages=10_000)
+    fixture = Fixture(log, mem_queue_size=0, cache_bytes=0)
     bodies = fixture.publish_many(2000, each=each)
-    fixture.cache.forget_topic("topic")
     gone = fixture.subscriber(ready=2000)
     assert gone.receive_bodies() == bodies
-    fixture.cache.forget_topic("topic")
     gone.leave()
-    reads = 0
-    read = log.read
+    log.reads = 0
+    assert fixture.subscriber(ready=2000).receive_bodies() == bodies
+    assert log.reads <= 20
 
-    def counting(sequence: int, max_bytes: int = 0) -> list:  # type: ignore[type-arg]
-        nonlocal reads
-        reads += 1
-        return read(sequence, max_bytes)
 
-    log.read = counting  # type: ignore[method-assign]
-    again = fixture.subscriber(ready=2000)
-    assert again.receive_bodies() == bodies
-    assert reads <= 20
+def test_scattered_redelivery_from_disk_reads_each_place_once() -> None:
+    log = CountingLog(max_messages=10_000)
+    fixture = Fixture(log, mem_queue_size=0)
+    fixture.publish_many(2000, each=20)
+    fixture.cache.forget_topic("topic")
+    subscriber = fixture.subscriber(ready=2000)
+    received = subscriber.receive()
+    log.reads = 0
+    for message in received[::100] + received[50::100] + received[20::100]:
+        subscriber.requeue(message)
+    assert len(subscriber.receive()) == 60
+    assert log.reads <= 10
 
 
 def test_redelivery_is_of_this_very_message_though_batches_overlap(tmp_path: Path) -> None:

@@ -236,14 +236,17 @@ def test_a_live_ephemeral_channel_keeps_what_it_has_not_read(tmp_path: Path) -> 
     fixture.channel("durable")
     bodies = fixture.publish_many(50)
     assert fixture.drain("durable") == bodies
-    tail = fixture.subscriber("tail#ephemeral", ready=3)
+    tail = fixture.subscriber("tail#ephemeral", ready=30)
     first = tail.receive()
-    tail.finish(first[1:])
     tail.ready(0)
-    fixture.cache.forget_topic("topic")
+    tail.requeue(first[10], delay_ms=10)
+    tail.finish(first[:10] + first[12:])
     fixture.log.discard_before(Topic.first_needed(saved(fixture)))
-    tail.requeue(first[0])
-    assert sorted(fixture.drain("tail#ephemeral")) == sorted([bodies[0], *bodies[3:]])
+    fixture.cache.forget_topic("topic")
+    assert 0 < fixture.log.first_sequence <= 10
+    fixture.pass_ms(10)
+    tail.requeue(first[11])
+    assert sorted(fixture.drain("tail#ephemeral")) == sorted([*bodies[10:12], *bodies[30:]])
     fixture.log.discard_before(Topic.first_needed(saved(fixture)))
     assert fixture.log.first_sequence > 40
 
@@ -294,9 +297,8 @@ def test_a_snapshot_ahead_of_the_log_is_cut_back_to_it() -> None:
     subscriber.leave()
     state = saved(fixture)
     assert isinstance(fixture.log, MemoryLog)
-    after = Fixture(cut(fixture.log, 5))
-    after.now_ns = fixture.now_ns
-    assert after.topic.restore(state) is True
+    after = fixture.restarted(state, cut(fixture.log, 5))
+    assert after.was_ahead
     assert after.counts() == (3, 0, 1)
     after.publish(b"new 1")
     after.publish(b"new 2", defer_ms=1000)
@@ -307,6 +309,37 @@ def test_a_snapshot_ahead_of_the_log_is_cut_back_to_it() -> None:
     assert after.counts() == (0, 0, 0)
 
 
+def test_a_snapshot_ahead_of_the_log_of_a_paused_topic() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a")
+    fixture.publish(b"lost")
+    fixture.topic.pause()
+    fixture.publish(b"lost, too")
+    fixture.publish(b"lost, deferred", defer_ms=10)
+    state = saved(fixture)
+    assert isinstance(fixture.log, MemoryLog)
+    after = fixture.restarted(state, cut(fixture.log, 1))
+    assert after.was_ahead
+    assert (after.topic.depth, after.counts()) == (0, (1, 0, 0))
+    after.publish(b"new")
+    assert (after.topic.depth, after.counts()) == (1, (1, 0, 0))
+    after.topic.unpause()
+    assert after.drain() == [b"a", b"new"]
+    assert after.channel().message_count == 1
+
+
+def test_due_times_are_in_order_when_some_of_them_were_cut() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    for body, defer_ms in ((b"5", 5), (b"2", 2), (b"1, lost", 1)):
+        fixture.publish(body, defer_ms=defer_ms)
+    state = saved(fixture)
+    assert isinstance(fixture.log, MemoryLog)
+    after = fixture.restarted(state, cut(fixture.log, 2))
+    assert after.channel().next_due_ns == fixture.now_ns + 2 * MS
+
+
 def test_a_snapshot_that_took_lost_messages_for_finished_has_to_be_saved_anew() -> None:
     """Their sequences are used again: the old snapshot would take the new messages for finished, too."""
     fixture = Fixture()
@@ -315,12 +348,13 @@ def test_a_snapshot_that_took_lost_messages_for_finished_has_to_be_saved_anew() 
     fixture.drain()
     old = saved(fixture)
     assert isinstance(fixture.log, MemoryLog)
-    after = Fixture(cut(fixture.log, 4))
-    assert after.topic.restore(old) is True
+    after = fixture.restarted(old, cut(fixture.log, 4))
+    assert after.was_ahead
     new = saved(after)
     after.publish_many(10, prefix="new")
-    assert Fixture(after.log).topic.restore(new) is False
-    assert after.restarted(new).drain() == [b"new%d" % index for index in range(10)]
+    again = after.restarted(new)
+    assert not again.was_ahead
+    assert again.drain() == [b"new%d" % index for index in range(10)]
 
 
 def test_a_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
@@ -328,10 +362,10 @@ def test_a_snapshot_that_the_log_has_caught_up_with_is_not_ahead() -> None:
     fixture.channel()
     fixture.publish(b"a")
     state = saved(fixture)
-    assert Fixture(fixture.log).topic.restore(state) is False
-    assert Fixture(fixture.log).topic.restore(None) is False
+    assert not fixture.restarted(state).was_ahead
+    assert not fixture.restarted(None).was_ahead
     fixture.publish(b"b")
-    assert Fixture(fixture.log).topic.restore(state) is False
+    assert not fixture.restarted(state).was_ahead
 
 
 @given(st.data())
@@ -391,8 +425,17 @@ def test_a_log_that_begins_after_what_the_snapshot_needs() -> None:
     assert after.counts() == (7, 0, 0)  # two of them were in flight, and will not be found
     assert after.drain() == bodies[5:]
     assert after.counts() == (0, 0, 0)
-    never_saved = fixture.restarted(None)
-    assert never_saved.topic.depth == 5
+    assert fixture.restarted(None).topic.depth == 5
+
+
+def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
+    fixture = Fixture()
+    bodies = fixture.publish_many(10)
+    state = saved(fixture)
+    fixture.log.discard_before(5)
+    after = fixture.restarted(state)
+    assert after.topic.depth == 5
+    assert after.drain() == bodies[5:]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from trio_nsq.log import Log, MemoryLog, RecordBatch
 
 EXAMPLES = os.environ.get("MODEL_EXAMPLES", "")
 SETTINGS = settings(
-    max_examples=int(EXAMPLES or 250),
+    max_examples=int(EXAMPLES or 200),
     stateful_step_count=50,
     derandomize=not EXAMPLES,
     database=None,

@@ -70,7 +70,6 @@ class Channel:
         self._capped: list[tuple[int, int, Consumer, bytes]] = []
         self._capped_count = 0
         self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
-        self._requeued_turn = True
 
     # ------------------------------------------------------------------ what is where
 
@@ -134,7 +133,6 @@ class Channel:
 
     def skip(self, start: int, end: int) -> None:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
-        start = max(start, self.cursor)
         if start >= end:
             return
         self._hole_messages += end - start
@@ -322,9 +320,13 @@ class Channel:
         return grants
 
     def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
-        """Requeued messages and fresh ones alternate, so that neither starves the other."""
-        requeued_first = bool(self._requeued) and (self._requeued_turn or self._fresh <= 0)
-        self._requeued_turn = not requeued_first
+        """Requeued messages and fresh ones alternate, so that neither starves the other.
+
+        They do so for each consumer by itself: a turn that went round all of them could fall in step with one, which
+        would then get back all that it requeues.
+        """
+        requeued_first = bool(self._requeued) and (consumer.requeued_turn or self._fresh <= 0)
+        consumer.requeued_turn = not requeued_first
         takers = (self._take_fresh, self._take_requeued)
         error: LogReadError | None = None
         # What is damaged or cannot be read does not hold back the other kind.
@@ -412,7 +414,7 @@ class Channel:
         while self.cursor < self.topic.distribution_point:
             while self._batches and self._batches[0].next_sequence <= self.cursor:
                 self._batches.popleft()
-            if not self._batches or self._batches[0].base_sequence > self.cursor:
+            if not self._batches:
                 self._batches = deque(self.topic.fetch(self.cursor))
             if self._batches and self._batches[0].base_sequence <= self.cursor:
                 return self._batches[0]

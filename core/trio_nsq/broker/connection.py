@@ -65,19 +65,25 @@ class Connection:
     def __init__(self, server: "Server", sock: socket.socket, peer: str) -> None:
         self.server = server
         self.peer = peer
-        self.identity = IdentifyRequest(client_id=peer.rpartition(":")[0], hostname=peer.rpartition(":")[0])
+        host = peer.rpartition(":")[0].strip("[]")
+        self.identity = IdentifyRequest(client_id=host, hostname=host)
         self.settings = IdentifySettings.default(server.options.limits)
         self.connected_s = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
         self.outbox = Outbox(sock)
+        self.outbox.patience_s = self._heartbeat_interval_s
         self._sock = sock
         self._reader = CommandReader(server.options.limits)
         self._identified = False
         self._settings_changed = trio.Event()
-        self._last_heard = trio.current_time()
+        self._silent_since = math.inf
         self._scope = trio.CancelScope()
+
+    @property
+    def _heartbeat_interval_s(self) -> float:
+        return self.settings.heartbeat_interval_ms / 1000 or math.inf
 
     @property
     def state(self) -> State:
@@ -100,21 +106,28 @@ class Connection:
                     await self._receive()
                     nursery.cancel_scope.cancel()
         finally:
-            self._leave()
-            self._sock.close()
+            self.outbox.abandon()
+            try:
+                self._leave_channel()
+            finally:
+                self._sock.close()
 
     async def _receive(self) -> None:
         reads = 0
         while not self.outbox.broken:
+            if self.outbox.congested:  # it sends, and does not read our answers
+                await self.outbox.emptied()
+                continue
             try:
                 data = self._sock.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 reads = 0
+                self._silent_since = trio.current_time()
                 await trio.lowlevel.wait_readable(self._sock)
+                self._silent_since = math.inf
                 continue
             except OSError:
                 return
-            self._last_heard = trio.current_time()
             if data:
                 self._reader.receive_data(data)
             else:
@@ -137,9 +150,10 @@ class Connection:
         """Send the last frame, and see to it that it arrives.
 
         Closing a socket with unread input resets the connection, and the client may then never see why. So
-        what it still sends is read, for a short while, and thrown away.
+        what it still sends is read, for a short while, and thrown away. It gets no more messages.
         """
-        logger.warning("%s: %s", self.peer, error)
+        self._leave_channel()
+        logger.warning("%s: %s", self.peer, str(error))  # the error itself would keep us in memory
         if not isinstance(error, LineTooLong):
             self.outbox.put(encode_error(error.wire))
         with trio.move_on_after(_LINGER_S):
@@ -156,12 +170,12 @@ class Connection:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            interval_s = self.settings.heartbeat_interval_ms / 1000 or math.inf
+            interval_s = self._heartbeat_interval_s
             with trio.move_on_after(interval_s):
                 await self._settings_changed.wait()
                 self._settings_changed = trio.Event()
                 continue
-            if trio.current_time() - self._last_heard >= 2 * interval_s:
+            if trio.current_time() - self._silent_since >= 2 * interval_s:
                 logger.info("%s: closed, nothing heard for two heartbeats", self.peer)
                 self.close()
                 return
@@ -171,7 +185,7 @@ class Connection:
 
     async def _send_rest(self) -> None:
         """Take over sending whenever the socket is full, and give the client messages again afterwards."""
-        while await self.outbox.drain(self.settings.heartbeat_interval_ms / 1000 or math.inf):
+        while await self.outbox.drain():
             self._set_blocked(False)
         if not self.outbox.broken:
             logger.warning("%s: closed, it takes no data", self.peer)
@@ -190,10 +204,9 @@ class Connection:
             if not blocked:
                 self.server.pump(self.channel)
 
-    def _leave(self) -> None:
-        self.outbox.abandon()
+    def _leave_channel(self) -> None:
         if self.consumer is not None and self.channel is not None:
-            self.server.unsubscribe(self, self.channel, self.consumer)
+            self.server.unsubscribe(self.channel, self.consumer)
 
     # ------------------------------------------------------------------ commands
 
@@ -294,9 +307,11 @@ class Connection:
         request = parse_identify(command.body)
         settings = negotiate(request, limits)
         self.identity = request
+        self._reader.heartbeats = settings.heartbeat_interval_ms > 0
         if not self._identified:  # as in nsqd, later ones are answered but change nothing any more
             self._identified = True
             self.settings = settings
+            self.outbox.patience_s = self._heartbeat_interval_s
             self._settings_changed.set()
         if request.feature_negotiation:
             reply = identify_reply(request, settings, limits, self.server.version)
@@ -305,8 +320,6 @@ class Connection:
             self.outbox.put(OK_FRAME)
 
     async def _subscribe(self, command: Subscribe) -> None:
-        if not self.settings.heartbeat_interval_ms:
-            raise CommandError("E_INVALID", "cannot SUB with heartbeats disabled")
         consumer = Consumer(self.settings.msg_timeout_ms, self.close)
         self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
         self.consumer = consumer

@@ -58,6 +58,7 @@ class Consumer:
         blocked: The connection cannot take more for now: its socket is full, or gone.
         in_flight: Deliveries by message id, in the order of their deadlines (ids that were touched move to the end).
         message_count, finish_count, requeue_count: Sent, finished and requeued here.
+        requeued_turn: If there is a choice, the next messages are requeued ones, not fresh ones.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Consumer:
         "msg_timeout_ns",
         "ready_count",
         "requeue_count",
+        "requeued_turn",
     )
 
     def __init__(self, msg_timeout_ms: int, close: Callable[[], None]) -> None:
@@ -80,6 +82,7 @@ class Consumer:
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
+        self.requeued_turn = True
 
     @property
     def window(self) -> int:

@@ -4,11 +4,13 @@ broker.json                     {"format": 1, "next_id": N}: message ids below N
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Topic.snapshot`: pause flags, channels, what is unfinished
     00000000000000000000.log    segments of its log
+topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
 """
 
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from .errors import StartupError
 FORMAT = 1
 SUFFIX = ".topic"
 STATE_FILE = "state.json"
+_RETIRED = re.compile(r"\.topic-deleted-[0-9]+\Z")
 _IDS_PER_SECOND_BITS = 20
 ID_RESERVE = 2**32
 """Ids reserved at a time: after a crash the broker goes on above all it can have used."""
@@ -102,10 +105,15 @@ class DataFolder:
         return self.path / "topics" / (name + SUFFIX)
 
     def topic_names(self) -> Iterator[str]:
-        """The topics that have a folder, sorted. What a deletion left unfinished is removed."""
-        for path in sorted((self.path / "topics").iterdir()):
-            if path.name.startswith("deleted-"):
-                shutil.rmtree(path, ignore_errors=True)  # tried again at the next start
+        """The topics that have a folder, sorted. What a deletion left unfinished is removed. Raises StartupError."""
+        topics = self.path / "topics"
+        try:
+            paths = sorted(topics.iterdir())
+        except OSError as exc:
+            raise StartupError(f"cannot read {topics}: {exc.strerror}") from exc
+        for path in paths:
+            if _RETIRED.search(path.name):
+                self.remove_retired(path)
             elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
                 yield path.name.removesuffix(SUFFIX)
 
@@ -120,14 +128,30 @@ class DataFolder:
         self.files.make_folder(folder)
         self.files.replace(folder / STATE_FILE, json.dumps(state, separators=(",", ":")).encode())
 
-    def remove_topic(self, name: str) -> None:
-        """Remove a topic's files; from the first moment on they do not count any more. Raises OSError."""
+    def retire_topic(self, name: str) -> Path | None:
+        """Put a topic's folder out of use, in one step; who has its files open may go on.
+
+        Returns:
+            What is then to be removed; None if the topic has no folder.
+
+        Raises:
+            OSError: The folder is as it was.
+        """
         folder = self.topic_folder(name)
-        if folder.exists():
-            doomed = folder.with_name(f"deleted-{time.time_ns()}-{folder.name}")
-            folder.rename(doomed)
+        if not folder.exists():
+            return None
+        retired = folder.with_name(f"{folder.name}-deleted-{time.time_ns()}")
+        folder.rename(retired)
+        try:
             self.files.sync_folder(folder.parent)
-            shutil.rmtree(doomed)
+        except OSError:
+            retired.rename(folder)
+            raise
+        return retired
+
+    def remove_retired(self, folder: Path) -> None:
+        """Remove what is left of a deleted topic; what resists is tried again at the next start."""
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The broker's HTTP endpoints, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
 
+import re
 import socket
 from struct import Struct, error
 from typing import TYPE_CHECKING
@@ -21,7 +22,8 @@ _INT32 = Struct(">i")
 _NS_PER_MS = 1_000_000
 _OK = Response.text("OK")
 _EMPTY = Response.empty()
-_FALSE = ("0", "f", "F", "false", "FALSE", "False")
+_FALSE = ("0", "false")
+_DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
 
 
 class Endpoints:
@@ -108,9 +110,11 @@ class Endpoints:
         due_ns = 0
         if "defer" in request.query:
             text = request.query["defer"]
-            if not text.isascii() or not text.isdigit() or int(text) > self._limits.max_req_timeout_ms:
+            match = _DECIMAL.fullmatch(text)
+            defer_ms = int(match[1]) if match else -1
+            if not 0 <= defer_ms <= self._limits.max_req_timeout_ms or (defer_ms and text.startswith("-")):
                 raise HTTPError(400, "INVALID_DEFER")
-            due_ns = self._server.now_ns() + int(text) * _NS_PER_MS if int(text) else 0
+            due_ns = self._server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
         await self._publish(topic, pack_messages([request.body]), due_ns)
         return _OK
 
@@ -138,8 +142,8 @@ class Endpoints:
         sizes: list[int] = []
         try:
             end = walk_messages(body, 4, len(body), count, self._limits, sizes)
-        except CommandError as exc:
-            raise HTTPError(413, "MSG_TOO_BIG" if "too big" in exc.text else "BAD_MESSAGE") from None
+        except CommandError:
+            raise HTTPError(413, "BAD_MESSAGE") from None
         if len(sizes) != count or end != len(body):
             raise HTTPError(413, "BAD_MESSAGE")
         return MessageSet(body[4:], sizes)
@@ -160,7 +164,11 @@ class Endpoints:
 
     async def topic_delete(self, request: Request) -> Response:
         """Delete a topic, its channels and its files."""
-        await self._server.delete_topic(self._topic(_given(request, "topic")))
+        topic = self._topic(_given(request, "topic"))
+        try:
+            await self._server.delete_topic(topic)
+        except OSError as exc:
+            raise HTTPError(503, f"cannot delete the files of topic {topic.name}: {exc.strerror}") from exc
         return _EMPTY
 
     async def topic_empty(self, request: Request) -> Response:

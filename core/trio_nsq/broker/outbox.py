@@ -5,33 +5,46 @@ when the socket is full does the connection's own task wait for it; until it is 
 no more messages.
 """
 
+import math
 import socket
 from collections import deque
 
 import trio
 
 _MAX_PARTS = 256
+_CONGESTED_BYTES = 4 * 1024 * 1024
 
 
 class Outbox:
     """Bytes for one non-blocking socket.
 
     Attributes:
+        patience_s: How long the socket may take nothing at all before the connection is given up; math.inf is
+            for ever.
         full: The socket took less than there is; set until `drain` has sent the rest.
         broken: The connection is lost; what is put here goes nowhere.
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.patience_s = math.inf
         self.full = False
         self.broken = False
         self._sock = sock
         self._parts: deque[bytes | memoryview] = deque()
+        self._late_bytes = 0
         self._became_full = trio.Event()
         self._emptied = trio.Event()
 
     def put(self, data: bytes | memoryview) -> None:
         """Add data to be sent by the next flush."""
         self._parts.append(data)
+        if self.full:
+            self._late_bytes += len(data)
+
+    @property
+    def congested(self) -> bool:
+        """A lot has come since the socket is full: time to stop doing what makes more of it."""
+        return self._late_bytes > _CONGESTED_BYTES
 
     def flush(self) -> None:
         """Send what there is, as much as the socket takes without waiting."""
@@ -60,18 +73,15 @@ class Outbox:
             if sent:
                 parts[0] = memoryview(parts[0])[sent:]
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self) -> bool:
         """Wait until the socket is full, then until it has taken everything.
 
-        Args:
-            timeout_s: How long the socket may take nothing at all; math.inf is for ever.
-
         Returns:
-            False if the connection is lost or the time was up.
+            False if the connection is lost, or the socket took nothing for `patience_s`.
         """
         await self._became_full.wait()
         while self._parts:
-            with trio.move_on_after(timeout_s) as scope:
+            with trio.move_on_after(self.patience_s) as scope:
                 try:
                     await trio.lowlevel.wait_writable(self._sock)
                 except (OSError, trio.ClosedResourceError):
@@ -79,10 +89,13 @@ class Outbox:
             if scope.cancelled_caught or self.broken:
                 return False
             self._send()
+        if self.broken:
+            return False
         self.full = False
+        self._late_bytes = 0
         self._became_full = trio.Event()
         self._emptied.set()
-        return not self.broken
+        return True
 
     async def emptied(self) -> None:
         """Wait, while `drain` runs in another task, until nothing is left to be sent or the connection is lost."""

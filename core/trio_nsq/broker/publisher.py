@@ -70,9 +70,8 @@ class Publisher:
         self._nursery = nursery
         self._published = published
         self._gathering: dict[Topic, _Group] = {}
-        self._busy: dict[
-            Topic, trio.Event
-        ] = {}  # a thread may be at the topic's log; set when it no longer is
+        # A thread may be at the topic's log; the event is set when it no longer is.
+        self._busy: dict[Topic, trio.Event] = {}
         self._unsynced: dict[Topic, int] = {}  # messages written since the last sync, by topic
         self._sync_soon = trio.Event()
         self._closed = False
@@ -109,9 +108,11 @@ class Publisher:
     async def _commit(self, topic: Topic) -> None:
         """Store groups of one topic until none is left."""
         with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
-            while (group := self._gathering.pop(topic, None)) is not None:
-                await self._commit_group(topic, group)
-        self._release(topic)
+            try:
+                while (group := self._gathering.pop(topic, None)) is not None:
+                    await self._commit_group(topic, group)
+            finally:
+                self._release(topic)
 
     def _release(self, topic: Topic) -> None:
         self._busy.pop(topic).set()
@@ -119,14 +120,18 @@ class Publisher:
             self._start_commit(topic)
 
     async def _commit_group(self, topic: Topic, group: _Group) -> None:
-        records = self._records(topic, group.publications)
         try:
+            records = self._records(topic, group.publications)
             await trio.to_thread.run_sync(partial(topic.log.append, records, sync=True))
+            self._stored(topic, records)
         except LogError as exc:
             group.error = self._failed(exc)
-        else:
-            self._stored(topic, records)
-        group.done.set()
+        except Exception:
+            # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
+            logger.exception("%s: a publish failed", topic.name)
+            group.error = PublishRefused("internal error")
+        finally:
+            group.done.set()
 
     # ------------------------------------------------------------------ --sync=interval
 
@@ -153,8 +158,12 @@ class Publisher:
 
     async def _sync_all(self) -> None:
         for topic in list(self._unsynced):
-            if self._unsynced.pop(topic, 0):
-                await self.in_thread(topic, topic.log.sync)
+            if not (count := self._unsynced.pop(topic, 0)):
+                continue
+            if await self.in_thread(topic, topic.log.sync):
+                self.health = ""
+            else:
+                self._unsynced[topic] = self._unsynced.get(topic, 0) + count  # for the next time
 
     # ------------------------------------------------------------------ common
 
@@ -189,7 +198,8 @@ class Publisher:
         return records
 
     def _stored(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
-        self.health = ""
+        if not topic.ephemeral:
+            self.health = ""
         topic.accept(records)
         self._published(topic)
 
@@ -199,16 +209,22 @@ class Publisher:
         self.health = str(error)
         return PublishRefused(str(error))
 
-    async def in_thread(self, topic: Topic, work: Callable[[], None]) -> None:
-        """Do something to a topic's log in a thread, with no commit beside it; an error is noted in `health`."""
+    async def in_thread(self, topic: Topic, work: Callable[[], None]) -> bool:
+        """Do something to a topic's log in a thread, with no commit beside it.
+
+        Returns:
+            False if that failed; the error is noted in `health`.
+        """
         await self.idle(topic)
         self._busy[topic] = trio.Event()
         try:
             await trio.to_thread.run_sync(work)
         except LogError as exc:
             self._failed(exc)
+            return False
         finally:
             self._release(topic)
+        return True
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""

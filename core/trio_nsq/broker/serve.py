@@ -74,6 +74,8 @@ async def _serve_folder(
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     server = Server(options, folder, workers)
+    tcp: list[trio.SocketListener] = []
+    http: list[trio.SocketListener] = []
     try:
         tcp = await _listen("--tcp-address", options.tcp_address)
         http = await _listen("--http-address", options.http_address) if options.http_address else []
@@ -83,7 +85,11 @@ async def _serve_folder(
         router = make_router(server, bound)
 
         async def handle_http(stream: trio.SocketStream) -> None:
-            await serve_connection(stream, router)
+            try:
+                await serve_connection(stream, router)
+            except Exception:
+                # A mistake of ours: it must not reach the other clients.
+                logger.exception("HTTP: internal error")
 
         async with trio.open_nursery() as accepting:
             accepting.start_soon(_accept, server.handle_tcp, tcp, workers)
@@ -93,6 +99,8 @@ async def _serve_folder(
                 logger.info("HTTP: listening on %s", bound.http_address)
             task_status.started(bound)
     finally:
+        for listener in tcp + http:
+            listener.socket.close()  # no-one listens any more, or never did
         with trio.CancelScope(shield=True):
             await server.stop()
 

@@ -6,7 +6,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
+from pathlib import Path
 
 import trio
 
@@ -26,6 +28,8 @@ from .topic import StateError, Topic
 logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_S = 1_000_000_000
+_READ_AGAIN_NS = _NS_PER_S
+"""A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
 
 
 class Server:
@@ -56,11 +60,15 @@ class Server:
         self._clock_offset_ns = time.time_ns() - int(trio.current_time() * _NS_PER_S)
         self._timer_moved = trio.Event()
         self._clients: dict[Consumer, Connection] = {}
-        self._deleting: set[str] = set()
+        self._deleting: dict[str, trio.Event] = {}
+        self._stopping = False
+        self._deserted = trio.Event()  # set while there is no connection
+        self._deserted.set()
         self._tickets = count()
         self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
         self._saving: dict[Topic, trio.Lock] = {}
         self._state_error = ""
+        self._reserving = trio.Lock()
         self.broker = Broker(options, self._make_log)
         try:
             first_id = folder.first_id()
@@ -84,11 +92,15 @@ class Server:
             state = self._folder.read_state(name)
             try:
                 topic = self.broker.topic(name)
-                topic.restore(state)
+                if topic.restore(state):
+                    self._folder.write_state(name, topic.snapshot())
             except StateError as exc:
                 raise StartupError(f"{self._folder.topic_folder(name)}/state.json is damaged: {exc}") from exc
             except LogError as exc:
                 raise StartupError(str(exc)) from exc
+            except OSError as exc:
+                folder = self._folder.topic_folder(name)
+                raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
 
@@ -117,11 +129,19 @@ class Server:
         if known_ns is None or at_ns < known_ns:
             self._timer_moved.set()
 
+    def _channel(self, topic_name: str, channel_name: str) -> Channel:
+        """The channel of this name, made if need be: it may begin with messages that wait for their time."""
+        known_ns = self.broker.next_deadline_ns
+        channel = self.broker.channel(topic_name, channel_name)
+        if self.broker.next_deadline_ns != known_ns:
+            self._timer_moved.set()
+        return channel
+
     # ------------------------------------------------------------------ publishing and delivery
 
     async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
         """Store publications to a topic, made if need be. Raises PublishRefused."""
-        if topic_name in self._deleting:
+        if topic_name in self._deleting or self._stopping:
             raise PublishRefused("exiting")
         try:
             topic = self.broker.topic(topic_name)
@@ -142,16 +162,21 @@ class Server:
 
     def pump(self, channel: Channel) -> None:
         """Send what is ready to whoever can take it."""
+        if self._stopping:
+            return  # what one client had would only go to the next, to be taken from it in its turn
         now_ns = self.now_ns()
-        try:
-            grants = channel.dispatch(now_ns)
-        except LogError as exc:
-            logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
-            return
-        if not grants:
-            return
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
-        while grants:
+        sent = False
+        while True:
+            try:
+                grants = channel.dispatch(now_ns)
+            except LogError as exc:
+                logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
+                self.watch(channel, now_ns + _READ_AGAIN_NS)
+                break
+            if not grants:
+                break
+            sent = True
             clients: dict[Connection, None] = {}
             for consumer, frames in grants:
                 client = self._clients[consumer]
@@ -160,9 +185,9 @@ class Server:
                 timeout_ns = min(timeout_ns, consumer.msg_timeout_ns)
             for client in clients:
                 client.send_delivered()
-            grants = channel.dispatch(now_ns)
-        self.broker.changed.add(channel.topic.name)
-        self.watch(channel, now_ns + timeout_ns)
+        if sent:
+            self.broker.changed.add(channel.topic.name)
+            self.watch(channel, now_ns + timeout_ns)
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -174,10 +199,10 @@ class Server:
         Raises:
             CommandError: E_SUB_FAILED.
         """
-        if topic_name in self._deleting:
+        if topic_name in self._deleting or self._stopping:
             raise CommandError("E_SUB_FAILED", "SUB failed exiting")
         try:
-            channel = self.broker.channel(topic_name, channel_name)
+            channel = self._channel(topic_name, channel_name)
         except LogError as exc:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
         limit = self.options.max_channel_consumers
@@ -189,13 +214,14 @@ class Server:
         try:
             await self.save_new(channel.topic)
         except BaseException:
-            self.unsubscribe(client, channel, consumer)
+            self.unsubscribe(channel, consumer)
             raise
         if consumer not in channel.consumers:
+            self.unsubscribe(channel, consumer)
             raise CommandError("E_SUB_FAILED", "SUB failed to deleted topic/channel")
         return channel
 
-    def unsubscribe(self, client: Connection, channel: Channel, consumer: Consumer) -> None:
+    def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Take a client out of its channel; what it had in flight goes to the others."""
         channel.remove(consumer)
         self._clients.pop(consumer, None)
@@ -210,29 +236,44 @@ class Server:
 
     async def create(self, topic_name: str, channel_name: str | None = None) -> None:
         """Make a topic, or a channel and its topic, durably. Raises LogError, PublishRefused while it is deleted."""
-        if topic_name in self._deleting:
+        if topic_name in self._deleting or self._stopping:
             raise PublishRefused("exiting")
         if channel_name is None:
             await self.save_new(self.broker.topic(topic_name))
         else:
-            await self.save_new(self.broker.channel(topic_name, channel_name).topic)
+            await self.save_new(self._channel(topic_name, channel_name).topic)
 
     async def delete_topic(self, topic: Topic) -> None:
-        """Delete a topic with its channels and files; its clients are disconnected."""
-        if topic.name in self._deleting:
+        """Delete a topic with its channels and files; its clients are disconnected.
+
+        Raises:
+            OSError: Nothing was deleted.
+        """
+        if (under_way := self._deleting.get(topic.name)) is not None:
+            await under_way.wait()
             return
-        self._deleting.add(topic.name)
+        self._deleting[topic.name] = trio.Event()
         try:
-            await self.publisher.idle(topic)
-            async with self._saving.setdefault(topic, trio.Lock()):
-                self.publisher.forget(topic)
-                self.broker.delete_topic(topic)
-                self._saved.pop(topic, None)
-                if not topic.ephemeral:
-                    await trio.to_thread.run_sync(self._folder.remove_topic, topic.name)
+            with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
+                async with self._saving.setdefault(topic, trio.Lock()):
+                    await self._delete(topic)
         finally:
             self._saving.pop(topic, None)
-            self._deleting.discard(topic.name)
+            self._deleting.pop(topic.name).set()
+
+    async def _delete(self, topic: Topic) -> None:
+        await self.publisher.idle(topic)
+        retired: Path | None = None
+        if not topic.ephemeral:
+            # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
+            work = partial(self._folder.retire_topic, topic.name)
+            retired = await trio.to_thread.run_sync(work)
+            await self.publisher.idle(topic)  # a scheduled sync may have begun meanwhile
+        self.publisher.forget(topic)
+        self.broker.delete_topic(topic)
+        self._saved.pop(topic, None)
+        if retired is not None:
+            await trio.to_thread.run_sync(self._folder.remove_retired, retired)
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""
@@ -251,21 +292,23 @@ class Server:
 
         Waiting callers are served by one write.
         """
-        if topic.ephemeral:
-            self._mark_saved(topic)
+        if topic.ephemeral or self.broker.topics.get(topic.name) is not topic:
+            self._mark_saved(topic.name)
             return
         ticket = next(self._tickets)
         async with self._saving.setdefault(topic, trio.Lock()):
             if self._saved.get(topic, -1) > ticket or self.broker.topics.get(topic.name) is not topic:
                 return
             self._saved[topic] = next(self._tickets)
-            self._mark_saved(topic)
+            self._mark_saved(topic.name)
             state = topic.snapshot()
             try:
                 await trio.to_thread.run_sync(self._folder.write_state, topic.name, state)
-            except OSError as exc:
+            except BaseException as exc:  # cancelled, too: then nothing was written
                 self._saved.pop(topic, None)
                 self.broker.unsaved.add(topic.name)
+                if not isinstance(exc, OSError):
+                    raise
                 self._note_state_error(f"cannot save the state of topic {topic.name}: {exc.strerror}")
                 return
             self._state_error = ""
@@ -274,9 +317,9 @@ class Server:
             except LogError as exc:
                 self._note_state_error(str(exc))
 
-    def _mark_saved(self, topic: Topic) -> None:
-        self.broker.changed.discard(topic.name)
-        self.broker.unsaved.discard(topic.name)
+    def _mark_saved(self, topic_name: str) -> None:
+        self.broker.changed.discard(topic_name)
+        self.broker.unsaved.discard(topic_name)
 
     def _note_state_error(self, text: str) -> None:
         if self._state_error != text:
@@ -294,12 +337,20 @@ class Server:
             topic = self.broker.topics.get(name)
             if topic is not None:
                 await self.save(topic)
+            else:
+                self._mark_saved(name)
         if self._ids.next + ID_RESERVE // 2 > self._reserved_ids:
-            self._reserved_ids = self._ids.next + ID_RESERVE
+            await self._reserve_ids(self._ids.next + ID_RESERVE)
+
+    async def _reserve_ids(self, below: int) -> None:
+        async with self._reserving:
             try:
-                await trio.to_thread.run_sync(self._folder.reserve_ids, self._reserved_ids)
+                await trio.to_thread.run_sync(self._folder.reserve_ids, below)
             except OSError as exc:
+                # Tried again at the next checkpoint; until then there is half of what was reserved before.
                 self._note_state_error(f"cannot write to {self._folder.path}: {exc.strerror}")
+            else:
+                self._reserved_ids = below
 
     @property
     def health(self) -> str:
@@ -314,6 +365,9 @@ class Server:
         # The plain socket lets frames be sent without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
+        if self._stopping:
+            sock.close()
+            return
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = format_address(sock.getpeername())
@@ -322,6 +376,8 @@ class Server:
             return
         client = Connection(self, sock, peer)
         self.connections[client] = None
+        if self._deserted.is_set():
+            self._deserted = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         try:
             await client.run()
@@ -330,24 +386,24 @@ class Server:
             logger.exception("TCP: client(%s): internal error", peer)
         finally:
             del self.connections[client]
+            if not self.connections:
+                self._deserted.set()
             logger.debug("TCP: client(%s) gone", peer)
 
     async def stop(self) -> None:
         """Store what is under way, close every client, save every state. Bounded by the disk, not by clients."""
         await self.publisher.close()
         await trio.lowlevel.checkpoint()  # lets connections send the OKs of what was just stored
+        self._stopping = True
         for client in list(self.connections):
             client.outbox.flush()
             client.close()
-        while self.connections:  # a closed connection waits for nobody: this is a matter of a few turns
-            await trio.lowlevel.checkpoint()
+        await self._deserted.wait()  # a closed connection waits for nobody but the disk
+        for deletion in list(self._deleting.values()):
+            await deletion.wait()
         self.broker.changed.update(self.broker.topics)
         await self._save_all()
-        try:
-            await trio.to_thread.run_sync(self._folder.reserve_ids, self._ids.next)
-        except OSError as exc:
-            # What is reserved already is above every id in use: nothing is lost.
-            self._note_state_error(f"cannot write to {self._folder.path}: {exc.strerror}")
+        await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
         for topic in self.broker.topics.values():
             topic.log.close()
 

@@ -288,7 +288,7 @@ class Topic:
             except (KeyError, TypeError, ValueError, OverflowError) as exc:
                 raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
         for header in self.log.headers(scanned):
-            if header.due_ns and header.base_sequence >= scanned:
+            if header.due_ns:
                 waiting = (header.base_sequence, header.next_sequence, header.due_ns, None)
                 self._waiting_deferred.append(waiting)
         self.distribute()

@@ -1,0 +1,213 @@
+"""One client's connection: when it ends, what others notice of it, and what it leaves behind."""
+
+import gc
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from struct import pack
+
+import pytest
+import trio
+import trio.testing
+
+from broker.support import (
+    PATIENCE_S,
+    HeldFiles,
+    RawClient,
+    connected,
+    identify,
+    open_files,
+    pub,
+    running_broker,
+    settle,
+)
+from broker.test_http_api import running_api
+from trio_nsq.broker.connection import Connection
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """After its own heartbeat interval, though it sends all the time."""
+    body = bytes(1_000_000)
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with connected(bound.tcp_address) as stuck, connected(bound.tcp_address) as other:
+            await stuck.send(identify(heartbeat_interval=2000))
+            await stuck.ok()
+            await stuck.subscribe("t", "c", ready_count=2500)
+            for _ in range(20):
+                await other.publish("t", body)
+            await stuck.send(b"NOP\n")
+            await settle()
+            clock.jump(1.999)
+            await stuck.send(b"NOP\n")
+            await other.subscribe("t", "c", ready_count=20)
+            got = [await other.message()]  # of what did not fit into the socket of the other
+            await settle()
+            clock.jump(0.001)
+            got += [await other.message() for _ in range(19)]
+            assert len({message.id for message in got}) == 20
+            assert {message.attempts for message in got} == {1, 2}
+
+
+async def test_delivery_goes_on_when_the_socket_is_empty_again(tmp_path: Path) -> None:
+    body = bytes(1_000_000)
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with connected(bound.tcp_address) as slow, connected(bound.tcp_address) as publisher:
+            await slow.subscribe("t", "c", ready_count=2500)
+            for _ in range(20):
+                await publisher.publish("t", body)
+            await settle()
+            ids = {(await slow.message()).id for _ in range(20)}
+            assert len(ids) == 20
+            await publisher.publish("t", b"and the next")
+            assert (await slow.message()).body == b"and the next"
+
+
+async def test_answers_that_nobody_reads_do_not_fill_the_memory(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """The broker stops reading the commands that make them; nothing is lost when the client begins to read."""
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c")
+        lines = b"FIN 0123456789abcdef\n" * 5000
+        sent = 0
+        while True:
+            with trio.move_on_after(1):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(jump_when_blocked, clock)
+                    await client.send(lines)
+                    sent += 1
+                    nursery.cancel_scope.cancel()
+                continue
+            break
+        assert sent * len(lines) < 100_000_000
+        text = b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
+        frame = pack(">ii", 4 + len(text), 1) + text
+        received = bytearray()
+        while len(received) < sent * 5000 * len(frame):
+            received += await client.stream.receive_some(1_000_000)
+        assert received.startswith(frame * (sent * 5000))
+
+
+async def jump_when_blocked(clock: trio.testing.MockClock) -> None:
+    """Nothing moves any more: let the second pass."""
+    await trio.testing.wait_all_tasks_blocked(0.1)
+    clock.jump(1)
+
+
+async def test_client_whose_publish_takes_long_is_not_taken_for_silent(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(heartbeat_interval=1000))
+        await client.ok()
+        await client.publish("t", b"makes the segment")
+        files.hold("sync")
+        await client.send(pub("t", b"x"))
+        await files.reached()
+        for _ in range(5):
+            clock.jump(1)
+            assert await client.frame() == (0, b"_heartbeat_")
+            await settle()
+        files.release()
+        await client.ok()
+
+
+async def test_refused_client_gives_up_its_messages_at_once(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """Not only when it has read the error and gone."""
+    async with running_broker(tmp_path / "d") as bound:
+        async with connected(bound.tcp_address) as refused, connected(bound.tcp_address) as other:
+            await refused.subscribe("t", "c", ready_count=1)
+            await other.publish("t", b"1", b"2")
+            first = await refused.message()
+            await other.subscribe("t", "c", ready_count=1)
+            assert (await other.message()).body == b"2"
+            await other.send(b"RDY 2\n")
+            await refused.send(b"NOPE\n")
+            assert await refused.error() == "E_INVALID invalid command NOPE"
+            again = await other.message()
+            assert (again.id, again.attempts) == (first.id, 2)
+            assert await refused.frame() is None
+
+
+async def test_mistake_of_ours_ends_one_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"x")
+        host, _, port = api.tcp.stream.socket.getpeername()[0], None, api.tcp.stream.socket.getpeername()[1]
+        async with connected(f"{host}:{port}") as unlucky:
+            with monkeypatch.context() as broken:
+                broken.setattr("trio_nsq.broker.channel.Channel.touch", fail)
+                await unlucky.subscribe("t", "c")
+                await unlucky.send(b"TOUCH 0123456789abcdef\n")
+                assert await unlucky.frame() is None
+            assert "internal error" in caplog.text
+        assert (await api.channel("t", "c"))["client_count"] == 0
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        assert (await api.tcp.message()).body == b"x"
+
+
+def reset(client: RawClient) -> None:
+    """End the connection with a reset."""
+    client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+ENDINGS: dict[str, tuple[bytes, Callable[[RawClient], None] | None]] = {
+    "no magic": (b"", None),
+    "magic only": (b"  V2", None),
+    "reset": (b"  V2SUB t c\nRDY 5\n", reset),
+    "fatal error": (b"  V2SUB t c\nNOPE\n", None),
+    "reset after a fatal error": (b"  V2NOPE\n" + bytes(100_000), reset),
+    "half a publish": (b"  V2PUB t\n" + pack(">i", 100) + b"half", None),
+    "publish not waited for": (b"  V2" + pub("t", bytes(50_000)) * 3, reset),
+    "consumer that never reads": (b"  V2SUB t c\nRDY 2500\n", None),
+    "ephemeral": (b"  V2SUB t#ephemeral c#ephemeral\nRDY 1\n" + pub("t#ephemeral", b"x"), None),
+    "too many consumers": (b"  V2SUB t limited\nSUB t limited\n", None),
+}
+
+
+async def test_connections_leave_neither_files_nor_tasks_nor_memory(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+        host, _, port = bound.tcp_address.rpartition(":")
+
+        async def one_of_each() -> None:
+            async with AsyncExitStack() as stack:
+                for sent, finish in ENDINGS.values():
+                    stream = await stack.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+                    await stream.send_all(sent)
+                    if finish is not None:
+                        finish(RawClient(stream))
+            await settle()
+
+        def held() -> tuple[list[str], int, int]:
+            gc.collect()
+            connections = sum(isinstance(thing, Connection) for thing in gc.get_objects())
+            return open_files(), trio.lowlevel.current_statistics().tasks_living, connections
+
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"makes the files")
+            await client.subscribe("t", "c")
+        await settle()
+        before = after = held()
+        for _ in range(15):
+            await one_of_each()
+        with trio.move_on_after(PATIENCE_S):
+            while (after := held()) != before:  # some end in a thread's time
+                await trio.testing.wait_all_tasks_blocked(0.01)
+        assert after == before

@@ -1,0 +1,145 @@
+"""The write side of a connection, on a socket pair whose buffers are small."""
+
+import socket
+from collections.abc import Iterator
+from os import urandom
+
+import pytest
+import trio
+import trio.testing
+
+from broker.support import settle
+from trio_nsq.broker.outbox import Outbox
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The broker's end and the client's; both non-blocking."""
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def read_all(sock: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes."""
+    data = b""
+    with trio.fail_after(20):
+        while len(data) < size:
+            await trio.lowlevel.wait_readable(sock)
+            data += sock.recv(65536)
+    return data
+
+
+def read_what_is_there(sock: socket.socket) -> None:
+    try:
+        while sock.recv(65536):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def fill(outbox: Outbox) -> bytes:
+    """Put data and flush until the socket is full; returns what was put."""
+    put = b""
+    while not outbox.full:
+        put += (part := urandom(3001))
+        outbox.put(part)
+        outbox.flush()
+    return put
+
+
+async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    outbox = Outbox(ours)
+    expected = b""
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):  # full, empty, and full again
+            results: list[bool] = []
+
+            async def drain(results: list[bool]) -> None:
+                results.append(await outbox.drain())
+
+            nursery.start_soon(drain, results)
+            await settle()
+            expected = fill(outbox)
+            for size in range(600):  # more parts than one system call takes, some of them empty
+                expected += (part := urandom(size % 50))
+                outbox.put(memoryview(part) if size % 3 else part)
+            outbox.flush()
+            assert not results
+            assert await read_all(theirs, len(expected)) == expected
+            await outbox.emptied()
+            await settle()
+            assert results == [True]
+            assert not outbox.full
+
+
+async def test_socket_that_takes_nothing_for_too_long(
+    pair: tuple[socket.socket, socket.socket], clock: trio.testing.MockClock
+) -> None:
+    """The time is what is in force when the socket is full, and begins anew when it takes something."""
+    ours, theirs = pair
+    outbox = Outbox(ours)
+    results: list[bool] = []
+
+    async def drain() -> None:
+        results.append(await outbox.drain())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain)
+        await settle()
+        outbox.patience_s = 2
+        fill(outbox)
+        outbox.put(bytes(1_000_000))
+        for _ in range(3):
+            await settle()
+            clock.jump(1.5)
+            await settle()
+            read_what_is_there(theirs)
+        assert not results
+        await settle()
+        clock.jump(2)
+    assert results == [False]
+
+
+async def test_lost_connection_ends_every_wait(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    outbox = Outbox(ours)
+    fill(outbox)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outbox.emptied)
+        await settle()
+        theirs.close()
+        assert not await outbox.drain()
+    assert outbox.broken
+    outbox.put(b"x")
+    outbox.flush()  # goes nowhere
+    assert not await outbox.drain()
+
+
+async def test_congestion_counts_what_comes_while_the_socket_is_full(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    outbox = Outbox(ours)
+    size = len(fill(outbox))
+    for _ in range(4):
+        assert not outbox.congested
+        outbox.put(bytes(1024 * 1024))
+    outbox.put(b"x")
+    assert outbox.congested
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_all, theirs, size + 4 * 1024 * 1024 + 1)
+        assert await outbox.drain()
+    assert not outbox.congested

@@ -1,0 +1,180 @@
+"""Group commit: what happens to publishers when a thread is slow, fails, or meets a mistake of ours."""
+
+import errno
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from broker.support import HeldFiles, connected, pub, running_broker, settle
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import OK, running_api
+from trio_nsq.log import Files
+
+
+async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
+    syncs = 0
+
+    class Counting(HeldFiles):
+        def sync(self, fd: int) -> None:
+            nonlocal syncs
+            syncs += 1
+            super().sync(fd)
+
+    files = Counting()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as first:
+        await first.publish("t", b"makes the segment")
+        files.hold("sync")
+        syncs = 0
+        await first.send(pub("t", b"first"))
+        await files.reached()
+        async with connected(bound.tcp_address) as second, connected(bound.tcp_address) as third:
+            await second.send(pub("t", b"second"))
+            await third.send(pub("t", b"third"))
+            await settle()
+            files.release()
+            for client in (first, second, third):
+                await client.ok()
+        assert syncs == 2
+
+
+async def test_client_that_leaves_while_its_publish_is_stored(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        files.hold("write")
+        async with connected(bound.tcp_address) as leaving:
+            await leaving.send(pub("t", b"stored all the same"))
+            await files.reached()
+        await settle()
+        files.release()
+        await client.publish("t", b"next")
+        await client.subscribe("t", "c", ready_count=10)
+        assert [(await client.message()).body for _ in range(2)] == [b"stored all the same", b"next"]
+
+
+class MistakenFiles(Files):
+    """Raises what no log expects, once."""
+
+    mistake: Exception | None = None
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.mistake is not None:
+            mistake, self.mistake = self.mistake, None
+            raise mistake
+        super().write(fd, offset, parts)
+
+
+async def test_unexpected_error_reaches_the_publishers_and_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = MistakenFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as good:
+        await good.publish("t", b"before")
+        files.mistake = MemoryError("none left")
+        async with connected(bound.tcp_address) as unlucky:
+            await unlucky.send(pub("t", b"refused"))
+            assert await unlucky.error() == "E_PUB_FAILED PUB failed internal error"
+        assert "none left" in caplog.text
+        await good.publish("t", b"after")
+        await good.subscribe("t", "c", ready_count=10)
+        assert [(await good.message()).body for _ in range(2)] == [b"before", b"after"]
+
+
+async def test_mistake_in_the_interval_mode_costs_the_one_connection(tmp_path: Path) -> None:
+    files = MistakenFiles()
+    async with running_broker(tmp_path / "d", files=files, sync="interval") as bound:
+        async with connected(bound.tcp_address) as good, connected(bound.tcp_address) as unlucky:
+            await good.publish("t", b"before")
+            files.mistake = MemoryError("none left")
+            await unlucky.send(pub("t", b"refused"))
+            assert await unlucky.frame() is None
+            await good.publish("t", b"after")
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+async def test_failed_scheduled_sync_is_tried_again(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files, sync="interval") as api:
+        await api.tcp.publish("t", b"x")
+        await settle()
+        files.sync_fails = True
+        clock.jump(2)
+        while (await api.get("/ping")).text == "OK":
+            pass  # the sync goes on in a thread
+        files.sync_fails = False
+        await settle()
+        clock.jump(2)
+        while (await api.get("/ping")).text != "OK":
+            pass
+
+
+async def test_message_in_memory_does_not_make_the_disk_well(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        files.full_after = 0
+        assert (await api.post("/pub", b"x", topic="t"))[0] == 503
+        assert await api.post("/pub", b"x", topic="t#ephemeral") == OK
+        assert (await api.get("/ping")).status_code == 500
+
+
+class UnreadableFiles(Files):
+    """The disk refuses to be read."""
+
+    fails = False
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(fd, size, offset)
+
+
+async def test_consumer_of_what_cannot_be_read_waits_until_it_can(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = UnreadableFiles()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"kept")
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        files.fails = True
+        await client.subscribe("t", "c", ready_count=10)
+        await client.nothing_more()
+        files.fails = False
+        await settle()
+        clock.jump(1)
+        assert (await client.message()).body == b"kept"
+
+
+async def test_read_error_half_way_keeps_what_was_sent_and_the_publishers_answer(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """The consumer takes two batches at once; the second is no longer in memory, and cannot be read."""
+    files = UnreadableFiles()
+    body = bytes(200_000)
+    async with AsyncExitStack() as stack:
+        broker = running_broker(tmp_path / "d", files=files, mem_queue_size=1, cache_bytes=1)
+        bound = await stack.enter_async_context(broker)
+        consumer = await stack.enter_async_context(connected(bound.tcp_address))
+        publisher = await stack.enter_async_context(connected(bound.tcp_address))
+        await publisher.publish("t", body)
+        await consumer.subscribe("t", "c")
+        await publisher.publish("t", body)
+        await publisher.publish("t", b"fresh")
+        await consumer.send(b"RDY 1\n")
+        first = await consumer.message()
+        files.fails = True
+        await consumer.send(b"RDY 10\n")
+        await consumer.nothing_more()
+        await publisher.publish("t", b"another")
+        files.fails = False
+        await settle()
+        clock.jump(1)
+        rest = [(await consumer.message()).body for _ in range(3)]
+        assert (first.body, rest) == (body, [body, b"fresh", b"another"])

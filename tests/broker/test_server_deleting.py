@@ -1,0 +1,204 @@
+"""Deleting and making topics and channels while others use them, and while the disk is slow or fails."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker.support import HeldFiles, connected, pub, running_broker, settle
+from broker.test_http_api import DONE, OK, running_api
+from trio_nsq.log import Files
+
+
+def topic_folders(data_path: Path) -> list[str]:
+    return sorted(os.listdir(data_path / "topics"))
+
+
+async def test_topic_whose_name_sounds_like_a_deletion(tmp_path: Path) -> None:
+    names = ["deleted-1", "deleted-", "a.topic-deleted-1", "t.topic"]
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        for name in names:
+            await client.publish(name, b"kept")
+    async with running_broker(tmp_path / "d") as bound:
+        for name in names:
+            async with connected(bound.tcp_address) as client:
+                await client.subscribe(name, "c", ready_count=1)
+                assert (await client.message()).body == b"kept"
+
+
+async def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"kept")
+    left = tmp_path / "d" / "topics" / "gone.topic-deleted-1"
+    left.mkdir()
+    (left / "00000000000000000000.log").write_bytes(b"whatever")
+    async with running_broker(tmp_path / "d"):
+        pass
+    assert topic_folders(tmp_path / "d") == ["t.topic"]
+
+
+async def test_delete_waits_for_the_publish_under_way_and_refuses_the_next(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("t", b"makes the topic")
+        files.hold("sync")
+        await api.tcp.send(pub("t", b"under way"))
+        await files.reached()
+        answers: list[tuple[int, str]] = []
+
+        async def post(path: str, **query: str) -> None:
+            answers.append(await api.post(path, b"x", **query))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: post("/topic/delete", topic="t"))
+            await settle()
+            nursery.start_soon(lambda: post("/topic/delete", topic="t"))  # waits for the first
+            await settle()
+            assert not answers
+            assert await api.post("/pub", b"x", topic="t") == (503, "EXITING")
+            assert await api.post("/topic/create", topic="t") == (503, "EXITING")
+            assert await api.post("/channel/create", topic="t", channel="c") == (503, "EXITING")
+            files.release()
+        assert answers == [DONE, DONE]
+        await api.tcp.ok()
+        assert topic_folders(tmp_path / "d") == []
+        await api.tcp.publish("t", b"a new one")
+        await api.tcp.subscribe("t", "c", ready_count=5)
+        assert (await api.tcp.message()).body == b"a new one"
+        await api.tcp.nothing_more()
+
+
+class LockedFolder(Files):
+    """Folders cannot be synced any more."""
+
+    fails = False
+
+    def sync_folder(self, path: Path) -> None:
+        if self.fails:
+            raise OSError(5, "Input/output error")
+        super().sync_folder(path)
+
+
+async def test_topic_that_cannot_be_deleted_stays_as_it_was(tmp_path: Path) -> None:
+    files = LockedFolder()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.subscribe("t", "c", ready_count=5)
+        await api.tcp.publish("t", b"1")
+        files.fails = True
+        status, text = await api.post("/topic/delete", topic="t")
+        assert (status, text) == (503, "cannot delete the files of topic t: Input/output error")
+        files.fails = False
+        await api.tcp.publish("t", b"2")
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.channel("t", "c"))["depth"] == 2
+
+
+async def test_channel_deleted_while_its_first_sub_is_saved(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("t", b"makes the topic")
+        files.hold("replace")
+        await api.tcp.send(b"SUB t c\n")
+        await files.reached()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: api.post("/channel/delete", topic="t", channel="c"))
+            await settle()
+            files.release()
+        assert await api.tcp.error() == "E_SUB_FAILED SUB failed to deleted topic/channel"
+        assert await api.tcp.frame() is None
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.stats(topic="t"))["topics"][0]["channels"] == []
+
+
+async def test_topic_deleted_while_its_first_sub_is_saved(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("t", b"makes the topic")
+        files.hold("replace")
+        await api.tcp.send(b"SUB t c\n")
+        await files.reached()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: api.post("/topic/delete", topic="t"))
+            await settle()
+            files.release()
+        await api.tcp.ok()  # the deletion waited for it
+        assert await api.tcp.frame() is None
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.stats())["topics"] == []
+    assert topic_folders(tmp_path / "d") == []
+
+
+async def test_new_channel_of_a_client_that_was_cut_off_is_saved_all_the_same(tmp_path: Path) -> None:
+    """The client is closed in the very turn in which its SUB begins to be saved."""
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=3_600_000) as api:
+        await api.tcp.publish("t", b"x")
+        assert await api.post("/channel/create", topic="t", channel="first") == DONE
+        files.hold("replace")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: api.post("/channel/create", topic="t", channel="second"))
+            await files.reached()
+            await api.tcp.send(b"SUB t first\n")
+            await api.tcp.ok()
+            # A second client waits for its turn to save, and is closed with the channel that it wants.
+            host = api.tcp.stream.socket.getpeername()
+            async with connected(f"{host[0]}:{host[1]}") as cut_off:
+                await cut_off.send(b"SUB t third\n")
+                await settle()
+                nursery.start_soon(lambda: api.post("/channel/delete", topic="t", channel="third"))
+                await settle()
+                files.release()
+                assert await cut_off.frame() in [
+                    None,
+                    (1, b"E_SUB_FAILED SUB failed to deleted topic/channel"),
+                ]
+    async with running_api(tmp_path / "d") as api:
+        channels = (await api.stats(topic="t"))["topics"][0]["channels"]
+        assert [channel["channel_name"] for channel in channels] == ["first", "second"]
+
+
+async def test_scheduled_sync_meets_a_deletion(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=2) as api:
+        assert await api.post("/pub", b"1", topic="t") == OK
+        files.hold("sync")
+        assert await api.post("/pub", b"2", topic="t") == OK
+        await files.reached()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: api.post("/topic/delete", topic="t"))
+            await settle()
+            assert topic_folders(tmp_path / "d") == ["t.topic"]
+            files.release()
+        assert topic_folders(tmp_path / "d") == []
+        assert (await api.get("/ping")).text == "OK"
+
+
+async def test_ephemeral_channel_goes_on_when_another_consumer_is_there_in_time(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as last, connected(bound.tcp_address) as next_one:
+            await last.subscribe("t", "c#ephemeral")
+            await last.publish("t", b"kept")
+            files.hold("replace")
+            await next_one.send(b"SUB t c#ephemeral\n")
+            await settle()
+            await last.send(b"NOPE\n")
+            await last.error()
+            files.release()
+            await next_one.ok()
+            await next_one.send(b"RDY 1\n")
+            assert (await next_one.message()).body == b"kept"
+
+
+@pytest.mark.parametrize("topic", ["t", "t#ephemeral"])
+async def test_deleted_topic_closes_its_consumers_and_comes_back_empty(tmp_path: Path, topic: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe(topic, "c", ready_count=5)
+        await api.tcp.publish(topic, b"old")
+        await api.tcp.message()
+        assert await api.post("/topic/delete", topic=topic) == DONE
+        assert await api.tcp.frame() is None
+        assert await api.post("/pub", b"new", topic=topic) == OK
+        assert await api.depth(topic) == 1

@@ -1,0 +1,72 @@
+"""Saved state: what is new is on disk when it should be, whatever happens to those who wait for it."""
+
+import json
+from pathlib import Path
+
+import trio
+
+from broker.support import HeldFiles, settle
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.data_folder import DataFolder
+from trio_nsq.broker.server import Server
+
+
+def saved_channels(data_path: Path) -> list[str]:
+    state = json.loads((data_path / "topics" / "t.topic" / "state.json").read_bytes())
+    return [channel["name"] for channel in state["channels"]]
+
+
+async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
+    """Cancelled in the very turn in which it is its turn: nothing is written, and that is not forgotten."""
+    files = HeldFiles()
+    folder = DataFolder(tmp_path / "d", files)
+    async with trio.open_nursery() as nursery:
+        server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
+        topic = server.broker.channel("t", "first").topic
+        files.hold("replace")
+        cut_off = trio.CancelScope()
+
+        async def first() -> None:
+            await server.save(topic)
+            cut_off.cancel()
+
+        async def second() -> None:
+            with cut_off:
+                await server.create("t", "second")
+
+        async with trio.open_nursery() as saving:
+            saving.start_soon(first)
+            await files.reached()
+            saving.start_soon(second)
+            await settle()
+            files.release()
+        assert cut_off.cancelled_caught
+        assert saved_channels(tmp_path / "d") == ["first"]
+        await server.create("t", "second")
+        assert saved_channels(tmp_path / "d") == ["first", "second"]
+    folder.close()
+
+
+async def test_those_who_wait_to_save_the_same_topic_share_one_write(tmp_path: Path) -> None:
+    writes: list[bytes] = []
+
+    class Recording(HeldFiles):
+        def replace(self, path: Path, content: bytes) -> None:
+            writes.append(content)
+            super().replace(path, content)
+
+    files = Recording()
+    folder = DataFolder(tmp_path / "d", files)
+    async with trio.open_nursery() as nursery:
+        server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
+        server.broker.topic("t")
+        files.hold("replace")
+        writes.clear()
+        for number in range(20):
+            nursery.start_soon(server.create, "t", f"c{number}")
+        await files.reached()
+        await settle()
+        files.release()
+    assert len(writes) <= 2
+    assert len(saved_channels(tmp_path / "d")) == 20
+    folder.close()
