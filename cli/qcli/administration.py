@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from .options import asks_broker
 from .output import talk
 from .params import Source, channel_source, topic_name
 
+if TYPE_CHECKING:
+    from .broker_http import BrokerHTTP
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -24,15 +27,17 @@ class Action:
 
     Attributes:
         name: The subcommand, and the last part of the HTTP path.
-        done: What is said of each name afterwards.
+        done: What is said of each name afterwards, after kind and name.
         help: The description.
         destroys: Whether messages are lost, so that somebody has to agree.
+        creates: Whether there may be nothing to do, because what is wanted is there.
     """
 
     name: str
     done: str
     help: str
     destroys: bool = False
+    creates: bool = False
 
 
 def action_command(kind: str, action: Action, examples: Sequence[Example]) -> DocumentedCommand:
@@ -97,7 +102,10 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) 
         params = {"topic": source.topic}
         if source.channel is not None:
             params["channel"] = source.channel
+        there = False
         try:
+            # The broker makes no difference in its answer; it is told all the same, in case somebody deletes it now.
+            there = action.creates and _is_there(broker, source)
             broker.post(f"/{kind}/{action.name}", params)
         except Refused as error:
             complaints.append(_complaint(source, address, error))
@@ -108,9 +116,19 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) 
             break
         else:
             done += 1
-            talk(f"{kind} {source} {action.done}")
+            talk(f"{kind} {source}{' exists already' if there else action.done}")
     if complaints:
         raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
+
+
+def _is_there(broker: BrokerHTTP, source: Source) -> bool:
+    topics = broker.stats(source.topic, source.channel)["topics"]
+    return any(
+        source.channel is None
+        or any(channel["channel_name"] == source.channel for channel in topic["channels"] or [])
+        for topic in topics
+        if topic["topic_name"] == source.topic
+    )
 
 
 def _complaint(source: Source, address: str, error: Any) -> str:

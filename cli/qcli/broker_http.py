@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from .errors import Failure, reason_of, unreachable
+from .errors import Failure, no_broker, reason_of, unreachable
 from .options import HTTP_OPTION
 
 CONNECT_TIMEOUT_S = 2.0
@@ -52,7 +52,7 @@ class BrokerHTTP:
             channel: Of the channels of this name only; None: of all.
 
         Raises:
-            Failure: With the code for an unreachable broker, or because what answers is none.
+            Failure: No broker answers, or what answers is none.
         """
         params = {"format": "json", "include_clients": "false", "include_mem": "false"}
         params |= {"topic": topic} if topic is not None else {}
@@ -62,7 +62,7 @@ class BrokerHTTP:
         except ValueError:
             stats = None
         if not isinstance(stats, dict) or "topics" not in stats:
-            raise Failure(f"What answers at {self.address} is not a broker: it sent no statistics.")
+            raise self._no_broker()
         stats["topics"] = stats["topics"] or []  # null when the filter matches nothing
         return stats
 
@@ -71,7 +71,7 @@ class BrokerHTTP:
 
         Raises:
             Refused: It answered with an error.
-            Failure: With the code for an unreachable broker, or because what answers is none.
+            Failure: No broker answers, or what answers is none.
         """
         self._request("POST", path, params)
 
@@ -87,9 +87,7 @@ class BrokerHTTP:
             reason = "it took too long" if isinstance(error, TimeoutError) else reason_of(error)
             raise unreachable(self.address, HTTP_OPTION, reason) from error
         except http.client.HTTPException as error:
-            raise Failure(
-                f"What answers at {self.address} does not speak HTTP; see {HTTP_OPTION}."
-            ) from error
+            raise self._no_broker() from error
         finally:
             connection.close()
         if answer.status == 200:
@@ -97,5 +95,10 @@ class BrokerHTTP:
         try:
             text = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
-            text = body.decode("utf-8", "replace").strip()[:200] or answer.reason
+            if answer.status == http.client.NOT_FOUND:
+                raise self._no_broker() from None  # a broker would say what it did not find
+            text = " ".join(body.decode("utf-8", "replace").split())[:200] or answer.reason
         raise Refused(self.address, answer.status, text)
+
+    def _no_broker(self) -> Failure:
+        return no_broker(self.address, HTTP_OPTION, "HTTP", "TCP")

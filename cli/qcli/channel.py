@@ -1,41 +1,47 @@
-"""`qcli channel`: create, delete, empty, pause and unpause channels."""
+"""`qcli channel`: create, delete, empty, pause, unpause and list channels."""
 
 from __future__ import annotations
 
 import click
 
 from .administration import Action, action_command
-from .commands import DocumentedGroup, Example
+from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .completing import complete_topic
+from .errors import Failure
 from .exit_codes import ExitCode
+from .options import asks_broker
+from .output import json_lines, write
+from .params import Source, topic_name
 
 _ACTIONS = [
     Action(
         "create",
-        "created",
+        " created",
         "Create channels.\n\nTheir topics have to exist. A channel that exists already stays as it is. The first "
         "channel of a topic gets what has been published so far, later ones what is published from now on.",
+        creates=True,
     ),
     Action(
         "delete",
-        "deleted",
+        " deleted",
         "Delete channels, with the messages they hold.\n\nAsks first on a terminal; elsewhere it needs --yes. "
         "Consumers are disconnected.",
         destroys=True,
     ),
     Action(
         "empty",
-        "emptied",
+        " emptied",
         "Throw away the messages of channels.\n\nThose in flight and deferred go too. Asks first on a terminal; "
         "elsewhere it needs --yes.",
         destroys=True,
     ),
     Action(
         "pause",
-        "paused",
+        " paused",
         "Stop delivering the messages of channels to consumers.\n\nMessages go on arriving in the channel. "
         "The pause outlasts a restart of the broker.",
     ),
-    Action("unpause", "unpaused", "Deliver the messages of channels to consumers again."),
+    Action("unpause", " unpaused", "Deliver the messages of channels to consumers again."),
 ]
 
 _EXAMPLES = {
@@ -50,8 +56,9 @@ _EXAMPLES = {
 @click.group(
     "channel",
     cls=DocumentedGroup,
-    short_help="Create, delete, empty or pause channels.",
+    short_help="Create, delete, empty, pause or list channels.",
     examples=[
+        Example("what there is", "qcli channel list"),
         Example("a new channel", "qcli channel create clicks/archive"),
         Example("hold deliveries back, and let them go again", "qcli channel pause clicks/archive"),
     ],
@@ -61,8 +68,50 @@ _EXAMPLES = {
     },
 )
 def command() -> None:
-    """Create, delete, empty, pause and unpause channels."""
+    """Create, delete, empty, pause, unpause and list channels."""
 
 
 for _action in _ACTIONS:
     command.add_command(action_command("channel", _action, _EXAMPLES[_action.name]))
+
+
+@command.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=[
+        Example("all there are", "qcli channel list"),
+        Example("those of one topic", "qcli channel list clicks"),
+        Example("those that are paused", "qcli channel list --format json | jq 'select(.paused)'"),
+    ],
+    exits={
+        ExitCode.FAILURE: "There is no such topic, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+)
+@click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
+@asks_broker
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused.",
+)
+def list_channels(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
+    """List the channels of a broker, or of a topic, by name."""
+    from .broker_http import BrokerHTTP
+
+    topics = BrokerHTTP(nsqd_http_address).stats(topic)["topics"]
+    if topic is not None and not topics:
+        raise Failure(f"There is no topic {topic} on {nsqd_http_address}.")
+    records = [
+        {"topic": each["topic_name"], "channel": channel["channel_name"], "paused": channel["paused"]}
+        for each in sorted(topics, key=lambda each: str(each["topic_name"]))
+        for channel in sorted(each["channels"] or [], key=lambda channel: str(channel["channel_name"]))
+    ]
+    if form == "json":
+        write(json_lines(records))
+    else:
+        write("".join(f"{Source(each['topic'], each['channel'])}\n" for each in records))

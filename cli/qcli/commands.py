@@ -6,6 +6,7 @@ command's function is its description: paragraphs, the first of which is one sen
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,29 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 class DocumentedGroup(DocumentedCommand, click.Group):
     """A group with examples and exit codes in its help; without a subcommand it shows that help."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand, or suggest one that is written alike.
+
+        Not with click's suggestions: it knows none of those that are imported late, and finds much alike.
+        """
+        name = args[0]
+        if not (name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name)):
+            near = _alike(name, self.list_commands(ctx))
+            hint = f" Did you mean '{near}'?" if near else ""
+            raise click.UsageError(f"No such command '{name}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _alike(name: str, names: Sequence[str]) -> str | None:
+    """The name that was probably meant: one that is written alike, or one that this begins, or is begun by."""
+    # Below this, 'rename' is like 'create'.
+    if close := difflib.get_close_matches(name, names, 1, cutoff=0.7):
+        return close[0]
+    begun = [each for each in names if len(name) > 1 and (each.startswith(name) or name.startswith(each))]
+    return begun[0] if begun else None
 
 
 class LazyGroup(DocumentedGroup):

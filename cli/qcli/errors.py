@@ -53,6 +53,44 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
     )
 
 
+def no_broker(address: str, option: str, wanted: str, other: str) -> Failure:
+    """The failure of a command that was answered by something else than a broker.
+
+    Args:
+        address: Where it looked.
+        option: The option that names another address.
+        wanted: Which of a broker's ports it needs, `TCP` or `HTTP`.
+        other: The one that the user may have named instead.
+    """
+    return Failure(
+        f"What answers at {address} is not an NSQ broker's {wanted} port. "
+        f"Is it the {other} port, or another program's? See {option}.",
+        ExitCode.UNREACHABLE,
+    )
+
+
+def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure:
+    """The failure of a command that could not open its connection, whatever the reason.
+
+    Args:
+        address: Where it looked.
+        option: The option that names another address.
+        error: What the library said.
+    """
+    from trio_nsq.client import BrokerError
+    from trio_nsq.protocol import FrameError
+
+    cause = error.__cause__
+    if isinstance(cause, BrokerError):
+        return Failure(f"The broker at {address} refused: {cause}.")
+    # What is no frame, or no answer to IDENTIFY; a UnicodeError is about the host's name.
+    if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
+        cause, UnicodeError
+    ):
+        return no_broker(address, option, "TCP", "HTTP")
+    return unreachable(address, option, reason_of(cause) if isinstance(cause, OSError) else error.reason)
+
+
 def reason_of(error: BaseException) -> str:
     """What an OS error says, without its number and file names."""
     for cause in _chain(error):
@@ -61,11 +99,6 @@ def reason_of(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower()  # name resolution has numbers of its own
     return str(error) or type(error).__name__
-
-
-def failure_reason(error: ConnectionFailed) -> str:
-    """Why no connection could be made, without the address once more."""
-    return reason_of(error.__cause__) if isinstance(error.__cause__, OSError) else error.reason
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

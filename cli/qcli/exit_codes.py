@@ -31,7 +31,7 @@ _MEANINGS = {
     ExitCode.OK: "All was done. Also when the reader of standard output went away early.",
     ExitCode.FAILURE: "It could not be done; the reason is on standard error.",
     ExitCode.USAGE: "The command line is wrong.",
-    ExitCode.UNREACHABLE: "No broker answers at the address.",
+    ExitCode.UNREACHABLE: "No broker answers at the address, or what answers is none.",
     ExitCode.PARTIAL: "Part of it was done, then it failed; what was done is on standard error.",
     ExitCode.INTERRUPTED: "Interrupted (SIGINT).",
     ExitCode.TERMINATED: "Terminated (SIGTERM).",

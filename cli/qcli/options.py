@@ -24,11 +24,14 @@ USER_AGENT = f"qcli/{__version__}"
 
 BROKER = "Which broker"
 
-_NOT_USED = "Accepted by every command so that all can be called alike; this one does not use it."
 
+def tcp_address(text: str, *, used: bool = True) -> Callable[[_F], _F]:
+    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`.
 
-def tcp_address(text: str = _NOT_USED) -> Callable[[_F], _F]:
-    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`."""
+    Args:
+        text: Its help.
+        used: Whether its value matters, so that the help has to say where it comes from.
+    """
     return option(
         BROKER,
         TCP_OPTION,
@@ -36,8 +39,8 @@ def tcp_address(text: str = _NOT_USED) -> Callable[[_F], _F]:
         default=DEFAULT_TCP_ADDRESS,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
-        show_default=True,
-        show_envvar=True,
+        show_default=used,
+        show_envvar=used,
         help=text,
     )
 
@@ -66,4 +69,5 @@ def streams_from_broker(command: _F) -> _F:
 def asks_broker(command: _F) -> _F:
     """The addresses, for a command that speaks HTTP."""
     command = http_address("The broker's HTTP address.")(command)
-    return tcp_address()(command)
+    # Every command takes both, so that all can be called alike.
+    return tcp_address("Accepted, not used.", used=False)(command)

@@ -71,6 +71,21 @@ def talks_to_live_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
 
 
+def plain_terminal() -> bool:
+    """Whether the user wants no colours, nor bold nor dim letters (see no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+_STYLES = {"bold": 1, "dim": 2, "red": 31, "yellow": 33}
+
+
+def styled(style: str, text: str) -> str:
+    """Text for a terminal in one of the styles there are, or as it is for none."""
+    if not style or plain_terminal():
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
 class RawOutput:
     """Standard output as bytes, with nothing kept back.
 
@@ -111,6 +126,11 @@ class RawOutput:
         poll = select.poll()
         poll.register(self._fd, 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def rate(per_second: float) -> str:
+    """A number per second for people, such as `1,234` or `0.3`."""
+    return f"{per_second:,.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
 
 
 def size(count: float) -> str:

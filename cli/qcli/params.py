@@ -31,6 +31,8 @@ def duration(text: str) -> int:
     """Milliseconds of a length of time as Go writes it, such as `500ms` or `1m30s`."""
     if text == "0":
         return 0
+    if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+        raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h.")
     if _DURATION.fullmatch(text) is None:
         raise click.BadParameter(f"{text!r} is not a duration such as 500ms, 2s or 1m30s.")
     total_ns = sum(float(count) * _NS_PER_UNIT[unit] for count, unit in _DURATION_PART.findall(text))

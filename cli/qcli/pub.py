@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,10 +16,11 @@ from trio_nsq.protocol import Limits
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
-from .errors import Failure, failure_reason, unreachable
+from .errors import Failure, not_connected
 from .exit_codes import ExitCode
 from .options import TCP_OPTION, USER_AGENT, streams_from_broker
 from .output import quiet_library, size, talk, talks_to_live_terminal
+from .output import rate as per_second
 from .params import delimiter, duration, topic_name
 
 if TYPE_CHECKING:
@@ -59,16 +63,19 @@ class _Request:
     exits={
         ExitCode.OK: "Everything was published and acknowledged.",
         ExitCode.FAILURE: "Nothing was published: the input cannot be read, a message is too long, the broker refused.",
-        ExitCode.UNREACHABLE: "No broker answers at the address, or it went away; no message was acknowledged.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged.",
         ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how many were, "
         "and how many more may have been stored.",
-        ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had been read was published.",
-        ExitCode.TERMINATED: "Terminated (SIGTERM). What had been read was published.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had been read was published; see Interruption.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM). What had been read was published, likewise.",
     },
     notes={
         "Messages": "Bytes are kept as they are: nothing is decoded, and a carriage return before a line feed "
         "belongs to the message. What follows the last delimiter is a message too. Empty messages are skipped, "
         "because NSQ has none; their number is reported at the end.",
+        "Interruption": "At a signal nothing more is read, and the messages that had been read are published. One "
+        "that had been read in part only is not. With --rate, those that were not yet due are not either. The "
+        "report on standard error counts both.",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -76,7 +83,9 @@ class _Request:
     "files",
     metavar="[FILE...]",
     nargs=-1,
-    type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+    type=click.Path(
+        readable=False, allow_dash=True
+    ),  # whether they can be read is no matter of the command line
 )
 @streams_from_broker
 @option(
@@ -148,6 +157,8 @@ def command(
 
     if null and separator != b"\n":
         raise click.UsageError("--null and --delimiter exclude each other.")
+    for path in files:
+        _check_readable(path)
     request = _Request(
         topic,
         files or ("-",),
@@ -162,6 +173,31 @@ def command(
     begun_s = time.monotonic()
     outcome = trio.run(_publish, request)
     return _conclude(request, outcome, time.monotonic() - begun_s)
+
+
+def _check_readable(path: str) -> None:
+    """Look before anything is published.
+
+    Raises:
+        Failure: It cannot be read.
+    """
+    if path == "-":
+        return
+    problem = 0
+    if not Path(path).exists():
+        problem = errno.ENOENT
+    elif Path(path).is_dir():
+        problem = errno.EISDIR
+    elif not os.access(path, os.R_OK):
+        problem = errno.EACCES
+    if problem:
+        raise Failure(f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.")
+
+
+def _shows_progress(request: _Request) -> bool:
+    # A line that is redrawn would get in the way of typing.
+    typing = "-" in request.files and sys.stdin is not None and sys.stdin.isatty()
+    return not request.quiet and talks_to_live_terminal() and not typing
 
 
 async def _publish(request: _Request) -> Outcome:
@@ -197,16 +233,14 @@ async def _publish(request: _Request) -> Outcome:
                 pace=Pace(request.rate, trio.current_time()) if request.rate else None,
             )
             await nursery.start(watch_signals, publication.stop)
-            # A line that is redrawn would get in the way of typing.
-            typing = "-" in request.files and sys.stdin is not None and sys.stdin.isatty()
-            if not request.quiet and talks_to_live_terminal() and not typing:
+            if _shows_progress(request):
                 from .progress import show_progress
 
                 nursery.start_soon(show_progress, publication.outcome)
             await publication.run(request.files, RATED_READ_BYTES if request.rate else READ_BYTES)
             nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
-        raise unreachable(request.address, TCP_OPTION, failure_reason(error)) from error
+        raise not_connected(request.address, TCP_OPTION, error) from error
     return publication.outcome
 
 
@@ -218,18 +252,25 @@ def _conclude(request: _Request, outcome: Outcome, elapsed_s: float) -> ExitCode
     """
     reason = _failure(request, outcome)
     if not request.quiet and (outcome.acknowledged or reason is None):
+        if outcome.stopped == ExitCode.INTERRUPTED and _stands_after_echo(request):
+            talk("")
         talk(_report(request, outcome, elapsed_s))
     if reason is None:
         return outcome.stopped or ExitCode.OK
     fate = f"{_messages(outcome.acknowledged)} acknowledged"
     if outcome.maybe_stored:
         fate += f", up to {outcome.maybe_stored:,} more may have been stored"
-    if outcome.not_stored:
-        fate += f", {outcome.not_stored:,} more had been read"
+    if unsent := outcome.not_stored + outcome.held_back:
+        fate += f", {unsent:,} more had been read"
     code = ExitCode.PARTIAL if outcome.acknowledged else ExitCode.FAILURE
     if code is ExitCode.FAILURE and _is_gone(outcome):
         code = ExitCode.UNREACHABLE
     raise Failure(f"{reason} {fate}.", code)
+
+
+def _stands_after_echo(request: _Request) -> bool:
+    """Whether the terminal has written ^C into the line that comes next. The line of progress took it along."""
+    return sys.stderr is not None and sys.stderr.isatty() and not _shows_progress(request)
 
 
 def _is_gone(outcome: Outcome) -> bool:
@@ -249,15 +290,17 @@ def _failure(request: _Request, outcome: Outcome) -> str | None:
 
 
 def _report(request: _Request, outcome: Outcome, elapsed_s: float) -> str:
-    rate = outcome.acknowledged / elapsed_s
     text = (
         f"{_messages(outcome.acknowledged)} ({size(outcome.acknowledged_bytes)}) published to {request.topic} "
-        f"in {elapsed_s:.2f} s: {rate:,.0f} messages/s, {size(outcome.acknowledged_bytes / elapsed_s)}/s"
+        f"in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
+        f"{size(outcome.acknowledged_bytes / elapsed_s)}/s"
     )
     if outcome.empty:
         text += f"; {outcome.empty:,} empty skipped"
     if outcome.unfinished_bytes and outcome.stopped:
-        text += f"; an unfinished one of {outcome.unfinished_bytes:,} bytes was not published"
+        text += f"; a message that was read only in part ({size(outcome.unfinished_bytes)}) was not published"
+    if outcome.held_back:
+        text += f"; {_messages(outcome.held_back)} read and not published"
     return text
 
 

@@ -38,6 +38,7 @@ class Outcome:
         acknowledged_bytes: Bytes of their bodies.
         maybe_stored: Messages that were sent and not acknowledged.
         not_stored: Messages that were read and are certainly not stored.
+        held_back: Messages that were read but not due yet when a signal came; they are not published.
         empty: Empty messages; they are skipped.
         unfinished_bytes: Bytes of a message that an interruption cut off; it is not published.
         publish_failure: Why the broker did not acknowledge; the first one.
@@ -49,6 +50,7 @@ class Outcome:
     acknowledged_bytes: int = 0
     maybe_stored: int = 0
     not_stored: int = 0
+    held_back: int = 0
     empty: int = 0
     unfinished_bytes: int = 0
     publish_failure: PublishFailed | None = None
@@ -100,7 +102,7 @@ class Publication:
         self._send, self._receive = trio.open_memory_channel[list[bytes]](0)
 
     def stop(self, code: ExitCode) -> None:
-        """Read no more. What has been read is published still."""
+        """Read no more. What has been read is published still, as far as the pace allows it now."""
         self.outcome.stopped = code
         self._pause.cancel()
 
@@ -171,9 +173,12 @@ class Publication:
         if not batch:
             return
         if self._pace is not None:
-            # After a signal what little has been read goes out at once.
             with self._pausable():
-                await self._pace.wait(len(batch))
+                await self._pace.wait()
+            if self.outcome.stopped and not self._pace.is_due():
+                self.outcome.held_back += len(batch)
+                return
+            self._pace.take(len(batch))
         await self._send.send(batch)
 
     async def _publish_batches(self) -> None:

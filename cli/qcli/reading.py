@@ -108,9 +108,14 @@ class Pace:
         self._due = now
         self.max_messages = max(1, int(rate * self.SLICE_S))
 
-    async def wait(self, count: int) -> None:
-        """Wait until `count` messages, at most `max_messages`, may pass."""
-        now = trio.current_time()
-        self._due = max(self._due, now - self.MAX_CREDIT_S)
+    def is_due(self) -> bool:
+        """Whether messages, at most `max_messages`, may pass now."""
+        return trio.current_time() >= self._due
+
+    async def wait(self) -> None:
+        """Wait until they may."""
         await trio.sleep_until(self._due)
-        self._due += count / self._rate
+
+    def take(self, count: int) -> None:
+        """Let `count` messages, at most `max_messages`, pass."""
+        self._due = max(self._due, trio.current_time() - self.MAX_CREDIT_S) + count / self._rate

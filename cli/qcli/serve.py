@@ -30,6 +30,17 @@ COUNT = click.IntRange(min=0)
 POSITIVE = click.IntRange(min=1)
 
 
+class _Folder(click.Path):
+    """Folders, for completion. Whether one can be used is for the broker to say, in one way for all reasons."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> Path:
+        """Look at nothing."""
+        return Path(value)
+
+
 @click.command(
     "serve",
     cls=DocumentedCommand,
@@ -106,7 +117,7 @@ POSITIVE = click.IntRange(min=1)
 @option(
     STORAGE,
     "--data-path",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_Folder(),
     default=".",
     metavar="FOLDER",
     show_default=True,
@@ -320,6 +331,8 @@ def command(address_file: Path | None, log_level: str, log_prefix: str, **flags:
 
     from .serve_log import log_to_stderr
 
+    # What the broker says about the folder is to be clear wherever it is read.
+    flags["data_path"] = flags["data_path"].absolute()
     log_to_stderr(LOG_LEVELS[log_level], log_prefix)
     trio.run(_serve, broker_options(flags), address_file)
     return ExitCode.OK
@@ -352,7 +365,7 @@ async def _serve(options: BrokerOptions, address_file: Path | None) -> None:
             if address_file is not None:
                 _write_addresses(address_file, bound)
             http = bound.http_address or "off"
-            talk(f"ready: tcp {bound.tcp_address}, http {http}, data {options.data_path.absolute()}")
+            talk(f"ready: tcp {bound.tcp_address}, http {http}, data {options.data_path}")
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import is_live_terminal, json_lines, json_word, plain_table, separated, write
 from .params import Source, positive_duration, source
-from .stats import HEADINGS, NAME_COLUMNS, RECORD_KEYS, Row, Sampler
+from .stats import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, table
 
 if TYPE_CHECKING:
     from .broker_http import BrokerHTTP
@@ -33,14 +35,21 @@ FORMATS = ("table", "json", "csv", "tsv")
         Example("ten lines, one a minute", "qcli stat clicks/archive --format csv --count 10 --interval 1m"),
     ],
     exits={
-        ExitCode.FAILURE: "There is no such topic or channel.",
-        ExitCode.UNREACHABLE: "No broker answers at the address. The live table waits for it instead.",
+        ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} The live table waits for a broker that goes away "
+        "later.",
     },
     notes={
         "Keys and columns": "time (Unix seconds), topic, channel (null for a topic), nsqd's own depth, backend_depth, "
         "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count, paused, and "
         "ingress_rate and egress_rate: messages a second that came in and that were dealt with since the report "
-        "before, so null in the first. Counts that only channels have are null for a topic."
+        "before, so null in the first. Counts that only channels have are null for a topic.",
+        "On a narrow terminal": "Where the table does not fit, headings are shorter: "
+        + ", ".join(f"{short} is {long}" for long, short in NARROW_HEADINGS.items())
+        + ", and P marks what is paused. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "
+        "enough, columns are left out, in this order: "
+        + ", ".join(heading or "the mark of what is paused" for heading in LEFT_OUT_FIRST)
+        + ". Topic, channel and depth always stay; names lose their middle only when nothing else is left to go.",
     },
 )
 @click.argument(
@@ -56,7 +65,7 @@ FORMATS = ("table", "json", "csv", "tsv")
     show_default=True,
     help="table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
 )
-@option("Output", "--once", is_flag=True, help="One report, as if standard output were no terminal.")
+@option("Output", "--once", is_flag=True, help="One report, also on a terminal.")
 @option(
     "Output",
     "--count",
@@ -140,7 +149,8 @@ def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) ->
 
 def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
-        write(("" if first else "\n") + plain_table([HEADINGS, *(row.cells() for row in rows)], NAME_COLUMNS))
+        width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+        write(("" if first else "\n") + plain_table(table(rows, width), NAME_COLUMNS))
         return
     now_s = time.time()
     records = [row.record(now_s) for row in rows]

@@ -1,81 +1,118 @@
-"""The live table of `qcli stat`. Apart from the command because it needs rich, and the other forms do not."""
+"""The live table of `qcli stat`: a screen of its own that is drawn anew, as `top` and `watch` do it.
+
+On a screen of its own nothing is left over when the window changes its size, and what stood there before comes back
+at the end.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
-from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
-from .errors import Failure
+from .errors import Failure, OutputClosed
 from .exit_codes import ExitCode
-from .stats import HEADINGS, NAME_COLUMNS, NARROW_HEADINGS, Row
+from .output import plain_table, styled, write
+from .stats import NAME_COLUMNS, Row, table
 
 if TYPE_CHECKING:
     from .stat import Reports
 
-LINES_AROUND = 4
-"""Title, headings, what is left out, and the line the cursor is on."""
-
-
-UNBOUNDED = 10_000
-"""A width that no table needs."""
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
+_HOME = "\x1b[H"
+_ERASE_LINE = "\x1b[K"
+_ERASE_BELOW = "\x1b[J"
+_NUDGES = {signal.SIGWINCH, signal.SIGTSTP}
+"""Signals that are waited for instead of time only: another size, and Ctrl-Z."""
 
 
 def show_live(reports: Reports, interval_ms: int) -> None:
-    """Redraw the table every `interval_ms` until interrupted.
+    """Show the table and redraw it every `interval_ms` until interrupted; the last one stays on the terminal.
 
     A broker that goes away is waited for: the last numbers stay, with a line that says so.
 
     Raises:
         Failure: The first look fails, or what is wanted is not there.
     """
-    console = Console(highlight=False)
     rows = reports.take()
-    trouble = ""
-    # auto_refresh would be a thread that redraws the same numbers four times a second.
-    with Live(console=console, auto_refresh=False) as live:
+    waiting = False
+    with _Screen() as screen:
+        due_s = time.monotonic() + interval_ms / 1000
         while True:
-            live.update(_screen(console, reports.address, rows, trouble), refresh=True)
-            time.sleep(interval_ms / 1000)
+            screen.show(reports.address, rows, waiting)
+            if not screen.wait_until(due_s):
+                continue
             try:
-                rows, trouble = reports.take(), ""
+                rows, waiting = reports.take(), False
             except Failure as error:
                 if error.exit_code != ExitCode.UNREACHABLE:
                     raise
-                trouble = f"{reports.address} does not answer; waiting for it"
+                waiting = True
+            due_s = time.monotonic() + interval_ms / 1000
 
 
-def _screen(console: Console, address: str, rows: list[Row], trouble: str) -> RenderableType:
-    title = Text.assemble(
-        (address, "bold"), time.strftime("  %H:%M:%S"), (f"  {trouble}" if trouble else "", "red")
+class _Screen:
+    """The terminal's other screen; whatever ends the block, the terminal is as before, with the last table on it."""
+
+    def __init__(self) -> None:
+        self._shown: list[str] = []
+
+    def __enter__(self) -> _Screen:
+        # Blocked, so that they wait for us to ask; the system does not drop them then, though it ignores one of them.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUDGES)
+        write(_ENTER)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            write(_LEAVE + "".join(f"{line}\n" for line in self._shown))
+        except (Failure, OutputClosed):
+            pass  # the terminal is gone
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def show(self, address: str, rows: list[Row], waiting: bool) -> None:
+        """Draw the table as the screen is now."""
+        width, height = shutil.get_terminal_size()
+        self._shown = _lines(address, rows, waiting, width, height)
+        # Each line is erased before it is written: after a full one the cursor would still be on its last character.
+        write(_HOME + "\n".join(_ERASE_LINE + line for line in self._shown))
+        if len(self._shown) < height:
+            write("\n" + _ERASE_BELOW)
+
+    def wait_until(self, due_s: float) -> bool:
+        """Wait until that time, by the steady clock; False if the screen has to be drawn anew before."""
+        happened = signal.sigtimedwait(_NUDGES, max(0.0, due_s - time.monotonic()))
+        if happened is None:
+            return True
+        if happened.si_signo == signal.SIGTSTP:
+            write(_LEAVE)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            write(_ENTER)
+        return False
+
+
+def _lines(address: str, rows: list[Row], waiting: bool, width: int, height: int) -> list[str]:
+    head = [styled("bold", f"{address}  {time.strftime('%H:%M:%S')}"[:width])]
+    if waiting:
+        head.append(styled("red", "no answer; waiting for the broker"[:width]))
+    room = max(1, height - len(head) - 1)
+    if len(rows) > room:
+        room = max(1, room - 1)
+    # Cut, because a line that the terminal breaks in two would push the first off the screen.
+    heading, *texts = (
+        line[:width] for line in plain_table(table(rows[:room], width), NAME_COLUMNS).splitlines()
     )
-    fitting = max(1, console.height - LINES_AROUND)
-    table = _table(HEADINGS, rows[:fitting], Row.cells)
-    if console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum > console.width:
-        table = _table(NARROW_HEADINGS, rows[:fitting], Row.narrow_cells)
-    parts: list[RenderableType] = [title, table]
-    if len(rows) > fitting:
-        parts.append(Text(f"{len(rows) - fitting} more do not fit on the screen", "dim"))
+    lines = [*head, styled("bold", heading)]
+    for row, text in zip(rows, texts, strict=False):
+        lines.append(styled("yellow" if row.paused else "dim" if row.channel is None else "", text))
+    if len(rows) > room:
+        lines.append(styled("dim", f"{len(rows) - room} more do not fit on the screen"[:width]))
     elif not rows:
-        parts.append(Text("no topics yet", "dim"))
-    return Group(*parts)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], Sequence[str]]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for index, heading in enumerate(headings):
-        if index < NAME_COLUMNS:
-            table.add_column(heading, overflow="ellipsis", min_width=8)
-        else:
-            table.add_column(
-                heading, justify="right", no_wrap=True
-            )  # a number cut short would be another number
-    for row in rows:
-        style = "yellow" if row.paused else ("dim" if row.channel is None else "")
-        table.add_row(*cells(row), style=style)
-    return table
+        lines.append(styled("dim", "no topics yet"[:width]))
+    return lines[:height]

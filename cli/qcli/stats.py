@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +22,36 @@ COUNTS = {
 }
 """Heading by nsqd's name. A topic has only depth, backend_depth and message_count."""
 
-HEADINGS = ("topic", "channel", *COUNTS.values(), "in/s", "out/s", "")
-NARROW_HEADINGS = (
-    "topic",
-    "channel",
-    "depth",
-    "be",
-    "inflt",
-    "def",
-    "req",
-    "t-o",
-    "msgs",
-    "cl",
+PAUSED = ""
+"""The heading over the word, or the letter, that marks what is paused."""
+HEADINGS = ("topic", "channel", *COUNTS.values(), "in/s", "out/s", PAUSED)
+NARROW_HEADINGS = {
+    "backend": "be",
+    "in flight": "inflt",
+    "deferred": "def",
+    "requeued": "req",
+    "timed out": "t-o",
+    "messages": "msgs",
+    "clients": "cl",
+}
+"""Those that are shorter on a screen that is too narrow, in the words of nsqd's own statistics."""
+LEFT_OUT_FIRST = (
+    "backend",
+    "timed out",
+    "requeued",
+    "messages",
+    "deferred",
+    "clients",
     "in/s",
+    "in flight",
     "out/s",
-    "",
+    PAUSED,
 )
-"""The same for a screen that is too narrow, in the words of nsqd's own statistics."""
+"""What a screen that is narrower still goes without, one after the other: all but the names and the depth."""
 NAME_COLUMNS = 2
+GAP = 2
+"""Blanks between columns."""
+MIN_NAME_WIDTH = 4
 RECORD_KEYS = ("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate")
 
 
@@ -80,7 +92,7 @@ class Row:
         return (self.topic, self.channel or "", *numbers, "paused" if self.paused else "")
 
     def narrow_cells(self) -> tuple[str, ...]:
-        """The row as text under `NARROW_HEADINGS`."""
+        """The same with short numbers."""
         numbers = ["" if number is None else _short(int(number)) for number in self._numbers()]
         return (self.topic, self.channel or "", *numbers, "P" if self.paused else "")
 
@@ -95,6 +107,57 @@ def _short(number: int) -> str:
             return f"{number}{unit}"
         number //= 1000
     return f"{number}T"
+
+
+def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
+    """Headings and rows as text.
+
+    Args:
+        rows: What to show.
+        width: Of the screen. If all does not fit, headings and numbers become shorter, then columns are left out,
+            and at last the names are shortened. None: all of it.
+    """
+    full = [list(HEADINGS), *(list(row.cells()) for row in rows)]
+    if width is None or sum(_widths(full)) - GAP <= width:
+        return full
+    narrow = [
+        [NARROW_HEADINGS.get(heading, heading) for heading in HEADINGS],
+        *(list(row.narrow_cells()) for row in rows),
+    ]
+    widths = _widths(narrow)
+    left_out: set[int] = set()
+    for heading in LEFT_OUT_FIRST:
+        if sum(widths) - GAP <= width:
+            break
+        index = HEADINGS.index(heading)
+        widths[index] = 0
+        left_out.add(index)
+    names = [width - GAP for width in widths[:NAME_COLUMNS]]
+    room = width - (sum(widths) - GAP - sum(names))
+    while sum(names) > room and max(names) > MIN_NAME_WIDTH:
+        names[names.index(max(names))] -= 1
+    return [
+        [
+            _shortened(cell, names[index]) if index < NAME_COLUMNS else cell
+            for index, cell in enumerate(line)
+            if index not in left_out
+        ]
+        for line in narrow
+    ]
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    """How much each column takes, with the gap that follows; nothing if all of it is empty."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [width + GAP if width else 0 for width in widths]
+
+
+def _shortened(text: str, width: int) -> str:
+    """Without its middle, because names often differ at the end only."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 class Sampler:

@@ -10,7 +10,7 @@ import click
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_source
-from .errors import Failure, failure_reason, leaves, unreachable
+from .errors import leaves, not_connected
 from .exit_codes import ExitCode
 from .options import TCP_OPTION, USER_AGENT, streams_from_broker
 from .output import RawOutput, quiet_library
@@ -53,7 +53,7 @@ class _Request:
         ExitCode.OK: "The messages asked for were written, the idle timeout was over, or the reader of standard "
         "output went away.",
         ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
-        ExitCode.UNREACHABLE: "No broker answers at the address. One that goes away later is waited for.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} A broker that goes away later is waited for.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had not been written was returned.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). What had not been written was returned.",
     },
@@ -61,6 +61,9 @@ class _Request:
         "Delivery": "A message is finished once it is written to standard output, and not before. What was "
         "received and not written goes back to the channel at the end, so nothing stays in flight. A message may "
         "come twice if the broker or the connection fails.",
+        "Pipes": "What has gone into a pipe is written, whether or not its reader takes it: 'qcli tail clicks/archive "
+        "| head -1' prints one message and finishes as many as the pipe holds, hundreds or thousands, which the "
+        "channel then has no more. To take a number of messages and leave the others, use -n, such as -n 1.",
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (1 at the first "
         "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place.",
     },
@@ -161,7 +164,7 @@ def command(
 async def _tail(request: _Request) -> ExitCode:
     import trio
 
-    from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
+    from trio_nsq.client import ConnectionFailed, Consumer
 
     from .signals import watch_signals
     from .tailing import Tail, json_renderer, raw_renderer
@@ -194,7 +197,5 @@ async def _tail(request: _Request) -> ExitCode:
     except* ConnectionFailed as group:
         (error, *_) = leaves(group)
         assert isinstance(error, ConnectionFailed)
-        if isinstance(error.__cause__, BrokerError):
-            raise Failure(f"The broker at {request.address} refused: {error.__cause__}.") from None
-        raise unreachable(request.address, TCP_OPTION, failure_reason(error)) from None
+        raise not_connected(request.address, TCP_OPTION, error) from None
     return tail.stopped or ExitCode.OK

@@ -8,31 +8,33 @@ from .administration import Action, action_command
 from .commands import DocumentedCommand, DocumentedGroup, Example, option
 from .exit_codes import ExitCode
 from .options import asks_broker
-from .output import json_lines, write
+from .output import json_lines, plain_table, write
 
 _ACTIONS = [
-    Action("create", "created", "Create topics.\n\nA topic that exists already stays as it is."),
+    Action(
+        "create", " created", "Create topics.\n\nA topic that exists already stays as it is.", creates=True
+    ),
     Action(
         "delete",
-        "deleted",
+        " deleted",
         "Delete topics, with their channels and all their messages.\n\nAsks first on a terminal; elsewhere it "
         "needs --yes. Consumers are disconnected. A later publish creates the topic anew.",
         destroys=True,
     ),
     Action(
         "empty",
-        "emptied",
+        ": its own queue emptied; its channels keep their messages",
         "Throw away the messages that wait in topics for a first channel.\n\nAsks first on a terminal; "
         "elsewhere it needs --yes. What the channels hold stays: see 'qcli channel empty'.",
         destroys=True,
     ),
     Action(
         "pause",
-        "paused",
+        " paused",
         "Stop passing the messages of topics on to their channels.\n\nMessages are accepted and kept meanwhile. "
         "The pause outlasts a restart of the broker.",
     ),
-    Action("unpause", "unpaused", "Pass the messages of topics on to their channels again."),
+    Action("unpause", " unpaused", "Pass the messages of topics on to their channels again."),
 ]
 
 _EXAMPLES = {
@@ -70,8 +72,9 @@ for _action in _ACTIONS:
     "list",
     cls=DocumentedCommand,
     examples=[
-        Example("names, one per line", "qcli topic list"),
-        Example("with their channels", "qcli topic list --format json | jq .channels"),
+        Example("what there is", "qcli topic list"),
+        Example("the names of the topics alone", "qcli topic list | awk '{print $1}'"),
+        Example("the channels of one topic", "qcli channel list clicks"),
     ],
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
@@ -83,24 +86,23 @@ for _action in _ACTIONS:
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="text: a name per line. json: an object per line, with the keys topic, channels (names) and paused.",
+    help="text: a topic per line, followed by its channels. json: an object per line, with the keys "
+    "topic, channels (names) and paused.",
 )
 def list_topics(nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
-    """List the topics of a broker, by name."""
+    """List the topics of a broker, by name, with their channels."""
     from .broker_http import BrokerHTTP
 
     topics = BrokerHTTP(nsqd_http_address).stats()["topics"]
-    topics.sort(key=lambda topic: topic["topic_name"])
-    if form == "text":
-        write("".join(topic["topic_name"] + "\n" for topic in topics))
-        return
-    write(
-        json_lines(
-            {
-                "topic": topic["topic_name"],
-                "channels": sorted(channel["channel_name"] for channel in topic["channels"] or []),
-                "paused": topic["paused"],
-            }
-            for topic in topics
-        )
-    )
+    records = [
+        {
+            "topic": topic["topic_name"],
+            "channels": sorted(channel["channel_name"] for channel in topic["channels"] or []),
+            "paused": topic["paused"],
+        }
+        for topic in sorted(topics, key=lambda topic: str(topic["topic_name"]))
+    ]
+    if form == "json":
+        write(json_lines(records))
+    else:
+        write(plain_table([(each["topic"], " ".join(each["channels"])) for each in records], 2))

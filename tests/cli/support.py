@@ -1,12 +1,15 @@
 """Runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit."""
 
+import fcntl
 import json
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -177,6 +180,12 @@ class Terminal:
     def type(self, text: bytes) -> None:
         """Press keys."""
         os.write(self._fd, text)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Make the window larger or smaller. It tells a command that asks the terminal, not the environment."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        # The system tells the processes of the terminal's session itself, but ours has not made it its own.
+        self.process.send_signal(signal.SIGWINCH)
 
     def interrupt(self) -> int:
         """Send SIGINT until it ends, and return the exit code.

@@ -11,11 +11,35 @@ def test_topic_create_list_and_delete(qcli: Cli, topic: str) -> None:
     result = qcli("topic", "create", *names)
     assert (result.code, result.out) == (0, b"")
     assert result.err == f"topic {names[0]} created\ntopic {names[1]} created\n"
-    assert qcli("topic", "create", *names).code == 0  # again is no mistake
+    again = qcli("topic", "create", *names, f"{topic}.c")  # no mistake
+    assert again.code == 0
+    assert again.err == (
+        f"topic {names[0]} exists already\ntopic {names[1]} exists already\ntopic {topic}.c created\n"
+    )
+    names.append(f"{topic}.c")
     listed = qcli("topic", "list").out.decode().splitlines()
     assert [name for name in listed if name.startswith(topic)] == sorted(names)
     assert qcli("topic", "delete", "--yes", *names).code == 0
     assert topic not in qcli("topic", "list").out.decode()
+
+
+def test_topic_and_channel_list(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "b", "a")
+    broker.create(f"{topic}.none")
+    listed = [line.split() for line in qcli("topic", "list").out.decode().splitlines()]
+    assert [topic, "a", "b"] in listed
+    assert [f"{topic}.none"] in listed
+    assert qcli("channel", "list", topic).out.decode() == f"{topic}/a\n{topic}/b\n"
+    assert f"{topic}/a\n{topic}/b\n" in qcli("channel", "list").out.decode()
+    assert qcli("channel", "list", f"{topic}.none").out == b""
+    assert qcli("channel", "list", topic, "--format", "json").records == [
+        {"topic": topic, "channel": name, "paused": False} for name in ("a", "b")
+    ]
+    missing = qcli("channel", "list", f"{topic}.missing")
+    assert (missing.code, missing.err) == (
+        1,
+        f"Error: There is no topic {topic}.missing on {qcli.http_address}.\n",
+    )
 
 
 def test_topic_list_as_json(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -37,7 +61,9 @@ def test_topic_pause_and_unpause(qcli: Cli, broker: Broker, topic: str) -> None:
 def test_topic_empty(qcli: Cli, topic: str) -> None:
     qcli("pub", topic, stdin=b"a\nb\n")
     assert qcli("stat", topic, "--format", "json").records[0]["depth"] == 2
-    assert qcli("topic", "empty", "-y", topic).code == 0
+    emptied = qcli("topic", "empty", "-y", topic)
+    assert emptied.code == 0
+    assert emptied.err == f"topic {topic}: its own queue emptied; its channels keep their messages\n"
     assert qcli("stat", topic, "--format", "json").records[0]["depth"] == 0
 
 
@@ -45,6 +71,7 @@ def test_channel_create_pause_empty_and_delete(qcli: Cli, broker: Broker, topic:
     source = f"{topic}/c#ephemeral"
     broker.create(topic)
     assert qcli("channel", "create", source).err == f"channel {source} created\n"
+    assert qcli("channel", "create", source).err == f"channel {source} exists already\n"
     assert qcli("channel", "pause", source).code == 0
     qcli("pub", topic, stdin=b"a\nb\n")
     (record,) = qcli("stat", source, "--format", "json").records
@@ -118,7 +145,12 @@ def test_bad_names_are_usage_errors(nowhere: Cli, args: list[str]) -> None:
 
 
 def test_no_broker(nowhere: Cli) -> None:
-    for args in (["topic", "list"], ["topic", "create", "t"], ["channel", "pause", "t/c"]):
+    for args in (
+        ["topic", "list"],
+        ["channel", "list"],
+        ["topic", "create", "t"],
+        ["channel", "pause", "t/c"],
+    ):
         result = nowhere(*args)
         assert result.code == 3
         assert result.err.startswith("Error: No broker answers at 127.0.0.1:1: connection refused.")

@@ -45,6 +45,25 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
     assert "Traceback" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("args", "suggested"),
+    [
+        (["pubb"], "pub"),
+        (["stats"], "stat"),
+        (["publish"], "pub"),
+        (["topic", "lst"], "list"),
+        (["topic", "del"], "delete"),
+        (["topic", "rename"], None),
+        (["x"], None),
+    ],
+)
+def test_a_command_written_wrong_is_suggested(nowhere: Cli, args: list[str], suggested: str | None) -> None:
+    result = nowhere(*args)
+    assert result.code == 2
+    hint = f" Did you mean '{suggested}'?" if suggested else ""
+    assert result.err.endswith(f"Error: No such command '{args[-1]}'.{hint}\n")
+
+
 def test_the_environment_names_the_broker_and_the_command_line_overrules_it(nowhere: Cli) -> None:
     env = {"QCLI_NSQD_TCP_ADDRESS": "127.0.0.1:2", "QCLI_NSQD_HTTP_ADDRESS": "127.0.0.1:3"}
     assert "127.0.0.1:2" in nowhere("tail", "t", env=env).err

@@ -47,6 +47,12 @@ def test_what_is_no_duration(text: str) -> None:
         duration(text)
 
 
+@pytest.mark.parametrize("text", ["2", "1.5"])
+def test_a_duration_without_a_unit_is_told_how_to_get_one(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"write {text}s for seconds"):
+        duration(text)
+
+
 def test_some_durations_may_not_be_zero() -> None:
     assert positive_duration("1ms") == 1
     with pytest.raises(click.BadParameter):

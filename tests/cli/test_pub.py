@@ -11,6 +11,7 @@ import pytest
 
 from cli.support import Cli, lines
 from interop.peers import Broker, nsqd, qcli_serve
+from qcli.output import rate
 
 MIB = 1024 * 1024
 
@@ -103,10 +104,19 @@ def test_a_named_pipe_is_a_file_too(qcli: Cli, topic: str, tmp_path: Path) -> No
         assert "2 messages" in pub.end().err
 
 
-def test_a_missing_file_is_a_usage_error(qcli: Cli, topic: str) -> None:
-    result = qcli("pub", topic, "/nonexistent/file")
-    assert result.code == 2
-    assert "/nonexistent/file" in result.err
+def test_a_file_that_cannot_be_read_is_said_before_anything_is_published(
+    qcli: Cli, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic, "check")
+    (tmp_path / "a.log").write_bytes(b"a\n")
+    for path, reason in (
+        (tmp_path / "missing.log", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        result = qcli("pub", topic, str(tmp_path / "a.log"), str(path))
+        assert result.code == 1
+        assert result.err == f"Error: Cannot read {path}: {reason}. Nothing was published.\n"
+    assert stored(qcli, broker, topic, 0) == []
 
 
 def test_slow_input_is_published_promptly(qcli: Cli, topic: str) -> None:
@@ -175,7 +185,51 @@ def test_a_signal_publishes_what_was_read(
         assert pub.process.wait(30) == code
         said = pub.hear_line()
         assert said.startswith("2 messages")
-        assert said.endswith("; an unfinished one of 8 bytes was not published\n")
+        assert said.endswith("; a message that was read only in part (8 B) was not published\n")
+
+
+def test_a_signal_does_not_hurry_what_has_a_rate(
+    qcli: Cli, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic, "check")
+    (tmp_path / "lines").write_bytes(b"x\n" * 10_000)
+    begun = time.monotonic()
+    with qcli.running("pub", topic, "--rate", "5", str(tmp_path / "lines")) as pub:
+        qcli.wait_until(topic, lambda record: record["message_count"] >= 2)
+        pub.process.send_signal(signal.SIGINT)
+        result = pub.end()
+    assert result.code == 130
+    told = re.match(r"(\d+) messages .*; ([\d,]+) messages read and not published\n\Z", result.err)
+    assert told is not None
+    published, held_back = (int(number.replace(",", "")) for number in told.groups())
+    assert published + held_back == 2048  # of one read
+    assert published <= 5 * (time.monotonic() - begun) + 1
+    assert broker.channel_stats(topic, "check")["message_count"] == published
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"), [(0, "0"), (0.31, "0.3"), (9.5, "9.5"), (10, "10"), (1234, "1,234")]
+)
+def test_slow_rates_have_a_decimal(per_second: float, text: str) -> None:
+    assert rate(per_second) == text
+
+
+def test_the_report_does_not_stand_behind_the_echo_of_ctrl_c(qcli: Cli, topic: str) -> None:
+    with qcli.on_terminal("pub", topic) as terminal, qcli.running("tail", f"{topic}/check") as tail:
+        terminal.type(b"typed\n")
+        assert tail.read_line() == b"typed\n"
+        assert terminal.interrupt() == 130
+    assert b"\r\n\r\n1 message (5 B) published" in terminal.shown
+
+
+@pytest.mark.parametrize("command", ["pub", "tail"])
+def test_the_http_port_is_not_the_tcp_port(qcli: Cli, command: str) -> None:
+    result = qcli(command, "t", "--nsqd-tcp-address", qcli.http_address, stdin=b"a\n")
+    assert result.code == 3
+    assert result.err == (
+        f"Error: What answers at {qcli.http_address} is not an NSQ broker's TCP port. "
+        "Is it the HTTP port, or another program's? See --nsqd-tcp-address.\n"
+    )
 
 
 def test_no_broker(nowhere: Cli) -> None:

@@ -73,7 +73,9 @@ async def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 async def passes(pace: Pace, count: int) -> float:
-    await pace.wait(count)
+    await pace.wait()
+    assert pace.is_due()
+    pace.take(count)
     return trio.current_time()
 
 
@@ -93,11 +95,11 @@ async def test_a_high_rate_lets_slices_pass(autojump_clock: trio.testing.MockClo
 
 async def test_a_pause_is_made_up_for_only_in_part(autojump_clock: trio.testing.MockClock) -> None:
     pace = Pace(100, trio.current_time())
-    await pace.wait(1)
+    await passes(pace, 1)
     await trio.sleep(60)
     begun = trio.current_time()
     for _ in range(100):
-        await pace.wait(1)
+        await passes(pace, 1)
     assert trio.current_time() - begun == pytest.approx(99 / 100 - Pace.MAX_CREDIT_S)
 
 

@@ -164,6 +164,20 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "missing" in refusal(tmp_path, "--data-path", str(tmp_path / "missing" / "data"))
 
 
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in refusal(tmp_path, "--data-path", str(tmp_path / "file"))
+
+
+def test_a_relative_folder_is_told_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path / "no") in refusal(tmp_path, "--data-path", "./no/such")
+    with serving(tmp_path, "--data-path", "./here") as broker:
+        assert hear_until_ready(broker)[-1].endswith(f", data {tmp_path / 'here'}\n")
+
+
 def test_an_address_file_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "missing" / "a.json"
     expected = f"Error: --address-file: cannot write {file}: No such file or directory."

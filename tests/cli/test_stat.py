@@ -3,15 +3,18 @@
 import csv
 import io
 import json
+import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.support import Cli
-from interop.peers import Broker
+from interop.peers import Broker, qcli_serve
+from qcli.output import plain_table
 from qcli.params import Source
-from qcli.stats import COUNTS, RECORD_KEYS, Sampler
+from qcli.stats import COUNTS, HEADINGS, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, table
 
 
 def channel(name: str, messages: int = 0, **counts: int) -> dict[str, Any]:
@@ -147,10 +150,7 @@ def test_no_broker(nowhere: Cli) -> None:
 
 def test_what_answers_does_not_speak_http(qcli: Cli) -> None:
     result = qcli("stat", "--nsqd-http-address", qcli.tcp_address)
-    assert result.code in (
-        1,
-        3,
-    )  # as the broker closes the connection before or after its answer has been read
+    assert result.code == 3
     assert result.err.count("\n") == 1
 
 
@@ -162,10 +162,40 @@ def test_the_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
         terminal.expect(b"1,234")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
-    assert (
-        terminal.shown.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?25h" in terminal.shown
-    )  # the cursor is back
+    before, _, after = terminal.shown.rpartition(
+        b"\x1b[?25h\x1b[?1049l"
+    )  # the cursor and the old screen are back
+    assert before.count(b"\x1b[?1049h") == 1
+    assert after.count(qcli.http_address.encode()) == 1  # and the last table stays, once
+    assert b"1,234" in after
     assert b"Traceback" not in terminal.shown
+
+
+def test_the_live_table_follows_the_size_of_the_window(qcli: Cli, clicks: str) -> None:
+    with qcli.on_terminal("stat", clicks, "--interval", "1h", COLUMNS="") as terminal:
+        terminal.resize(24, 120)
+        terminal.expect(b"requeued")
+        terminal.resize(24, 40)
+        terminal.expect(b"topic        channel  depth  out/s")
+        assert terminal.interrupt() == 130
+
+
+def test_the_live_table_waits_for_a_broker_that_goes_away(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t")
+        with qcli.on_terminal("stat", "t", "--interval", "50ms") as terminal:
+            terminal.expect(b"in flight")
+            broker.process.terminate()
+            broker.process.wait(30)
+            terminal.expect(b"no answer; waiting for the broker")
+            assert terminal.interrupt() == 130
+
+
+def test_the_live_table_does_not_wait_at_the_start(nowhere: Cli) -> None:
+    with nowhere.on_terminal("stat") as terminal:
+        assert terminal.end() == 3
+    assert b"\x1b" not in terminal.shown
 
 
 def test_the_live_table_has_no_colours_with_no_color(qcli: Cli, clicks: str) -> None:
@@ -174,19 +204,68 @@ def test_the_live_table_has_no_colours_with_no_color(qcli: Cli, clicks: str) -> 
         terminal.expect(clicks.encode())
         terminal.process.terminate()
         assert terminal.end() == 143
-    for colour in range(30, 38):
-        assert b"\x1b[%dm" % colour not in terminal.shown
+    assert re.search(rb"\x1b\[[\d;]*m", terminal.shown) is None  # bold and dim neither
 
 
-def test_a_narrow_screen_shortens_names_and_not_numbers(qcli: Cli, broker: Broker, topic: str) -> None:
-    name = topic + "-with-a-name-that-is-much-too-long-for-it"
+def test_the_live_table_has_colours(qcli: Cli, clicks: str) -> None:
+    with qcli.on_terminal("stat", clicks, "--interval", "50ms") as terminal:
+        terminal.expect(b"\x1b[33m" + clicks.encode())
+        terminal.interrupt()
+
+
+def table_of(rows: list[Row], width: int | None) -> list[str]:
+    return plain_table(table(rows, width), NAME_COLUMNS).splitlines()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("name", ["t", "orders.eu-west.created", "x" * 64])
+def test_no_screen_cuts_a_column(name: str, paused: bool) -> None:
+    """At every width there are names and depth, and whole columns only, the more the wider the screen is."""
+    sampler = Sampler(None)
+    stats = topic_stats(
+        name, channel("archive", 1_234_567, depth=12_345, in_flight_count=2500) | {"paused": paused}
+    )
+    sampler.rows([stats], 1.0)
+    rows = sampler.rows([stats], 2.0)
+    full = table_of(rows, None)
+    narrow = [NARROW_HEADINGS.get(heading, heading) for heading in HEADINGS if heading]
+    columns_before = 0
+    for width in range(20, 200):
+        heading, _, text = lines = table_of(rows, width)
+        assert max(map(len, lines)) <= width
+        if lines == full:
+            break
+        headings = heading.split()
+        assert headings[2] == "depth"
+        assert set(headings[3:]) <= set(narrow)
+        assert text.split()[2] == "12k"
+        assert len(headings) >= columns_before
+        columns_before = len(headings)
+        if len(headings) > 3:  # names are shortened last
+            assert text.split()[:2] == [name, "archive"]
+    else:
+        pytest.fail("there is no width at which all of it fits")
+
+
+def test_columns_go_in_order_of_importance() -> None:
+    (*_, row) = Sampler(None).rows([topic_stats("t", channel("c"))], 1.0)
+    widest = table([row], 60)[0]
+    assert widest[-4:] == ["cl", "in/s", "out/s", ""]
+    assert table([row], 41)[0][2:] == ["depth", "inflt", "in/s", "out/s", ""]
+    assert table([row], 21)[0] == ["topic", "channel", "depth", ""]
+
+
+def test_names_are_shortened_in_the_middle_and_not_numbers(qcli: Cli, broker: Broker, topic: str) -> None:
+    name = f"{topic}-with-a-name-that-is-much-too-long-for-the-screen-v2"
     broker.create(name)
     qcli("pub", name, stdin=b"x\n" * 12_345)
-    with qcli.on_terminal("stat", name, "--interval", "50ms", columns=70) as terminal:
-        terminal.expect(b"12k")
-        terminal.expect("…".encode())
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.end()
+    for args in (["--interval", "50ms"], ["--once"]):
+        with qcli.on_terminal("stat", name, *args, columns=40) as terminal:
+            terminal.expect("…".encode())
+            terminal.expect(b"-v2")
+            terminal.expect(b"12k")
+            terminal.interrupt()
+    assert len(qcli("stat", name, "--once").out.splitlines()[0]) > 80  # no terminal, all of it
 
 
 @pytest.mark.parametrize("args", [["--once"], ["--count", "1"], ["--format", "json"]])
