@@ -173,7 +173,7 @@ class _Folder(click.Path):
     STORAGE,
     "--cache-bytes",
     type=COUNT,
-    default=256 * 1024**2,
+    default=64 * 1024**2,
     metavar="BYTES",
     show_default=True,
     help="Bytes of messages kept in memory, over all topics, whatever --mem-queue-size says.",

@@ -42,7 +42,7 @@ class BrokerOptions:
     sync_every: int = 2500
     sync_timeout_ms: int = 2 * SECOND_MS
     mem_queue_size: int = 10_000
-    cache_bytes: int = 256 * MIB
+    cache_bytes: int = 64 * MIB
     max_bytes_per_file: int = 100 * MIB
     checkpoint_interval_ms: int = 2 * SECOND_MS
     max_channel_consumers: int = 0
