@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -26,7 +27,10 @@ def bounded(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Corouti
     @functools.wraps(test)
     async def run(*args: P.args, **kwargs: P.kwargs) -> None:
         with trio.fail_after(PATIENCE_S):
+            started_at = trio.current_time()
             await test(*args, **kwargs)
+            # What is shielded cannot be cut short.
+            assert trio.current_time() - started_at < PATIENCE_S
 
     return run
 
@@ -162,6 +166,21 @@ class Peer:
         self._stream.socket.close()
 
 
+async def at_once(peer: Peer) -> None:
+    """Nothing is said."""
+
+
+async def after_identify(peer: Peer) -> None:
+    """IDENTIFY has come."""
+    await peer.expect_identify()
+
+
+async def within_the_reply(peer: Peer) -> None:
+    """IDENTIFY is answered, half."""
+    await peer.expect_identify()
+    await peer.send(identify_reply()[:20])
+
+
 class FakeBroker:
     """Listens on a loopback port of its own choosing, and again on the same one after `stop`."""
 
@@ -191,6 +210,13 @@ class FakeBroker:
         peer = Peer(await self._listener.accept())
         self._peers.append(peer)
         return peer
+
+    async def expect_no_connection(self) -> None:
+        """Check that nobody connects while every task waits."""
+        assert self._listener is not None
+        await trio.testing.wait_all_tasks_blocked()
+        readable, _, _ = select.select([self._listener.socket.fileno()], [], [], 0)
+        assert not readable
 
     def close(self) -> None:
         """Let go of all sockets."""

@@ -1,69 +1,18 @@
-"""A consumer on connections that hold: exact sequences, answers, sharing, closing."""
+"""A consumer on connections that hold: exact sequences, answers, iterating."""
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from client.fake_broker import PATIENCE_S, FakeBroker, Peer, bounded, error, fins, message, message_id, reqs
+from client.consumers import accept_up_to_sub, consumer_entered, consumer_of, hold_open, opened, see_off
+from client.fake_broker import FakeBroker, bounded, error, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, ConsumerStats
 from trio_nsq.client.consumer import TIME_SLICE_S
-from trio_nsq.protocol import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME
-
-
-def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) -> Consumer:
-    addresses = [broker.address for broker in brokers]
-    options.setdefault(
-        "close_timeout_s", 2 * PATIENCE_S
-    )  # a goodbye cut short by time is not to pass for a good one
-    return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, **options)
-
-
-@asynccontextmanager
-async def opened(
-    broker: FakeBroker, *, returned: tuple[int, ...] = (), **options: Any
-) -> AsyncIterator[tuple[Consumer, Peer]]:
-    """A consumer and the broker's end of its connection; at the end the messages `returned` must come back."""
-    async with (
-        trio.open_nursery() as nursery,
-        consumer_entered(nursery, broker, **options) as (consumer, peer),
-    ):
-        yield consumer, peer
-        nursery.start_soon(see_off, peer, *returned)
-
-
-@asynccontextmanager
-async def consumer_entered(
-    nursery: trio.Nursery, broker: FakeBroker, **options: Any
-) -> AsyncIterator[tuple[Consumer, Peer]]:
-    """The same without the goodbye."""
-    consumer = consumer_of(broker, **options)
-    peers = []
-    subscribed = trio.Event()
-
-    async def subscribe() -> None:
-        peers.append(await broker.accept())
-        await peers[0].subscribe(ready=options.get("max_in_flight", 5))
-        subscribed.set()
-
-    nursery.start_soon(subscribe)
-    async with consumer:
-        await subscribed.wait()
-        yield consumer, peers[0]
-
-
-async def see_off(peer: Peer, *returned: int) -> None:
-    """Play the broker's part when a consumer closes; these messages must come back."""
-    await peer.expect(b"CLS\n")
-    await peer.send(CLOSE_WAIT_FRAME)
-    await peer.expect(reqs(*returned))
-    await peer.expect_end()
-    peer.hang_up()
-
+from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ the opening
 
@@ -312,6 +261,7 @@ async def test_receiving_outside_the_block_is_an_error() -> None:
         await anext(consumer.batches())
     with pytest.raises(ValueError, match="max_messages"):
         consumer.batches(0)
+    await consumer.aclose()
 
 
 @bounded
@@ -324,168 +274,6 @@ async def test_the_bodys_exception_comes_out_as_it_is(broker: FakeBroker) -> Non
     async with trio.open_nursery() as nursery:
         with pytest.raises(KeyError):
             await fail(nursery)
-
-
-# ------------------------------------------------------------------------------------------------ closing
-
-
-@bounded
-async def test_what_is_not_answered_is_returned(broker: FakeBroker) -> None:
-    async with opened(broker, returned=(1, 3, 4)) as (consumer, peer):
-        await peer.send(message(1), message(2))
-        first, second = [await anext(consumer) for _ in range(2)]
-        second.finish()
-        await peer.expect(fins(2))
-        await peer.send(message(3), message(4))  # nobody takes these
-        await trio.testing.wait_all_tasks_blocked()
-    first.finish()  # too late, and harmless
-    assert first.answered
-    assert consumer.stats() == ConsumerStats(received=4, finished=1, requeued=3, connections=0)
-
-
-@bounded
-async def test_messages_that_arrive_during_the_goodbye_are_returned_too(broker: FakeBroker) -> None:
-    async def play(peer: Peer) -> None:
-        await peer.expect(b"CLS\n")
-        await peer.send(message(1), CLOSE_WAIT_FRAME)
-        await peer.expect(reqs(1))
-        await peer.send(message(2))  # nsqd's pump was a little slower than its command loop
-        await peer.expect(reqs(2))
-        await peer.expect_end()
-        peer.hang_up()
-
-    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
-        nursery.start_soon(play, peer)
-
-
-@bounded
-async def test_the_end_waits_until_the_broker_has_read_everything(broker: FakeBroker) -> None:
-    left = trio.Event()
-
-    async def play(peer: Peer) -> None:
-        await peer.expect(b"CLS\n")
-        await peer.send(CLOSE_WAIT_FRAME)
-        await peer.expect_end()
-        await trio.testing.wait_all_tasks_blocked()
-        assert not left.is_set()
-        peer.hang_up()
-
-    async with trio.open_nursery() as nursery:
-        async with consumer_entered(nursery, broker) as (_, peer):
-            nursery.start_soon(play, peer)
-        left.set()
-
-
-@bounded
-async def test_a_broker_that_does_not_answer_the_goodbye_still_gets_its_messages_back(
-    broker: FakeBroker,
-) -> None:
-    async with trio.open_nursery() as nursery:
-        async with consumer_entered(nursery, broker, close_timeout_s=0.2) as (consumer, peer):
-            await peer.send(message(1))
-            await anext(consumer)
-        await peer.expect(b"CLS\n", reqs(1))
-        await peer.expect_end()
-
-
-@bounded
-async def test_a_cancelled_consumer_says_goodbye_as_well(broker: FakeBroker) -> None:
-    async with trio.open_nursery() as nursery:
-        with trio.CancelScope() as scope:
-            async with consumer_entered(nursery, broker) as (consumer, peer):
-                nursery.start_soon(see_off, peer, 1)
-                await peer.send(message(1))
-                await anext(consumer)
-                scope.cancel()
-                await trio.sleep_forever()
-        assert scope.cancelled_caught
-
-
-@bounded
-async def test_without_time_to_close_it_just_hangs_up(broker: FakeBroker) -> None:
-    async with trio.open_nursery() as nursery:
-        async with consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer):
-            await peer.send(message(1))
-            await anext(consumer)
-        await peer.expect_end()
-
-
-@bounded
-async def test_a_connection_lost_during_the_goodbye_ends_it(broker: FakeBroker) -> None:
-    async def play(peer: Peer) -> None:
-        await peer.expect(b"CLS\n")
-        peer.reset()
-
-    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
-        nursery.start_soon(play, peer)
-
-
-# ------------------------------------------------------------------------------------------------ sharing
-
-
-async def hold_open(consumer: Consumer) -> None:
-    async with consumer:
-        await trio.sleep_forever()
-
-
-async def accept_up_to_sub(broker: FakeBroker, max_rdy_count: int = 2500) -> Peer:
-    peer = await broker.accept()
-    await peer.greet(max_rdy_count)
-    await peer.expect(b"SUB topic channel\n")
-    return peer
-
-
-@bounded
-async def test_max_in_flight_is_shared_between_connections(
-    broker: FakeBroker, other_broker: FakeBroker
-) -> None:
-    consumer = consumer_of(broker, other_broker, reconnect_min_s=0.001, close_timeout_s=0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_open, consumer)
-        first, second = await accept_up_to_sub(broker), await accept_up_to_sub(other_broker)
-        await first.send(OK_FRAME)
-        await first.expect(b"RDY 5\n")
-        await second.send(OK_FRAME)
-        await first.expect(b"RDY 3\n")
-        await second.expect(b"RDY 2\n")
-        assert consumer.stats().connections == 2
-        second.hang_up()
-        await first.expect(b"RDY 5\n")
-        assert consumer.stats().connections == 1
-        second = await accept_up_to_sub(other_broker)
-        await second.send(OK_FRAME)
-        await first.expect(b"RDY 3\n")
-        await second.expect(b"RDY 2\n")
-        first.hang_up()  # the one that was there longer gets the remainder
-        await second.expect(b"RDY 5\n")
-        first = await accept_up_to_sub(broker)
-        await first.send(OK_FRAME)
-        await second.expect(b"RDY 3\n")
-        await first.expect(b"RDY 2\n")
-        nursery.cancel_scope.cancel()
-
-
-@bounded
-async def test_every_connection_gets_at_least_one(broker: FakeBroker, other_broker: FakeBroker) -> None:
-    consumer = consumer_of(broker, other_broker, max_in_flight=1, close_timeout_s=0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_open, consumer)
-        for listening in (broker, other_broker):
-            peer = await accept_up_to_sub(listening)
-            await peer.send(OK_FRAME)
-            await peer.expect(b"RDY 1\n")
-        nursery.cancel_scope.cancel()
-
-
-@bounded
-async def test_no_connection_gets_more_than_its_broker_allows(broker: FakeBroker) -> None:
-    consumer = consumer_of(broker, max_in_flight=100, close_timeout_s=0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_open, consumer)
-        peer = await accept_up_to_sub(broker, max_rdy_count=7)
-        await peer.send(OK_FRAME)
-        await peer.expect(b"RDY 7\n")
-        nursery.cancel_scope.cancel()
 
 
 # ------------------------------------------------------------------------------------------------ arguments

@@ -21,6 +21,9 @@ class StubFeed:
     def release(self, batch: MessageBatch) -> None:
         self.held.remove(batch)
 
+    def finish(self, ids: list[bytes]) -> None:
+        pass
+
 
 def batch(bodies: str, feed: StubFeed | None = None) -> MessageBatch:
     data = [body.encode() for body in bodies]
@@ -77,6 +80,18 @@ def test_a_closed_inbox_gives_and_takes_nothing() -> None:
     inbox.put(batch("c"))
     assert inbox.take_message() is None
     assert inbox.take_batch(None) is None
+
+
+def test_a_batch_is_held_until_its_last_message_is_answered_or_carved_out() -> None:
+    feed, inbox = StubFeed(), Inbox()
+    inbox.put(batch("abc", feed))
+    for place in range(3):
+        (held,) = feed.held
+        assert len(held.unanswered_ids()) == 3 - place
+        taken = inbox.take_message()
+        assert taken is not None
+        taken.finish()
+    assert feed.held == []
 
 
 @bounded

@@ -57,6 +57,8 @@ async def connect(address: str, settings: ConnectionSettings) -> "Connection":
     except OSError as error:
         cause = _innermost(error)
         raise ConnectionFailed(address, _reason(cause)) from cause
+    except UnicodeError as error:  # of the encoding for the name service
+        raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
     connection = Connection(stream, address, settings)
     await connection.introduce()
     return connection
@@ -100,8 +102,8 @@ class Connection:
             return  # a broker that does not negotiate
         try:
             features: Any = json.loads(reply)
-            self.max_rdy_count = int(features["max_rdy_count"])
-        except (ValueError, KeyError, TypeError) as error:
+            self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
+        except (ValueError, AttributeError, TypeError) as error:
             await self.close_now()
             reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
             raise ConnectionFailed(self.address, reason) from error
@@ -122,20 +124,10 @@ class Connection:
                 return await self._reply()
         except BaseException as error:
             await self.close_now()
-            if isinstance(error, BrokerError):
-                raise ConnectionFailed(
-                    self.address, f"it answered {error.code} {error.text}".rstrip()
-                ) from error
-            if isinstance(error, ConnectionLost):
-                raise ConnectionFailed(self.address, error.reason) from error
-            if isinstance(error, FrameError):
-                raise ConnectionFailed(self.address, str(error)) from error
-            if isinstance(error, trio.TooSlowError):
-                reason = f"connected, but no answer within {HANDSHAKE_TIMEOUT_S:g} s"
-                raise ConnectionFailed(self.address, reason) from error
-            if isinstance(error, trio.BrokenResourceError):
-                raise ConnectionFailed(self.address, _broken(error)) from error
-            raise
+            reason = _handshake_failure(error)
+            if reason is None:
+                raise
+            raise ConnectionFailed(self.address, reason) from error
 
     async def _reply(self) -> bytes:
         while True:
@@ -202,8 +194,10 @@ class Connection:
 
     async def close_now(self) -> None:
         """Close the socket, whatever is queued or under way. Does not wait, and may be called again."""
-        await trio.aclose_forcefully(self._stream)
-        self.ended.set()
+        try:
+            await trio.aclose_forcefully(self._stream)
+        finally:  # that passes on a cancellation, after closing
+            self.ended.set()
 
     async def _read_loop(self, handle: Callable[[Event], None]) -> NSQError:
         reader, timeout_s = self._reader, self._settings.read_timeout_s
@@ -254,6 +248,23 @@ def _innermost(error: OSError) -> OSError:
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[-1]
     return cause if isinstance(cause, OSError) else error
+
+
+def _handshake_failure(error: BaseException) -> str | None:
+    """Say in words why a broker did not accept us; None for a cancellation, and for what is a defect."""
+    match error:
+        case BrokerError():
+            return f"it answered {error.code} {error.text}".rstrip()
+        case ConnectionLost():
+            return error.reason
+        case FrameError():
+            return str(error)
+        case trio.TooSlowError():
+            return f"connected, but no answer within {HANDSHAKE_TIMEOUT_S:g} s"
+        case trio.BrokenResourceError():
+            return _broken(error)
+        case _:
+            return None
 
 
 def _reason(error: OSError) -> str:

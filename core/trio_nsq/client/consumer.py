@@ -61,7 +61,8 @@ class Consumer:
     over a lost connection and not finished, the broker delivers again, once the message timeout is over.
 
     Leaving returns to the brokers what was received and not answered, so nothing stays in flight; see `aclose`.
-    Several tasks may iterate over one consumer: each message goes to one of them.
+    Several tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a
+    message takes none away.
 
     Args:
         topic: The topic; created if need be.
@@ -167,7 +168,8 @@ class Consumer:
             async with trio.open_nursery() as nursery:
                 for feed in self._feeds if self._close_timeout_s > 0 else ():
                     nursery.start_soon(feed.say_goodbye, self._close_timeout_s)
-            await self._background.stop()
+            if self._entered:
+                await self._background.stop()
         self._closed.set()
 
     def stats(self) -> ConsumerStats:
@@ -233,9 +235,6 @@ class Consumer:
                 delay_s = delays.next_s()
                 _logger.warning("%s; next attempt in %.1f s", error, delay_s)
             else:
-                if self._closing:  # nobody would say goodbye to this one any more
-                    await connection.close_now()
-                    return
                 connected_at = trio.current_time()
                 reason = await self._receive(Feed(connection, self._tally, self._inbox.put))
                 if self._closing:

@@ -142,7 +142,9 @@ class Feed:
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:
                     raise BrokerError(self.address, code, text)
-                # Most often a message that was answered after its time was up: it is delivered again.
-                _logger.warning("%s refused an answer: %s %s", self.address, code, text)
+                # Most often a message that was answered after its time was up: it is delivered again. No news if it
+                # was us who returned it.
+                level = logging.WARNING if self._live else logging.DEBUG
+                _logger.log(level, "%s refused an answer: %s %s", self.address, code, text)
             case ResponseFrame(b"CLOSE_WAIT"):
                 self._close_wait.set()

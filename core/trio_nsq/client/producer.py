@@ -81,8 +81,10 @@ class Producer:
         close_timeout_s: float = CLOSE_TIMEOUT_S,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        if min(max_in_flight_bytes, max_msg_size, max_body_size) < 1:
-            raise ValueError("max_in_flight_bytes, max_msg_size and max_body_size must be at least 1")
+        if min(max_in_flight_bytes, max_msg_size) < 1 or max_body_size <= COUNT_BYTES + SIZE_BYTES:
+            raise ValueError(
+                "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
+            )
         self._address = format_address(*parse_address(nsqd_tcp_address))
         self._settings = ConnectionSettings(**options)
         self._max_in_flight_bytes = max_in_flight_bytes

@@ -1,0 +1,90 @@
+"""Consumers opened on a fake broker, and the broker's part in it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+import trio.testing
+
+from client.fake_broker import PATIENCE_S, FakeBroker, Peer, reqs
+from trio_nsq.client import Consumer
+from trio_nsq.protocol import CLOSE_WAIT_FRAME
+
+
+def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) -> Consumer:
+    """A consumer of all these brokers."""
+    addresses = [broker.address for broker in brokers]
+    # A goodbye that is cut short by time must not pass for a good one.
+    options.setdefault("close_timeout_s", 2 * PATIENCE_S)
+    return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, **options)
+
+
+@asynccontextmanager
+async def opened(
+    broker: FakeBroker, *, returned: tuple[int, ...] = (), **options: Any
+) -> AsyncIterator[tuple[Consumer, Peer]]:
+    """A consumer and the broker's end of its connection; at the end the messages `returned` must come back."""
+    async with (
+        trio.open_nursery() as nursery,
+        consumer_entered(nursery, broker, **options) as (consumer, peer),
+    ):
+        yield consumer, peer
+        nursery.start_soon(see_off, peer, *returned)
+
+
+@asynccontextmanager
+async def consumer_entered(
+    nursery: trio.Nursery, broker: FakeBroker, **options: Any
+) -> AsyncIterator[tuple[Consumer, Peer]]:
+    """The same without the goodbye."""
+    consumer = consumer_of(broker, **options)
+    peers = []
+    subscribed = trio.Event()
+
+    async def subscribe() -> None:
+        peers.append(await broker.accept())
+        await peers[0].subscribe(ready=options.get("max_in_flight", 5))
+        subscribed.set()
+
+    nursery.start_soon(subscribe)
+    async with consumer:
+        await subscribed.wait()
+        yield consumer, peers[0]
+
+
+async def see_off(peer: Peer, *returned: int) -> None:
+    """Play the broker's part when a consumer closes; these messages must come back."""
+    await peer.expect(b"CLS\n")
+    await peer.send(CLOSE_WAIT_FRAME)
+    await peer.expect(reqs(*returned))
+    await peer.expect_end()
+    peer.hang_up()
+
+
+async def hold_open(consumer: Consumer) -> None:
+    """Enter the consumer and stay."""
+    async with consumer:
+        await trio.sleep_forever()
+
+
+async def accept_up_to_sub(broker: FakeBroker, max_rdy_count: int = 2500) -> Peer:
+    """Accept a consumer's connection, and wait for its SUB."""
+    peer = await broker.accept()
+    await peer.greet(max_rdy_count)
+    await peer.expect(b"SUB topic channel\n")
+    return peer
+
+
+def eager_consumer_of(*brokers: FakeBroker, **options: Any) -> Consumer:
+    """A consumer that connects again at once, and just hangs up at the end."""
+    defaults = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.001, "close_timeout_s": 0, "max_in_flight": 5}
+    addresses = [broker.address for broker in brokers]
+    return Consumer("topic", "channel", nsqd_tcp_addresses=addresses, **defaults | options)
+
+
+async def accept_and_subscribe(broker: FakeBroker, ready: int = 5) -> Peer:
+    """Accept a consumer's connection, its SUB and its RDY."""
+    peer = await broker.accept()
+    await peer.subscribe(ready=ready)
+    return peer

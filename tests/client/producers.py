@@ -1,0 +1,65 @@
+"""A producer opened on a fake broker, and publishes that run beside the test."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+import trio.testing
+
+from client.fake_broker import FakeBroker, Peer
+from trio_nsq.client import Producer, ProducerClosed, PublishFailed
+
+
+@asynccontextmanager
+async def opened(broker: FakeBroker, **options: Any) -> AsyncIterator[tuple[Producer, Peer, trio.Nursery]]:
+    """A producer, the broker's end of its connection, and a nursery."""
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+        greeted = trio.Event()
+
+        async def greet() -> None:
+            peers.append(await accept(broker))
+            greeted.set()
+
+        nursery.start_soon(greet)
+        async with Producer(broker.address, **options) as producer:
+            await greeted.wait()
+            yield producer, peers[0], nursery
+
+
+async def accept(broker: FakeBroker) -> Peer:
+    """Accept a producer's connection."""
+    peer = await broker.accept()
+    await peer.greet()
+    return peer
+
+
+class Outcome:
+    """Runs a publish as a task and keeps what became of it."""
+
+    def __init__(self, nursery: trio.Nursery, publish: Callable[..., Awaitable[None]], *args: object) -> None:
+        self.error: Exception | None = None
+        self.ended = trio.Event()
+        self.scope = trio.CancelScope()
+        nursery.start_soon(self._run, publish, args)
+
+    async def _run(self, publish: Callable[..., Awaitable[None]], args: tuple[object, ...]) -> None:
+        try:
+            with self.scope:
+                await publish(*args)
+        except (PublishFailed, ProducerClosed) as failure:
+            self.error = failure
+        finally:
+            self.ended.set()
+
+    async def failure(self) -> PublishFailed:
+        """Wait for it to fail."""
+        await self.ended.wait()
+        assert isinstance(self.error, PublishFailed)
+        return self.error
+
+    async def success(self) -> None:
+        """Wait for it to be acknowledged."""
+        await self.ended.wait()
+        assert self.error is None

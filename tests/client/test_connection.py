@@ -1,0 +1,111 @@
+"""The connection's pump on a stream in memory, where the test decides what each side sees and when."""
+
+import pytest
+import trio
+import trio.testing
+
+from client.fake_broker import bounded, error, message
+from trio_nsq.client import BrokerError, ConnectionSettings
+from trio_nsq.client.connection import Connection, Event
+from trio_nsq.protocol import HEARTBEAT_FRAME, ErrorFrame, MessageRun, NSQError
+
+
+class Wire:
+    """A connection, and what it writes, piece by piece."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.events: list[Event] = []
+        self.reasons: list[NSQError] = []
+        self.incoming = trio.testing.MemoryReceiveStream()
+        self._outgoing = trio.testing.MemorySendStream(send_all_hook=self._on_write)
+        self.broken = False
+        self.stream = trio.StapledStream(self._outgoing, self.incoming)
+        self.connection = Connection(self.stream, "host:1", ConnectionSettings())
+
+    async def _on_write(self) -> None:
+        if self.broken:
+            raise trio.BrokenResourceError
+        self.written.append(bytes(self._outgoing.get_data_nowait()))
+
+    async def run(self) -> None:
+        self.reasons.append(await self.connection.run(self._handle))
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, ErrorFrame):
+            raise BrokerError("host:1", event.code, event.text)
+        self.events.append(event)
+
+
+@bounded
+async def test_what_is_queued_in_one_tick_leaves_as_one_piece() -> None:
+    wire = Wire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        for data in (b"a", b"b", b"c"):
+            wire.connection.write(data)
+        await trio.testing.wait_all_tasks_blocked()
+        wire.connection.write(b"d")
+        await trio.testing.wait_all_tasks_blocked()
+        assert wire.written == [b"abc", b"d"]
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader() -> None:
+    wire = Wire()
+    wire.broken = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        wire.connection.write(b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not wire.connection.ended.is_set()
+        wire.incoming.put_data(error("E_BAD_TOPIC so it goes"))
+    (reason,) = wire.reasons
+    assert isinstance(reason, BrokerError)
+    assert wire.connection.ended.is_set()
+
+
+@bounded
+async def test_frames_in_any_pieces_and_heartbeats_between() -> None:
+    wire = Wire()
+    data = message(1) + HEARTBEAT_FRAME + message(2, b"x" * 100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        for place in range(len(data)):
+            wire.incoming.put_data(data[place : place + 1])
+            await trio.testing.wait_all_tasks_blocked()
+        wire.incoming.put_eof()
+    bodies = [body for event in wire.events if isinstance(event, MessageRun) for body in event.bodies]
+    assert bodies == [b"body 1", b"x" * 100]
+    assert wire.written == [b"NOP\n"]
+    assert str(wire.reasons[0]) == "lost the connection to host:1: the broker closed the connection"
+
+
+@bounded
+async def test_an_end_of_writing_comes_after_all_that_is_queued() -> None:
+    wire = Wire()
+    wire.connection.write(b"x")
+    wire.connection.write_eof()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert wire.written == [b"x"]
+        with pytest.raises(trio.ClosedResourceError):
+            await wire.stream.send_stream.send_all(b"y")
+        assert not wire.connection.ended.is_set()
+        wire.incoming.put_eof()
+    assert wire.connection.ended.is_set()
+
+
+@bounded
+async def test_cancellation_leaves_a_closed_stream() -> None:
+    wire = Wire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert wire.connection.ended.is_set()
+    with pytest.raises(trio.ClosedResourceError):
+        await wire.stream.receive_some()
+    wire.connection.write(b"goes nowhere")

@@ -1,0 +1,218 @@
+"""How a consumer says goodbye, and how several connections share what may be in flight."""
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+from client.consumers import accept_up_to_sub, consumer_entered, consumer_of, hold_open, opened, see_off
+from client.fake_broker import FakeBroker, Peer, bounded, error, fins, message, reqs
+from trio_nsq.client import ConsumerStats, MessageBatch
+from trio_nsq.protocol import CLOSE_WAIT_FRAME, OK_FRAME
+
+# ------------------------------------------------------------------------------------------------ closing
+
+
+@bounded
+async def test_what_is_not_answered_is_returned(broker: FakeBroker) -> None:
+    async with opened(broker, returned=(1, 3, 4)) as (consumer, peer):
+        await peer.send(message(1), message(2))
+        first, second = [await anext(consumer) for _ in range(2)]
+        second.finish()
+        await peer.expect(fins(2))
+        await peer.send(message(3), message(4))  # nobody takes these
+        await trio.testing.wait_all_tasks_blocked()
+    first.finish()  # too late, and harmless
+    assert first.answered
+    assert consumer.stats() == ConsumerStats(received=4, finished=1, requeued=3, connections=0)
+
+
+@bounded
+async def test_messages_that_arrive_during_the_goodbye_are_returned_too(broker: FakeBroker) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        await peer.send(message(1), CLOSE_WAIT_FRAME)
+        await peer.expect(reqs(1))
+        await peer.send(message(2))  # nsqd's pump was a little slower than its command loop
+        await peer.expect(reqs(2))
+        await peer.expect_end()
+        peer.hang_up()
+
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
+        nursery.start_soon(play, peer)
+
+
+@bounded
+async def test_the_end_waits_until_the_broker_has_read_everything(broker: FakeBroker) -> None:
+    left = trio.Event()
+
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        await peer.send(CLOSE_WAIT_FRAME)
+        await peer.expect_end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not left.is_set()
+        peer.hang_up()
+
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker) as (_, peer):
+            nursery.start_soon(play, peer)
+        left.set()
+
+
+@bounded
+async def test_a_broker_that_does_not_answer_the_goodbye_still_gets_its_messages_back(
+    broker: FakeBroker,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker, close_timeout_s=0.2) as (consumer, peer):
+            await peer.send(message(1))
+            await anext(consumer)
+        await peer.expect(b"CLS\n", reqs(1))
+        await peer.expect_end()
+
+
+@bounded
+async def test_a_cancelled_consumer_says_goodbye_as_well(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with consumer_entered(nursery, broker) as (consumer, peer):
+                nursery.start_soon(see_off, peer, 1)
+                await peer.send(message(1))
+                await anext(consumer)
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+
+@bounded
+async def test_without_time_to_close_it_just_hangs_up(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        async with consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer):
+            await peer.send(message(1))
+            await anext(consumer)
+        await peer.expect_end()
+
+
+@bounded
+async def test_a_connection_lost_during_the_goodbye_ends_it(broker: FakeBroker) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.expect(b"CLS\n")
+        peer.reset()
+
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (_, peer):
+        nursery.start_soon(play, peer)
+
+
+@bounded
+async def test_answers_during_the_goodbye_are_too_late(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(peer: Peer, batch: MessageBatch) -> None:
+        await peer.expect(b"CLS\n")
+        await peer.send(CLOSE_WAIT_FRAME)
+        await peer.expect(reqs(1, 2))
+        first, second = batch
+        first.touch()
+        first.finish()
+        second.requeue()
+        await peer.send(error("E_REQ_FAILED REQ 0 failed ID not in flight"))  # its time was up
+        await peer.expect_end()
+        peer.hang_up()
+
+    caplog.set_level(logging.DEBUG, "trio_nsq.client")
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (consumer, peer):
+        await peer.send(message(1), message(2))
+        nursery.start_soon(play, peer, await anext(consumer.batches()))
+    assert consumer.stats() == ConsumerStats(received=2, finished=0, requeued=2, connections=0)
+    assert [record.levelno for record in caplog.records if record.name == "trio_nsq.client"] == [
+        logging.DEBUG
+    ]
+
+
+@bounded
+async def test_after_closing_nothing_is_connected_even_inside_the_block(broker: FakeBroker) -> None:
+    async with (
+        trio.open_nursery() as nursery,
+        consumer_entered(nursery, broker, close_timeout_s=0) as (consumer, peer),
+    ):
+        await consumer.aclose()
+        assert consumer.stats().connections == 0
+        await peer.expect_end()
+
+
+@bounded
+async def test_no_connection_gets_more_while_others_are_closed(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    consumer = consumer_of(broker, other_broker)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        first, second = await accept_up_to_sub(broker), await accept_up_to_sub(other_broker)
+        await first.send(OK_FRAME)
+        await first.expect(b"RDY 5\n")
+        nursery.start_soon(consumer.aclose)
+        await second.expect_nothing()
+        await second.send(OK_FRAME)  # too late to take part: nobody would return its messages
+        await second.expect_nothing()
+        await see_off(first)
+        await second.expect_end()
+        nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------------------------------------------ sharing
+
+
+@bounded
+async def test_max_in_flight_is_shared_between_connections(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    consumer = consumer_of(broker, other_broker, reconnect_min_s=0.001, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        first, second = await accept_up_to_sub(broker), await accept_up_to_sub(other_broker)
+        await first.send(OK_FRAME)
+        await first.expect(b"RDY 5\n")
+        await second.send(OK_FRAME)
+        await first.expect(b"RDY 3\n")
+        await second.expect(b"RDY 2\n")
+        assert consumer.stats().connections == 2
+        second.hang_up()
+        await first.expect(b"RDY 5\n")
+        assert consumer.stats().connections == 1
+        second = await accept_up_to_sub(other_broker)
+        await second.send(OK_FRAME)
+        await first.expect(b"RDY 3\n")
+        await second.expect(b"RDY 2\n")
+        first.hang_up()  # the one that was there longer gets the remainder
+        await second.expect(b"RDY 5\n")
+        first = await accept_up_to_sub(broker)
+        await first.send(OK_FRAME)
+        await second.expect(b"RDY 3\n")
+        await first.expect(b"RDY 2\n")
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_every_connection_gets_at_least_one(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, other_broker, max_in_flight=1, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peers = [await accept_up_to_sub(listening) for listening in (broker, other_broker)]
+        for peer in peers:
+            await peer.send(OK_FRAME)
+            await peer.expect(b"RDY 1\n")
+        await peers[0].expect_nothing()  # what is not changed is not said again
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_no_connection_gets_more_than_its_broker_allows(broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, max_in_flight=100, close_timeout_s=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peer = await accept_up_to_sub(broker, max_rdy_count=7)
+        await peer.send(OK_FRAME)
+        await peer.expect(b"RDY 7\n")
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,312 @@
+"""Publishes that are refused, lost with their connection at every step, or cancelled."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from client.fake_broker import (
+    FakeBroker,
+    Peer,
+    after_identify,
+    at_once,
+    bounded,
+    error,
+    message,
+    mpub,
+    pub,
+    within_the_reply,
+)
+from client.producers import Outcome, accept, opened
+from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
+from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, pack_messages
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@bounded
+async def test_a_refusal_is_told_in_the_brokers_words_and_fails_those_behind(broker: FakeBroker) -> None:
+    async with opened(broker, max_in_flight_bytes=25) as (producer, peer, nursery):
+        publishes = []
+        for topic in "tuvw":
+            publishes.append(Outcome(nursery, producer.publish, topic, b"123456"))
+            await trio.testing.wait_all_tasks_blocked()
+        await peer.expect(pub("t", b"123456"), pub("u", b"123456"))
+        await peer.send(OK_FRAME)
+        await peer.expect(pub("v", b"123456"))
+        await peer.send(error("E_UNAUTHORIZED AUTH failed for PUB"))
+        await peer.expect_end()
+        await publishes[0].success()
+        failures = [await publish.failure() for publish in publishes[1:]]
+        for failure in failures:
+            assert not failure.maybe_stored
+            assert "E_UNAUTHORIZED AUTH failed for PUB" in str(failure)
+            assert isinstance(failure.__cause__, BrokerError)
+            assert failure.__cause__.code == "E_UNAUTHORIZED"
+        await peer.expect_end()
+        again = Outcome(nursery, producer.publish, "t", b"again")
+        peer = await accept(broker)
+        await peer.expect(pub("t", b"again"))
+        await peer.send(OK_FRAME)
+        await again.success()
+
+
+@bounded
+async def test_an_mpub_that_failed_half_way_may_be_stored(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"1", b"2"]))
+        await peer.expect(mpub("topic", b"1", b"2"))
+        await peer.send(error("E_MPUB_FAILED MPUB failed no space left on device"))
+        assert (await publish.failure()).maybe_stored
+
+
+@bounded
+async def test_an_error_frame_is_read_also_when_writing_fails(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        refused = Outcome(nursery, producer.publish, "topic", b"x")
+        await peer.expect(pub("topic", b"x"))
+        large = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"y" * 1_000_000] * 4))
+        await trio.testing.wait_all_tasks_blocked()  # the writer waits for us to read
+        await peer.send(error("E_BAD_TOPIC PUB topic name"))
+        peer.hang_up()  # with data unread, so the connection is reset
+        for publish in (refused, large):
+            failure = await publish.failure()
+            assert isinstance(failure.__cause__, BrokerError)
+            assert not failure.maybe_stored
+
+
+@bounded
+async def test_a_writer_that_fails_leaves_the_verdict_to_the_reader(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        large = Outcome(nursery, producer.publish_set, "topic", pack_messages([b"y" * 1_000_000] * 4))
+        await trio.testing.wait_all_tasks_blocked()
+        peer.reset()
+        failure = await large.failure()
+        assert isinstance(failure.__cause__, ConnectionLost)
+        assert failure.maybe_stored
+
+
+@pytest.mark.parametrize("attempt", range(10))  # half of them would meet the writer on its way out
+@bounded
+async def test_a_publish_right_after_a_refusal_takes_the_next_connection(
+    broker: FakeBroker, attempt: int
+) -> None:
+    async def insist(producer: Producer) -> None:
+        with pytest.raises(PublishFailed):
+            await producer.publish("topic", b"x")
+        await producer.publish("topic", b"x")
+
+    async with opened(broker) as (producer, peer, nursery):
+        nursery.start_soon(insist, producer)
+        await peer.expect(pub("topic", b"x"))
+        await peer.send(HEARTBEAT_FRAME + error("E_BAD_TOPIC PUB topic name"))
+        peer = await accept(broker)
+        await peer.expect(pub("topic", b"x"))
+        await peer.send(OK_FRAME)
+
+
+@bounded
+async def test_a_lost_connection_is_not_made_again_before_it_is_needed(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        nursery.start_soon(producer.publish, "topic", b"x")
+        await peer.expect(pub("topic", b"x"))
+        await peer.send(OK_FRAME)
+        await trio.testing.wait_all_tasks_blocked()
+        peer.hang_up()
+        await broker.expect_no_connection()
+
+
+@pytest.mark.parametrize("nonsense", [OK_FRAME, message(1), b"\xff" * 8])
+@bounded
+async def test_a_broker_that_says_what_it_must_not_is_left(broker: FakeBroker, nonsense: bytes) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        await peer.send(nonsense)
+        await peer.expect_end()
+        publish = Outcome(nursery, producer.publish, "topic", b"x")
+        peer = await accept(broker)
+        await peer.expect(pub("topic", b"x"))
+        await peer.send(message(1))
+        failure = await publish.failure()
+        assert isinstance(failure.__cause__, ConnectionLost)
+        assert "not asked for" in str(failure)
+        assert failure.maybe_stored
+
+
+# ------------------------------------------------------------------------------------------------ losing it
+
+
+@pytest.mark.parametrize("cut", [Peer.hang_up, Peer.reset])
+@bounded
+async def test_a_loss_tells_what_was_sent_from_what_was_not(
+    broker: FakeBroker, cut: Callable[[Peer], None]
+) -> None:
+    async with opened(broker, max_in_flight_bytes=6) as (producer, peer, nursery):
+        publishes = []
+        for body in (b"1", b"2", b"3"):
+            publishes.append(Outcome(nursery, producer.publish, "topic", body))
+            await trio.testing.wait_all_tasks_blocked()
+        await peer.expect(pub("topic", b"1"))
+        await peer.send(OK_FRAME)
+        await peer.expect(pub("topic", b"2"))
+        cut(peer)
+        await publishes[0].success()
+        failures = [await publish.failure() for publish in publishes[1:]]
+        assert [failure.maybe_stored for failure in failures] == [True, False]
+        for failure in failures:
+            assert isinstance(failure.__cause__, ConnectionLost)
+            assert broker.address in str(failure)
+
+
+@bounded
+async def test_a_list_cut_short_says_how_much_was_acknowledged(broker: FakeBroker) -> None:
+    bodies = [b"%03d" % number for number in range(9)]
+    async with opened(broker, max_body_size=25, max_in_flight_bytes=25) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish_many, "topic", bodies)
+        for start in (0, 3):
+            await peer.expect(mpub("topic", *bodies[start : start + 3]))
+            await peer.send(OK_FRAME)
+        await peer.expect(mpub("topic", *bodies[6:]))
+        peer.hang_up()
+        failure = await publish.failure()
+        assert (failure.acknowledged, failure.maybe_stored) == (6, True)
+
+
+@bounded
+async def test_a_list_refused_in_the_middle_is_not_stored_from_there_on(broker: FakeBroker) -> None:
+    bodies = [b"%03d" % number for number in range(9)]
+    async with opened(broker, max_body_size=25) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish_many, "topic", bodies)
+        await peer.expect(*(mpub("topic", *bodies[start : start + 3]) for start in (0, 3, 6)))
+        await peer.send(OK_FRAME, error("E_BAD_BODY MPUB body too big"))
+        failure = await publish.failure()
+        assert (failure.acknowledged, failure.maybe_stored) == (3, False)
+
+
+@bounded
+async def test_while_the_broker_is_away_publishes_fail_and_later_ones_get_through(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        broker.stop()
+        peer.hang_up()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(2):
+            with pytest.raises(PublishFailed) as caught:
+                await producer.publish("topic", b"x")
+            assert not caught.value.maybe_stored
+            assert isinstance(caught.value.__cause__, ConnectionFailed)
+        await broker.start()
+        publish = Outcome(nursery, producer.publish, "topic", b"y")
+        peer = await accept(broker)
+        await peer.expect(pub("topic", b"y"))
+        await peer.send(OK_FRAME)
+        await publish.success()
+
+
+@pytest.mark.parametrize("cut", [Peer.hang_up, Peer.reset])
+@pytest.mark.parametrize("step", [at_once, after_identify, within_the_reply])
+@bounded
+async def test_a_reconnection_cut_at_any_step_fails_its_publish_and_the_next_tries_again(
+    broker: FakeBroker, step: Callable[[Peer], Awaitable[None]], cut: Callable[[Peer], None]
+) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        cut(peer)
+        await trio.testing.wait_all_tasks_blocked()
+        publish = Outcome(nursery, producer.publish, "topic", b"x")
+        peer = await broker.accept()
+        await step(peer)
+        cut(peer)
+        failure = await publish.failure()
+        assert not failure.maybe_stored
+        assert isinstance(failure.__cause__, ConnectionFailed)
+        publish = Outcome(nursery, producer.publish, "topic", b"y")
+        peer = await accept(broker)
+        await peer.expect(pub("topic", b"y"))
+        await peer.send(OK_FRAME[:5])
+        cut(peer)
+        assert (await publish.failure()).maybe_stored
+
+
+@bounded
+async def test_a_silent_broker_is_given_up_after_two_heartbeat_intervals(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with opened(broker, heartbeat_interval_ms=4000) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish, "topic", b"x")
+        await peer.expect(pub("topic", b"x"))
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(8)
+        failure = await publish.failure()
+        assert failure.maybe_stored
+        assert "not even a heartbeat for 8 s" in str(failure)
+        await peer.expect_end()
+
+
+@bounded
+async def test_without_heartbeats_silence_is_no_reason(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with opened(broker, heartbeat_interval_ms=-1) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish, "topic", b"x")
+        await peer.expect(pub("topic", b"x"))
+        clock.jump(10)
+        await trio.testing.wait_all_tasks_blocked()
+        await peer.send(OK_FRAME)
+        await publish.success()
+
+
+@bounded
+async def test_entering_raises_if_nobody_is_there(broker: FakeBroker) -> None:
+    broker.stop()
+    with pytest.raises(ConnectionFailed, match=broker.address):
+        await Producer(broker.address).__aenter__()
+
+
+# ------------------------------------------------------------------------------------------------ cancelling
+
+
+@bounded
+async def test_a_cancelled_message_that_was_not_sent_never_is(broker: FakeBroker) -> None:
+    async with opened(broker, max_in_flight_bytes=5) as (producer, peer, nursery):
+        publishes = []
+        for body in (b"1", b"2", b"3"):
+            publishes.append(Outcome(nursery, producer.publish, "topic", body))
+            await trio.testing.wait_all_tasks_blocked()
+        publishes[1].scope.cancel()
+        await publishes[1].ended.wait()
+        await peer.expect(pub("topic", b"1"))
+        await peer.send(OK_FRAME)
+        await peer.expect(pub("topic", b"3"))
+        await peer.send(OK_FRAME)
+        await publishes[2].success()
+
+
+@bounded
+async def test_the_reply_to_a_cancelled_message_is_not_taken_for_the_next(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        first = Outcome(nursery, producer.publish, "topic", b"1")
+        await peer.expect(pub("topic", b"1"))
+        first.scope.cancel()
+        await first.ended.wait()
+        second = Outcome(nursery, producer.publish, "topic", b"2")
+        await peer.expect(pub("topic", b"2"))
+        await peer.send(OK_FRAME)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not second.ended.is_set()
+        await peer.send(OK_FRAME)
+        await second.success()
+
+
+@bounded
+async def test_a_cancelled_list_stops_and_sends_no_more(broker: FakeBroker) -> None:
+    bodies = [b"%03d" % number for number in range(9)]
+    async with opened(broker, max_body_size=25, max_in_flight_bytes=45) as (producer, peer, nursery):
+        other = Outcome(nursery, producer.publish, "topic", b"x" * 18)
+        await trio.testing.wait_all_tasks_blocked()
+        publish = Outcome(nursery, producer.publish_many, "topic", bodies)
+        await peer.expect(pub("topic", b"x" * 18), mpub("topic", *bodies[:3]))
+        await trio.testing.wait_all_tasks_blocked()  # the second part waits for room
+        publish.scope.cancel()
+        await publish.ended.wait()
+        await peer.send(OK_FRAME * 2)
+        await other.success()
+        await peer.expect_nothing()
