@@ -231,14 +231,45 @@ def test_damage_up_to_the_end_of_an_open_log_leaves_the_reader_waiting(tmp_path:
 def test_a_large_damaged_stretch_is_crossed(tmp_path: Path) -> None:
     """Larger than what is searched at a time, with headers right where the windows meet."""
     mib = 1024 * 1024
-    for shift in (-57, -56, -55, -1, 0, 1):
-        folder = tmp_path / str(shift)
-        big = batch(0, b"x" * (2 * mib - 60 + shift))
-        make_log(folder, [big, batch(1, b"after")])
+    places = [mib + 1, mib + 50, mib + 56, *[2 * mib + shift for shift in (-57, -56, -55, -3, -2, -1, 0, 1)]]
+    for place in places:
+        folder = tmp_path / str(place)
+        start = FILE_HEADER_BYTES + 1  # of the search
+        big = batch(0, b"x" * (start + place - FILE_HEADER_BYTES - HEADER_BYTES - 4))
+        make_log(folder, [big, batch(1, b"after")], segment_bytes=10**7)
+        assert record_offsets([big])[-1] == start + place
         flip(folder / FIRST, FILE_HEADER_BYTES + 10)
         log = DiskLog(folder, files=HastyFiles())
         assert contents(log) == [batch(1, b"after")]
         log.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 55, 56, 57, 1000])
+def test_bytes_that_came_in_between_records(tmp_path: Path, size: int) -> None:
+    for kind, garbage in enumerate((b"\0" * size, b"N" * size, b"NSQB".ljust(size, b"?")[:size])):
+        for n in range(len(BATCHES)):
+            folder = tmp_path / f"{kind} {n}"
+            make_log(folder, BATCHES)
+            content = (folder / FIRST).read_bytes()
+            at = record_offsets(BATCHES)[n]
+            (folder / FIRST).write_bytes(content[:at] + garbage + content[at:])
+            check_usable(folder, BATCHES)
+
+
+def test_segments_that_overlap_give_nothing_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody put a newer segment from elsewhere, or from a copy, beside an older one: the newer one counts."""
+    make_log(tmp_path / "old", [batch(n, b"old") for n in range(6)])
+    make_log(tmp_path / "new", [batch(n, b"new") for n in range(6)], segment_bytes=32 + 3 * 63)
+    newer = f"{3:020d}.log"
+    (tmp_path / "old" / newer).write_bytes((tmp_path / "new" / newer).read_bytes())
+    expected = [*[batch(n, b"old") for n in range(3)], *[batch(n, b"new") for n in range(3, 6)]]
+    log = DiskLog(tmp_path / "old", files=HastyFiles())
+    assert [header.base_sequence for header in log.headers(0)] == list(range(6))
+    for n in range(6):
+        assert log.read(n, 0) == [expected[n]]
+    log.close()
+    assert len(complaints(caplog)) == 1
+    check_usable(tmp_path / "old", expected)
 
 
 def test_a_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
@@ -407,10 +438,12 @@ def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
     last = segment_files(tmp_path)[-1]
     last.write_bytes(last.read_bytes()[:FILE_HEADER_BYTES])
+    before = open_descriptors()
     log = DiskLog(tmp_path, segment_bytes=1)
     assert (contents(log), log.next_sequence) == (BATCHES[:3], 4)
     log.append(BATCHES[3:], sync=True)
     assert len(segment_files(tmp_path)) == 4  # it is used now
+    assert open_descriptors() == before + 4
     assert contents(log) == BATCHES
     log.close()
     check_usable(tmp_path, BATCHES)

@@ -103,6 +103,20 @@ def test_reading_is_bounded_but_never_below_one_batch(log: Log) -> None:
             assert len(found) == 1 or (len(found) > 1 and sum(one.record_bytes for one in found) <= max_bytes)
 
 
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_as_much_is_read_as_fits(tmp_path: Path, kind: str) -> None:
+    log = KINDS[kind](tmp_path)
+    batches = numbered(0, 20)
+    append_each(log, batches)
+    for index, one in enumerate(batches):
+        max_bytes = 0
+        for end in range(index, len(batches)):
+            max_bytes += batches[end].record_bytes
+            assert log.read(one.base_sequence, max_bytes) == batches[index : end + 1]
+            assert log.read(one.base_sequence, max_bytes - 1) == batches[index : max(end, index + 1)]
+    log.close()
+
+
 @pytest.mark.parametrize("max_bytes", [0, 1, 57, 200, 1000, READ_BYTES])
 def test_reading_on_and_on_finds_everything_once(log: Log, max_bytes: int) -> None:
     batches = numbered(0, 50)

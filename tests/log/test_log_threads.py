@@ -1,15 +1,29 @@
 """A log is read, synced and discarded while another thread appends to it."""
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from log.support import FailingFiles, HastyFiles, batch
 from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
 
+TraceFunction = Callable[[FrameType, str, Any], Any]
 APPENDS = 400
+APPENDS_PER_TURN = 5
+
+
+@pytest.fixture(autouse=True)
+def restless() -> Iterator[None]:
+    """Let the threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 def expected_batch(sequence: int) -> RecordBatch:
@@ -18,18 +32,20 @@ def expected_batch(sequence: int) -> RecordBatch:
 
 
 class Appender(threading.Thread):
-    """Appends two batches of two messages at a time, as fast as it can."""
+    """Appends two batches of two messages at a time, as often as it may."""
 
     def __init__(self, log: DiskLog, *, sync: bool) -> None:
         super().__init__()
         self.error: BaseException | None = None
         self.appended = 0  # before this sequence everything is in the log
+        self.permits = threading.Semaphore(0)
         self._log = log
         self._sync = sync
 
     def run(self) -> None:
         try:
             for n in range(APPENDS):
+                assert self.permits.acquire(timeout=20)
                 sequence = 4 * n
                 both = [expected_batch(sequence), expected_batch(sequence + 2)]
                 self._log.append(both, sync=self._sync)
@@ -39,15 +55,17 @@ class Appender(threading.Thread):
 
 
 def while_appending(log: DiskLog, work: Callable[[Appender], None], *, sync: bool = False) -> None:
-    """Call `work` again and again, until everything is appended and once more."""
+    """Call `work` again and again, with a few appends beside each call, until everything is appended."""
     appender = Appender(log, sync=sync)
     appender.start()
     try:
-        while appender.is_alive():
+        for _ in range(APPENDS // APPENDS_PER_TURN):
+            appender.permits.release(APPENDS_PER_TURN)
             work(appender)
-        work(appender)
     finally:
+        appender.permits.release(APPENDS)
         appender.join()
+    work(appender)
     assert appender.error is None
     assert appender.appended == log.next_sequence == 4 * APPENDS
 
@@ -83,13 +101,44 @@ def test_readers_see_whole_appends_only(
     log.close()
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 10**7])
+def test_a_reader_at_every_line_of_an_append(
+    tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever the appending thread may be stopped: what is read is whole, and taken for what it is."""
+    log = DiskLog(tmp_path, segment_bytes=segment_bytes, files=HastyFiles())
+    log.append([expected_batch(0)], sync=True)
+    lines = 0
+
+    def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        nonlocal lines
+        if "trio_nsq/log/" not in frame.f_code.co_filename:
+            return None
+        lines += 1
+        end = log.next_sequence
+        assert end in (2, 6)
+        assert log.read(0, 10_000)[:1] == [expected_batch(0)]
+        for place in range(0, end, 2):
+            assert log.read(place, 0) == [expected_batch(place)]
+        assert [header.base_sequence for header in log.headers(0)][: end // 2] == list(range(0, end, 2))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        log.append([expected_batch(2), expected_batch(4)], sync=True)
+    finally:
+        sys.settrace(before)
+    assert lines > 30
+    assert caplog.text == ""
+    assert log.next_sequence == 6
+    log.close()
+
+
 def test_discarding_and_syncing_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = DiskLog(tmp_path, segment_bytes=2000, files=HastyFiles())
-    turn = 0
 
     def work(appender: Appender) -> None:
-        nonlocal turn
-        turn += 1
         known = appender.appended
         log.discard_before(max(0, known - 100))
         assert log.first_sequence <= max(0, known - 100)
@@ -102,7 +151,6 @@ def test_discarding_and_syncing_beside_it(tmp_path: Path, caplog: pytest.LogCapt
         assert log.size_bytes > 0 or not known
 
     while_appending(log, work)
-    assert turn > 1
     assert log.first_sequence > 0
     assert caplog.text == ""
     log.close()

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from trio_nsq.log import Log, MemoryLog, RecordBatch
 
 EXAMPLES = os.environ.get("MODEL_EXAMPLES", "")
 SETTINGS = settings(
-    max_examples=int(EXAMPLES or 200),
+    max_examples=int(EXAMPLES or 150),
     stateful_step_count=50,
     derandomize=not EXAMPLES,
     database=None,
@@ -49,7 +48,20 @@ LONGEST_MS = 250
 
 channel_names = st.sampled_from(["one", "two", "tail#ephemeral"])
 picks = st.integers(0, 40)
-milliseconds = st.sampled_from([1, 10, 40, 100, 170])
+milliseconds = st.sampled_from([1, 1, 10, 40, 100, 170])
+# (messages, bytes of each, deferred for how long)
+publications = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 20, 300]), st.sampled_from([0, 0, 0, 10, 100])),
+    max_size=4,
+)
+# (verb, REQ's delay)
+answers = st.tuples(
+    st.sampled_from(["FIN", "FIN", "REQ", "TOUCH", "nothing"]), st.sampled_from([0, 0, 10, 100])
+)
+# (client, how long it takes, what it says to the first of what it holds)
+turns = st.tuples(picks, st.sampled_from([0, 0, 10, 40, 70]), st.lists(answers, min_size=1, max_size=6))
+OPERATIONS = ["add", "add", "pause", "unpause", "unpause", "empty", "delete"]
+TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic"]
 
 
 class TopicMachine(RuleBasedStateMachine):
@@ -98,16 +110,6 @@ class TopicMachine(RuleBasedStateMachine):
         client = self.clients[name]
         return name, self.naive.channels[client.channel.name], client
 
-    def pick_messages(self, consumer: str, channel: NaiveChannel, chosen: Sequence[int]) -> list[int]:
-        """Mostly what it has in flight, now and then something else that was delivered once."""
-        held, delivered = sorted(channel.held_by(consumer)), sorted(self.ids)
-        numbers: list[int] = []
-        for each in chosen:
-            choices = held if held and each % 4 else delivered
-            if choices:
-                numbers.append(choices[each % len(choices)])
-        return list(dict.fromkeys(numbers))
-
     # ------------------------------------------------------------------ publishing
 
     def store(self, count: int, size: int, defer_ms: int) -> tuple[list[RecordBatch], int, int]:
@@ -122,14 +124,10 @@ class TopicMachine(RuleBasedStateMachine):
         self.since_saved.append((count, due_ns))
 
     @precondition(lambda self: self.storing is None)
-    @rule(count=st.integers(1, 7), size=st.sampled_from([0, 20, 300]))
-    def publish(self, count: int, size: int) -> None:
-        self.accept(*self.store(count, size, 0))
-
-    @precondition(lambda self: self.storing is None)
-    @rule(count=st.integers(1, 3), defer_ms=milliseconds)
-    def publish_deferred(self, count: int, defer_ms: int) -> None:
-        self.accept(*self.store(count, 5, defer_ms))
+    @rule(publications=publications)
+    def publish(self, publications: list[tuple[int, int, int]]) -> None:
+        for publication in publications:
+            self.accept(*self.store(*publication))
 
     @precondition(lambda self: self.storing is None)
     @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 40]))
@@ -144,95 +142,87 @@ class TopicMachine(RuleBasedStateMachine):
         stored, self.storing = self.storing, None
         self.accept(*stored)
 
-    # ------------------------------------------------------------------ channels
+    # ------------------------------------------------------------------ operators
 
-    @initialize(names=st.lists(channel_names, unique=True, max_size=2), backlog=st.integers(0, 3))
-    def begin(self, names: list[str], backlog: int) -> None:
-        if backlog:
-            self.publish(backlog, 0)
+    @initialize(names=st.lists(channel_names, unique=True, max_size=2), backlog=publications)
+    def begin(self, names: list[str], backlog: list[tuple[int, int, int]]) -> None:
+        self.publish(backlog)
         for name in names:
             self.add_channel(name)
-            self.add_consumer(0, 3, 100)
+        for index in range(2 * len(names)):
+            self.connect(index, 3 * index + 1, 100)
 
-    @rule(name=channel_names)
     def add_channel(self, name: str) -> None:
         self.real.topic.add_channel(name)
         self.naive.channels.setdefault(name, NaiveChannel())
         self.naive.distribute()
 
-    @rule(pick=picks, sure=st.integers(0, 3))
-    def delete_channel(self, pick: int, sure: int) -> None:
-        picked = self.pick_channel(pick)
-        if picked is None or sure:
+    @rule(what=st.sampled_from(OPERATIONS), name=channel_names)
+    def operate_channel(self, what: str, name: str) -> None:
+        if what == "add" and name not in self.naive.channels:
+            self.add_channel(name)
+            if self.is_kept():
+                self.keep_state()
+        if name not in self.naive.channels:
             return
-        name, naive, real = picked
-        self.real.topic.remove_channel(real)
-        del self.naive.channels[name]
-        for consumer in naive.consumers:
-            assert self.clients.pop(consumer).closed
+        naive, real = self.naive.channels[name], self.real.topic.channels[name]
+        if what == "empty":
+            real.empty()
+            naive.copies.clear()
+        elif what == "delete":
+            self.real.topic.remove_channel(real)
+            del self.naive.channels[name]
+            for consumer in naive.consumers:
+                assert self.clients.pop(consumer).closed
+        elif what != "add":
+            naive.paused = real.paused = what == "pause"
 
-    @rule(pick=picks)
-    def empty_channel(self, pick: int) -> None:
-        if picked := self.pick_channel(pick):
-            picked[2].empty()
-            picked[1].copies.clear()
-
-    @rule(pick=picks)
-    def pause_or_unpause_channel(self, pick: int) -> None:
-        if picked := self.pick_channel(pick):
-            picked[1].paused = picked[2].paused = not picked[1].paused
-
-    # ------------------------------------------------------------------ topic
-
-    @rule()
-    def pause_or_unpause_topic(self) -> None:
-        self.naive.paused = not self.naive.paused
-        if self.naive.paused:
+    @rule(what=st.sampled_from(TOPIC_OPERATIONS))
+    def operate_topic(self, what: str) -> None:
+        if what == "empty topic":
+            self.real.topic.empty()
+            self.naive.waiting.clear()
+        elif what == "pause topic":
             self.real.topic.pause()
+            self.naive.paused = True
         else:
             self.real.topic.unpause()
+            self.naive.paused = False
             self.naive.distribute()
-
-    @rule()
-    def empty_topic(self) -> None:
-        self.real.topic.empty()
-        self.naive.waiting.clear()
 
     # ------------------------------------------------------------------ consumers
 
     @rule(pick=picks, ready=st.integers(0, 12), timeout_ms=st.sampled_from([50, 100, 200]))
-    def add_consumer(self, pick: int, ready: int, timeout_ms: int) -> None:
+    def connect(self, pick: int, ready: int, timeout_ms: int) -> None:
         if picked := self.pick_channel(pick):
             name = f"client {self.client_count}"
             self.client_count += 1
             self.clients[name] = Subscriber(self.real, picked[2], ready=ready, msg_timeout_ms=timeout_ms)
             picked[1].consumers[name] = NaiveConsumer(timeout_ms * MS, ready)
 
-    @rule(pick=picks)
-    def disconnect(self, pick: int) -> None:
-        if picked := self.pick_client(pick):
-            name, naive, client = picked
+    @rule(
+        pick=picks, what=st.sampled_from(["block", "block", "leave", "RDY", "RDY"]), ready=st.integers(0, 12)
+    )
+    def change(self, pick: int, what: str, ready: int) -> None:
+        picked = self.pick_client(pick)
+        if picked is None:
+            return
+        name, naive, client = picked
+        known = naive.consumers[name]
+        if what == "block":
+            known.blocked = not known.blocked
+            client.block(known.blocked)
+        elif what == "RDY":
+            known.ready_count = ready
+            client.ready(ready)
+        else:
             client.leave()
             naive.leave(name)
             del self.clients[name]
 
-    @rule(pick=picks, ready=st.integers(0, 12))
-    def rdy(self, pick: int, ready: int) -> None:
-        if picked := self.pick_client(pick):
-            name, naive, client = picked
-            client.ready(ready)
-            naive.consumers[name].ready_count = ready
-
-    @rule(pick=picks)
-    def block_or_unblock(self, pick: int) -> None:
-        if picked := self.pick_client(pick):
-            name, naive, client = picked
-            naive.consumers[name].blocked = not naive.consumers[name].blocked
-            client.block(naive.consumers[name].blocked)
-
     # ------------------------------------------------------------------ delivery and answers
 
-    def dispatch_once(self, naive: NaiveChannel, real: Channel) -> bool:
+    def dispatch(self, naive: NaiveChannel, real: Channel) -> bool:
         names = {client.consumer: name for name, client in self.clients.items()}
         sent: dict[str, list[int]] = {}
         for consumer, payload in real.dispatch(self.real.now_ns):
@@ -246,63 +236,96 @@ class TopicMachine(RuleBasedStateMachine):
             assert sum(sizes) <= channel_module.MAX_GRANT_BYTES or len(sizes) == 1
         return bool(sent)
 
-    @rule(pick=picks)
-    def dispatch(self, pick: int) -> None:
-        if picked := self.pick_channel(pick):
-            self.dispatch_once(*picked[1:])
-
-    @rule(pick=picks)
-    def pump(self, pick: int) -> None:
-        if picked := self.pick_channel(pick):
-            _, naive, real = picked
-            while self.dispatch_once(naive, real):
-                pass
-            assert not naive.at(Place.READY) or all(naive.window(name) <= 0 for name in naive.consumers)
-
-    @rule(pick=picks, chosen=st.lists(picks, max_size=8), unknown=st.booleans())
-    def fin(self, pick: int, chosen: list[int], unknown: bool) -> None:
-        picked = self.pick_client(pick)
+    @rule(pick=picks, rounds=st.sampled_from([1, 1000]))
+    def deliver(self, pick: int, rounds: int) -> None:
+        picked = self.pick_channel(pick)
         if picked is None:
             return
-        name, naive, client = picked
-        numbers = self.pick_messages(name, naive, chosen)
+        _, naive, real = picked
+        while rounds and self.dispatch(naive, real):
+            rounds -= 1
+        if rounds:
+            assert not naive.at(Place.READY) or all(naive.window(name) <= 0 for name in naive.consumers)
+
+    @rule(turns=st.lists(turns, min_size=1, max_size=5))
+    def converse(self, turns: list[tuple[int, int, list[tuple[str, int]]]]) -> None:
+        """What is delivered to one client and another is answered some time later, each message in its own way."""
+        for pick, pause_ms, answers in turns:
+            self.have_client(pick)
+            self.deliver_to_client(pick)
+            self.pass_to(self.real.now_ns + pause_ms * MS)
+            if picked := self.pick_client(pick):
+                self.answer(picked[0], sorted(picked[1].held_by(picked[0])), answers)
+
+    def answer(self, name: str, held: list[int], answers: list[tuple[str, int]]) -> None:
+        finished: list[int] = []
+        for (what, delay_ms), number in zip(answers, held, strict=False):
+            if what == "REQ":
+                self.requeue(name, number, delay_ms)
+            elif what == "TOUCH":
+                self.touch(name, number)
+            elif what == "FIN":
+                finished.append(number)
+        self.finish(name, finished)
+
+    def have_client(self, pick: int) -> None:
+        if not self.naive.channels:
+            self.operate_channel("add", "one")
+        if not self.clients:
+            self.connect(pick, 5, 100)
+
+    def deliver_to_client(self, pick: int) -> None:
+        if picked := self.pick_client(pick):
+            self.deliver(sorted(self.naive.channels).index(picked[2].channel.name), 1000)
+
+    @rule(
+        pick=picks, chosen=st.lists(picks, max_size=5), what=st.sampled_from(["REQ", "TOUCH", "FIN", "FIN"])
+    )
+    def answer_for_anything(self, pick: int, chosen: list[int], what: str) -> None:
+        """Messages that may be another's, finished long ago, or delivered to this client."""
+        picked = self.pick_client(pick)
+        if picked is None or not self.ids:
+            return
+        known = sorted(self.ids)
+        numbers = list(dict.fromkeys(known[each % len(known)] for each in chosen))
+        if what == "FIN":
+            self.finish(picked[0], numbers, unknown=True)
+        for number in numbers[:1]:
+            if what == "REQ":
+                self.requeue(picked[0], number, 10)
+            elif what == "TOUCH":
+                self.touch(picked[0], number)
+
+    def finish(self, name: str, numbers: list[int], *, unknown: bool = False) -> None:
+        client = self.clients[name]
+        naive = self.naive.channels[client.channel.name]
         ids = [self.ids[number] for number in numbers]
         expected = [(self.ids[n], reason) for n in numbers if (reason := naive.finish(name, n))]
         if unknown:
-            ids.append(b"f" * 16)
-            expected.append((b"f" * 16, NOT_IN_FLIGHT))
+            ids.insert(0, b"f" * 16)
+            expected.insert(0, (b"f" * 16, NOT_IN_FLIGHT))
         assert client.channel.finish(client.consumer, ids) == expected
 
-    @rule(pick=picks, chosen=picks, delay_ms=st.sampled_from([0, 0, 1, 40, 100]))
-    def req(self, pick: int, chosen: int, delay_ms: int) -> None:
-        if picked := self.pick_client(pick):
-            name, naive, client = picked
-            for number in self.pick_messages(name, naive, [chosen]):
-                now_ns = self.real.now_ns
-                real = client.channel.requeue(client.consumer, self.ids[number], delay_ms, now_ns)
-                assert real == naive.requeue(name, number, delay_ms * MS, now_ns)
+    def requeue(self, name: str, number: int, delay_ms: int) -> None:
+        client, now_ns = self.clients[name], self.real.now_ns
+        real = client.channel.requeue(client.consumer, self.ids[number], delay_ms, now_ns)
+        naive = self.naive.channels[client.channel.name]
+        assert real == naive.requeue(name, number, delay_ms * MS, now_ns)
 
-    @rule(pick=picks, chosen=picks)
-    def touch(self, pick: int, chosen: int) -> None:
-        if picked := self.pick_client(pick):
-            name, naive, client = picked
-            for number in self.pick_messages(name, naive, [chosen]):
-                now_ns = self.real.now_ns
-                real = client.channel.touch(client.consumer, self.ids[number], now_ns, LONGEST_MS)
-                assert real == naive.touch(name, number, now_ns, LONGEST_MS * MS)
+    def touch(self, name: str, number: int) -> None:
+        client, now_ns = self.clients[name], self.real.now_ns
+        real = client.channel.touch(client.consumer, self.ids[number], now_ns, LONGEST_MS)
+        naive = self.naive.channels[client.channel.name]
+        assert real == naive.touch(name, number, now_ns, LONGEST_MS * MS)
 
     # ------------------------------------------------------------------ time
 
-    @rule(passed_ms=milliseconds)
-    def time_passes(self, passed_ms: int) -> None:
-        self.pass_to(self.real.now_ns + passed_ms * MS)
-
-    @rule(pick=picks, early=st.booleans())
-    def time_passes_to_a_deadline(self, pick: int, early: bool) -> None:
-        picked = self.pick_channel(pick)
-        deadline_ns = picked[1].next_deadline_ns() if picked else None
-        if deadline_ns is not None:
-            self.pass_to(deadline_ns - early)
+    @rule(passed_ms=milliseconds, to_deadline_of=picks, early=st.booleans())
+    def time_passes(self, passed_ms: int, to_deadline_of: int, early: bool) -> None:
+        """So long, or until the next deadline of a channel, or until one nanosecond before it."""
+        picked = self.pick_channel(to_deadline_of)
+        deadline_ns = picked[1].next_deadline_ns() if picked and passed_ms == 1 else None
+        self.pass_to(self.real.now_ns + passed_ms * MS if deadline_ns is None else deadline_ns - early)
 
     def pass_to(self, now_ns: int) -> None:
         self.real.now_ns = max(self.real.now_ns, now_ns)
@@ -312,47 +335,44 @@ class TopicMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ restarting
 
-    @precondition(lambda self: not self.real.topic.ephemeral)
-    @rule()
-    def save(self) -> None:
+    def is_kept(self) -> bool:
+        return not self.real.topic.ephemeral
+
+    def keep_state(self) -> None:
         self.saved = json.loads(json.dumps(self.real.topic.snapshot()))
         self.saved_naive = deepcopy(self.naive)
         self.since_saved = []
         assert self.saved is not None
         self.real.log.discard_before(Topic.first_needed(self.saved))
 
-    @precondition(lambda self: not self.real.topic.ephemeral)
-    @rule(sure=st.integers(0, 2))
-    def crash(self, sure: int) -> None:
-        """The state last saved, and the log as it is."""
-        if sure:
-            return
-        if self.storing is not None:  # it is in the log, though nobody was told
-            self.since_saved.append(self.storing[1:])
-            self.storing = None
+    @precondition(is_kept)
+    @rule(then=st.sampled_from(["go on", "go on", "stop", "crash", "crash"]))
+    def save(self, then: str) -> None:
+        """The state is saved every so often, and before a stop; a crash finds what was saved last, and the log."""
+        if then == "crash":
+            if self.storing is not None:  # it is in the log, though nobody was told
+                self.since_saved.append(self.storing[1:])
+                self.storing = None
+        else:
+            if then == "stop" and self.storing is not None:
+                self.is_stored()
+            self.keep_state()
+        if then != "go on":
+            self.restart()
+
+    def restart(self) -> None:
         self.naive = deepcopy(self.saved_naive)
         self.naive.restarted()
         for count, due_ns in self.since_saved:
             self.naive.publish(count, due_ns)
-        self.restart()
-
-    @precondition(lambda self: not self.real.topic.ephemeral and self.storing is None)
-    @rule(sure=st.integers(0, 2))
-    def stop_and_start(self, sure: int) -> None:
-        """As after a signal to stop."""
-        if sure:
-            return
-        self.save()
-        self.naive.restarted()
-        self.restart()
-
-    def restart(self) -> None:
         self.clients.clear()
         now_ns, ids = self.real.now_ns, self.real.ids
         self.real = Fixture(self.reopen_log(), name=self.name, **self.sizes())
         self.real.now_ns, self.real.ids = now_ns, ids
         assert self.real.topic.restore(deepcopy(self.saved)) is False
         self.pass_to(now_ns)
+        for index in range(len(self.naive.channels)):
+            self.connect(index, 4, 100)
 
     # ------------------------------------------------------------------ what is always true
 
@@ -417,18 +437,16 @@ class TopicMachine(RuleBasedStateMachine):
         """Whatever happened: all that is not finished comes, and then there is nothing."""
         if self.storing is not None:
             self.is_stored()
-        if self.naive.paused:
-            self.pause_or_unpause_topic()
+        self.operate_topic("unpause topic")
         self.add_channel("one")
         while self.clients:
-            self.disconnect(0)
-        for index, naive in enumerate(self.naive.channels[name] for name in sorted(self.naive.channels)):
-            if naive.paused:
-                self.pause_or_unpause_channel(index)
-            self.add_consumer(index, 1000, 200)
+            self.change(0, "leave", 0)
+        for index, name in enumerate(sorted(self.naive.channels)):
+            self.naive.channels[name].paused = self.real.topic.channels[name].paused = False
+            self.connect(index, 1000, 200)
         self.pass_to(self.real.now_ns + 10 * SECOND)
         for index in range(len(self.naive.channels)):
-            self.pump(index)
+            self.deliver(index, 1000)
         for name, client in self.clients.items():
             channel = self.naive.channels[client.channel.name]
             assert set(channel.copies) == set(channel.held_by(name))

@@ -385,12 +385,15 @@ class Segment:
             self._reported.add(offset)
             logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
 
-    def _note(self, sequence: int, offset: int) -> None:
-        if not self._offsets or (
-            offset - self._offsets[-1] >= _INDEX_EVERY_BYTES and sequence > self._sequences[-1]
+    def _note(self, sequence: int, offset: int) -> bool:
+        """Make an index entry, if it is time for one."""
+        if self._offsets and (
+            offset - self._offsets[-1] < _INDEX_EVERY_BYTES or sequence <= self._sequences[-1]
         ):
-            self._sequences.append(sequence)
-            self._offsets.append(offset)
+            return False
+        self._sequences.append(sequence)
+        self._offsets.append(offset)
+        return True
 
     def locate(self, sequence: int) -> int:
         """The offset of a record at or shortly before the one that holds `sequence`."""
@@ -403,11 +406,12 @@ class Segment:
             return self._offsets[index] if index >= 0 else FILE_HEADER_BYTES
 
     def _index_up_to(self, sequence: int) -> None:
+        """Go on with the index, up to an entry past `sequence`: the next ones asked for are often near."""
         for offset, header, _ in self._walk(self._indexed_to, _WALK_BYTES):
-            if header.base_sequence > sequence:
-                return
-            self._note(header.base_sequence, offset)
+            noted = self._note(header.base_sequence, offset)
             self._indexed_to = offset + header.record_bytes
+            if noted and header.base_sequence > sequence:
+                return
         self._indexed_to = self.size
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
