@@ -9,11 +9,12 @@ import trio
 
 from ..http import serve_connection
 from ..log import Files
+from ..protocol.address import format_address
 from .data_folder import DataFolder
 from .errors import StartupError
 from .http_api import make_router
 from .options import BrokerOptions
-from .server import Server, format_address
+from .server import Server
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -125,7 +126,7 @@ async def _listen(flag: str, address: str) -> list[trio.SocketListener]:
 
 
 def _bound(listeners: list[trio.SocketListener]) -> str:
-    return format_address(listeners[0].socket.getsockname())
+    return format_address(*listeners[0].socket.getsockname()[:2])
 
 
 def _first(group: BaseExceptionGroup[StartupError]) -> StartupError:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import trio
 from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
+from ..protocol.address import format_address
 from .broker import Broker, MessageIds
 from .channel import Channel
 from .connection import Connection
@@ -370,7 +370,7 @@ class Server:
             return
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = format_address(sock.getpeername())
+            peer = format_address(*sock.getpeername()[:2])
         except OSError:
             sock.close()  # it has gone already
             return
@@ -414,11 +414,3 @@ def default_node_id() -> int:
     from zlib import crc32
 
     return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024
-
-
-def format_address(address: object) -> str:
-    """`host:port`, `[v6]:port`, or the path of a unix socket, from what the socket module gives."""
-    if isinstance(address, tuple):
-        host, port = address[0], address[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return os.fsdecode(address) if isinstance(address, bytes) else str(address)

@@ -1,6 +1,6 @@
 """The client: `Consumer`, and what it hands out; `Producer`; and the errors they raise."""
 
-from .address import format_address, parse_address
+from ..protocol.address import format_address, parse_address
 from .consumer import Consumer, ConsumerStats
 from .errors import (
     AlreadyAnswered,

@@ -28,7 +28,7 @@ from trio_nsq.protocol import (
 )
 from trio_nsq.protocol.limits import KIB
 
-from .address import parse_address
+from ..protocol.address import parse_address
 from .errors import BrokerError, ConnectionFailed, ConnectionLost
 from .options import ConnectionSettings
 

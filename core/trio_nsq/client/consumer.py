@@ -11,7 +11,7 @@ import trio
 
 from trio_nsq.protocol import NSQError, is_valid_name
 
-from .address import format_address, parse_address
+from ..protocol.address import format_address, parse_address
 from .background import Background
 from .connection import connect
 from .errors import ConnectionFailed

@@ -22,7 +22,7 @@ from trio_nsq.protocol import (
 )
 from trio_nsq.protocol.limits import MIB
 
-from .address import format_address, parse_address
+from ..protocol.address import format_address, parse_address
 from .background import Background
 from .connection import Connection, Event, connect
 from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import trio
 
+from ..protocol.address import format_address
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
@@ -205,5 +206,4 @@ def _peer(stream: trio.abc.Stream) -> str:
         return ""
     if not isinstance(address, tuple):
         return ""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(*address[:2])

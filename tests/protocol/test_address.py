@@ -1,6 +1,6 @@
 import pytest
 
-from trio_nsq.client import format_address, parse_address
+from trio_nsq.protocol.address import format_address, parse_address
 
 
 @pytest.mark.parametrize(
