@@ -14,6 +14,7 @@ from trio_nsq.protocol import (
     pack_messages,
     walk_messages,
 )
+from trio_nsq.protocol.messages import _prefix
 
 LINE = b"MPUB t\n"
 SMALL = Limits(max_msg_size=10, max_body_size=54)  # (54 - 4) // 5 = 10 messages
@@ -114,6 +115,14 @@ def test_packing_and_taking_apart() -> None:
     assert pack_messages(bodies) == packed  # sizes are remembered from the first time
     assert pack_messages([]) == MessageSet(b"", [])
     assert pack_messages([]).bodies() == []
+
+
+def test_few_sizes_are_remembered() -> None:
+    pack_messages([b"x" * 65535])
+    known = len(_prefix)
+    for size in range(65536, 65600):
+        assert pack_messages([b"x" * size]).data[:4] == int32(size)
+    assert len(_prefix) == known
 
 
 def test_joining_sets() -> None:

@@ -436,17 +436,17 @@ class Segment:
         for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
             if header.next_sequence <= sequence:
                 continue
-            if found and header.record_bytes > room:
+            record_bytes = header.record_bytes
+            if found and record_bytes > room:
                 break
-            begin = window.at(at, header.record_bytes)
-            payload = window.data[begin + HEADER_BYTES : begin + header.record_bytes]
-            offset = at + header.record_bytes
-            batch = decode_payload(header, payload)
+            begin = window.at(at, record_bytes)
+            offset = at + record_bytes
+            batch = decode_payload(header, window.data[begin + HEADER_BYTES : begin + record_bytes])
             if batch is None:
                 self._report_record(at)
                 continue
             found.append(batch)
-            room -= header.record_bytes
+            room -= record_bytes
             if room <= HEADER_BYTES:
                 break  # without another system call
         return found, offset

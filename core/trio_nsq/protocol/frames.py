@@ -118,7 +118,7 @@ class FrameReader:
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
-        if self._position == len(self._data) and not self._arrived:
+        if self._position == len(self._data):
             self._data, self._position = bytes(data), 0
         else:
             self._arrived += data
