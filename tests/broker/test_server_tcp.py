@@ -50,6 +50,13 @@ async def test_publish_consume_finish(tmp_path: Path) -> None:
         await client.nothing_more()  # the connection goes on
 
 
+async def test_an_id_that_is_not_text_comes_back_as_it_was(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c")
+        await client.send(b"FIN \xff\xfe0123456789abcd\n")
+        assert await client.frame() == (1, b"E_FIN_FAILED FIN \xff\xfe0123456789abcd failed ID not in flight")
+
+
 @pytest.mark.parametrize("sync", ["always", "interval"])
 async def test_pipelined_publishes_are_answered_in_order(tmp_path: Path, sync: str) -> None:
     async with running_broker(tmp_path / "d", sync=sync) as bound, connected(bound.tcp_address) as client:

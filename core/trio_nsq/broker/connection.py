@@ -284,7 +284,9 @@ class Connection:
         return self.channel, self.consumer
 
     def _complain(self, verb: str, message_id: bytes, reason: str) -> None:
-        error = CommandError(f"E_{verb}_FAILED", f"{verb} {message_id.decode('latin-1')} failed {reason}")
+        error = CommandError(
+            f"E_{verb}_FAILED", f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
+        )
         self.outbox.put(encode_error(error.wire))
 
     def _ready(self, count: int) -> None:
