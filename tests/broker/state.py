@@ -12,7 +12,7 @@ from trio_nsq.broker.consumer import Consumer
 from trio_nsq.broker.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
-from trio_nsq.protocol import FrameReader, MessageRun, pack_messages
+from trio_nsq.protocol import FrameReader, MessageRun, MessageSet, pack_messages
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -100,7 +100,7 @@ class Fixture:
     def store(self, *bodies: bytes, defer_ms: int = 0) -> list[RecordBatch]:
         """Append one record to the log and no more, as while the topic does not know of it yet."""
         due_ns = self.now_ns + defer_ms * MS if defer_ms else 0
-        record = self.topic.record(pack_messages(bodies), self.ids.take(len(bodies)), TIMESTAMP, due_ns)
+        record = next_record(self.topic, pack_messages(bodies), self.ids.take(len(bodies)), due_ns)
         self.log.append([record], sync=False)
         return [record]
 
@@ -235,3 +235,8 @@ def damage(folder: Path, body: bytes) -> None:
             path.write_bytes(data)
             return
     raise AssertionError(f"{body!r} is not in {folder}")
+
+
+def next_record(topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0) -> RecordBatch:
+    """A record batch that fits at the end of the topic's log; it is not stored yet."""
+    return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.state import MS, SECOND, TIMESTAMP
+from broker.state import MS, SECOND, next_record
 from trio_nsq.broker.broker import Broker, MessageIds
 from trio_nsq.broker.channel import Channel
 from trio_nsq.broker.consumer import Consumer
@@ -25,7 +25,7 @@ def make_broker(make_log: Callable[[str], Log] = lambda name: MemoryLog()) -> Br
 def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1) -> None:
     """As the server does it: accepted, and then each channel watched."""
     topic = broker.topic(topic_name)
-    record = topic.record(pack_messages([b"x"] * count), IDS.take(count), TIMESTAMP, due_ns)
+    record = next_record(topic, pack_messages([b"x"] * count), IDS.take(count), due_ns)
     topic.log.append([record], sync=True)
     topic.accept([record])
     for channel in topic.channels.values():
@@ -155,7 +155,7 @@ def test_a_topic_made_again_serves_nothing_of_the_old_one() -> None:
     channel = broker.channel("t", "c")
     assert channel.depth == 0
     topic = broker.topic("t")
-    record = topic.record(pack_messages([b"new"]), IDS.take(1), TIMESTAMP)
+    record = next_record(topic, pack_messages([b"new"]), IDS.take(1))
     topic.log.append([record], sync=True)
     topic.accept([record])
     consumer = deliver(broker, channel, 0, ready=10)

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..log import Log, RecordBatch
-from ..protocol import MessageSet, is_ephemeral
+from ..protocol import is_ephemeral
 from .batch import Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
@@ -93,10 +93,6 @@ class Topic:
         return self._recent[0][0] if self._recent else self._end
 
     # ------------------------------------------------------------------ publishing
-
-    def record(self, messages: MessageSet, first_id: int, timestamp_ns: int, due_ns: int = 0) -> RecordBatch:
-        """A record batch that fits at the end of the log. It is not stored yet: append it, then `accept` it."""
-        return RecordBatch(self.log.next_sequence, first_id, timestamp_ns, due_ns, messages)
 
     def accept(self, records: Sequence[RecordBatch]) -> None:
         """Take records that are now in the log: remember them decoded, and distribute them."""
