@@ -9,6 +9,8 @@ from trio_nsq.protocol import (
     IdentifyRequest,
     IdentifySettings,
     Limits,
+    Upgrades,
+    choose_upgrades,
     identify_reply,
     negotiate,
     parse_identify,
@@ -228,13 +230,31 @@ def test_ranges_are_the_limits() -> None:
             negotiate(replace(most, **{field: getattr(most, field) + 1}), limits)
 
 
+def test_what_a_later_request_does_not_say_stays() -> None:
+    first = IdentifyRequest(
+        heartbeat_interval=-1,
+        output_buffer_size=64,
+        output_buffer_timeout=25,
+        msg_timeout=5000,
+        sample_rate=7,
+    )
+    before = negotiate(first, Limits())
+    assert negotiate(IdentifyRequest(), Limits(), before) == replace(before, sample_rate=0)
+    later = negotiate(IdentifyRequest(heartbeat_interval=1000, msg_timeout=6000), Limits(), before)
+    assert later == IdentifySettings(1000, 64, 25, 0, 6000)
+
+
 # ---------------------------------------------------------------------- the reply
+
+
+def reply(request: IdentifyRequest, limits: Limits, version: str, *, tls: bool, auth: bool) -> bytes:
+    upgrades = choose_upgrades(request, limits, tls=tls)
+    return identify_reply(negotiate(request, limits), upgrades, limits, version, auth_required=auth)
 
 
 def test_the_reply_is_nsqds_byte_for_byte() -> None:
     request = IdentifyRequest(feature_negotiation=True, deflate_level=3)
-    reply = identify_reply(request, negotiate(request, Limits()), Limits(), "1.3.0")
-    assert reply == (
+    assert reply(request, Limits(), "1.3.0", tls=False, auth=False) == (
         b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":60000,"tls_v1":false,'
         b'"deflate":false,"deflate_level":6,"max_deflate_level":6,"snappy":false,"sample_rate":0,'
         b'"auth_required":false,"output_buffer_size":16384,"output_buffer_timeout":250}'
@@ -243,12 +263,48 @@ def test_the_reply_is_nsqds_byte_for_byte() -> None:
 
 def test_the_reply_shows_what_is_in_force() -> None:
     request = IdentifyRequest(
-        msg_timeout=1234, output_buffer_size=100, output_buffer_timeout=99, tls_v1=True, snappy=True
+        msg_timeout=1234,
+        output_buffer_size=100,
+        output_buffer_timeout=99,
+        tls_v1=True,
+        snappy=True,
+        sample_rate=7,
     )
     limits = Limits(max_rdy_count=7, max_msg_timeout_ms=5000, max_deflate_level=4)
-    reply = identify_reply(request, negotiate(request, limits), limits, "9")
-    assert reply == (
-        b'{"max_rdy_count":7,"version":"9","max_msg_timeout":5000,"msg_timeout":1234,"tls_v1":false,'
-        b'"deflate":false,"deflate_level":4,"max_deflate_level":4,"snappy":false,"sample_rate":0,'
-        b'"auth_required":false,"output_buffer_size":100,"output_buffer_timeout":99}'
+    assert reply(request, limits, "9", tls=True, auth=True) == (
+        b'{"max_rdy_count":7,"version":"9","max_msg_timeout":5000,"msg_timeout":1234,"tls_v1":true,'
+        b'"deflate":false,"deflate_level":4,"max_deflate_level":4,"snappy":true,"sample_rate":7,'
+        b'"auth_required":true,"output_buffer_size":100,"output_buffer_timeout":99}'
     )
+
+
+# ---------------------------------------------------------------------- upgrades
+
+
+def test_a_client_gets_the_upgrades_it_asks_for() -> None:
+    request = IdentifyRequest(tls_v1=True, deflate=True, deflate_level=3)
+    assert choose_upgrades(request, Limits(), tls=True) == Upgrades(True, False, True, 3)
+    assert choose_upgrades(IdentifyRequest(), Limits(), tls=True) == Upgrades(False, False, False, 6)
+
+
+def test_what_is_switched_off_is_not_given() -> None:
+    limits = Limits(deflate=False, snappy=False)
+    request = IdentifyRequest(tls_v1=True, snappy=True, deflate=True, deflate_level=9)
+    assert choose_upgrades(request, limits, tls=False) == Upgrades(False, False, False, 6)
+
+
+def test_two_compressions_are_refused_unless_one_is_switched_off() -> None:
+    request = IdentifyRequest(snappy=True, deflate=True)
+    with pytest.raises(
+        CommandError, match=r"^E_IDENTIFY_FAILED cannot enable both deflate and snappy compression$"
+    ):
+        choose_upgrades(request, Limits(), tls=False)
+    assert choose_upgrades(request, Limits(deflate=False), tls=False).snappy
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "given"), [(0, 6, 6), (-1, 6, 6), (1, 6, 1), (9, 6, 6), (9, 9, 9), (0, 3, 3)]
+)
+def test_the_deflate_level_is_cut_to_the_limit(asked: int, most: int, given: int) -> None:
+    request = IdentifyRequest(deflate=True, deflate_level=asked)
+    assert choose_upgrades(request, Limits(max_deflate_level=most), tls=False).deflate_level == given

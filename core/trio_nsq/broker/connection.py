@@ -4,6 +4,7 @@ import logging
 import math
 import socket
 import time
+from random import randrange
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,6 +21,7 @@ from ..protocol import (
     Identify,
     IdentifyRequest,
     IdentifySettings,
+    NSQError,
     Publish,
     Ready,
     Requeue,
@@ -27,6 +29,8 @@ from ..protocol import (
     State,
     Subscribe,
     Touch,
+    Upgrades,
+    choose_upgrades,
     encode_error,
     encode_response,
     identify_reply,
@@ -34,23 +38,26 @@ from ..protocol import (
     parse_identify,
 )
 from ..protocol.commands import LineTooLong
+from ..protocol.compression import Deflate, Snappy
 from .channel import Channel
 from .consumer import Consumer
 from .errors import PublishRefused
-from .outbox import Outbox
+from .guard import Guard
 from .publisher import Publication
+from .wire import RECEIVE_BYTES, Wire
 
 if TYPE_CHECKING:
     from .server import Server
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_RECEIVE_BYTES = 64 * 1024
 _READS_PER_TURN = 8
 """A client whose data is always there already lets the others have their turn after so many reads."""
-_LINGER_S = 1.0
-_LINGER_BYTES = 16 * 1024 * 1024
 _NS_PER_MS = 1_000_000
+
+
+class _Ended(Exception):
+    """The client has said that nothing more will come, or is gone."""
 
 
 class Connection:
@@ -60,6 +67,16 @@ class Connection:
         server: Whom it talks to.
         sock: Non-blocking; closed at the end of `run`.
         peer: The client's address, for logs and `/stats`.
+
+    Attributes:
+        identity: What it said of itself.
+        settings: What was negotiated, or the defaults.
+        upgrades: What the connection became.
+        guard: Knows what the client may do.
+        wire: The socket and the layers over it; `outbox` is its.
+        connected_s: Unix seconds.
+        pub_counts: Messages published, by topic.
+        consumer, channel: The subscription, if there is one.
     """
 
     def __init__(self, server: "Server", sock: socket.socket, peer: str) -> None:
@@ -72,14 +89,25 @@ class Connection:
         self.pub_counts: dict[str, int] = {}
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
-        self.outbox = Outbox(sock)
+        self.upgrades = Upgrades()
+        self.guard = Guard(server.auth_client, peer)
+        self.wire = Wire(sock)
+        self.outbox = self.wire.outbox
         self.outbox.patience_s = self._heartbeat_interval_s
         self._sock = sock
         self._reader = CommandReader(server.options.limits)
+        self._reader.tls_required = server.options.required_tls != "false"
         self._identified = False
+        self._negotiated = self.settings  # by the last IDENTIFY, the first of which counts
+        self._upgrading = False
+        self._answered = False  # something is in the outbox that is not to wait
+        self._held_bytes = 0  # of messages in the outbox that may wait for more of them
+        self._held = trio.Event()
+        self._send_held_at_s = -math.inf
         self._settings_changed = trio.Event()
         self._silent_since = math.inf
         self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None  # set while `run` runs
 
     @property
     def _heartbeat_interval_s(self) -> float:
@@ -103,9 +131,11 @@ class Connection:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_heartbeats)
                     nursery.start_soon(self._send_rest)
+                    self._nursery = nursery
                     await self._receive()
                     nursery.cancel_scope.cancel()
         finally:
+            self.wire.say_goodbye()
             self.outbox.abandon()
             try:
                 self._leave_channel()
@@ -119,7 +149,7 @@ class Connection:
                 await self.outbox.emptied()
                 continue
             try:
-                data = self._sock.recv(_RECEIVE_BYTES)
+                data = self._sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 reads = 0
                 self._silent_since = trio.current_time()
@@ -128,45 +158,46 @@ class Connection:
                 continue
             except OSError:
                 return
-            if data:
-                self._reader.receive_data(data)
-            else:
-                self._reader.receive_eof()
             try:
-                await self._obey_all()
+                await self._take_in(data)
             except CommandError as exc:
                 await self._refuse(exc)
                 return
-            finally:
-                self.outbox.flush()
-            if not data:
+            except _Ended:
                 return
+            except NSQError as exc:
+                logger.info("%s: closed, what it sends is not what was negotiated: %s", self.peer, exc)
+                return
+            finally:
+                self._flush_answers()
             reads += 1
             if reads == _READS_PER_TURN:
                 reads = 0
                 await trio.lowlevel.checkpoint()
 
-    async def _refuse(self, error: CommandError) -> None:
-        """Send the last frame, and see to it that it arrives.
+    async def _take_in(self, data: bytes) -> None:
+        """Obey what was received; nothing is the end. Raises _Ended, NSQError."""
+        if data and self.wire.bare:
+            self._reader.receive_data(data)
+            await self._obey_all()
+            return
+        if data:
+            for piece in self.wire.decode(data):
+                self._reader.receive_data(piece)
+                await self._obey_all()
+            if not self.wire.ended:
+                return
+        self._reader.receive_eof()
+        await self._obey_all()
+        raise _Ended
 
-        Closing a socket with unread input resets the connection, and the client may then never see why. So
-        what it still sends is read, for a short while, and thrown away. It gets no more messages.
-        """
+    async def _refuse(self, error: CommandError) -> None:
+        """Send the last frame. The client gets no more messages."""
         self._leave_channel()
         logger.warning("%s: %s", self.peer, str(error))  # the error itself would keep us in memory
         if not isinstance(error, LineTooLong):
             self.outbox.put(encode_error(error.wire))
-        with trio.move_on_after(_LINGER_S):
-            self.outbox.flush()
-            await self.outbox.emptied()
-            try:
-                self._sock.shutdown(socket.SHUT_WR)
-                for _ in range(_LINGER_BYTES // _RECEIVE_BYTES):
-                    await trio.lowlevel.wait_readable(self._sock)
-                    if not self._sock.recv(_RECEIVE_BYTES):
-                        return
-            except OSError:
-                return  # the client has gone
+        await self.wire.linger()
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -179,9 +210,9 @@ class Connection:
                 logger.info("%s: closed, nothing heard for two heartbeats", self.peer)
                 self.close()
                 return
-            if self._reader.greeted:
-                self.outbox.put(HEARTBEAT_FRAME)
-                self.outbox.flush()
+            if self._reader.greeted and not self._upgrading:
+                self._answer(HEARTBEAT_FRAME)
+                self._flush_answers()
 
     async def _send_rest(self) -> None:
         """Take over sending whenever the socket is full, and give the client messages again afterwards."""
@@ -191,8 +222,53 @@ class Connection:
             logger.warning("%s: closed, it takes no data", self.peer)
         self.close()
 
+    async def _send_held(self) -> None:
+        """Send messages that wait for more of them, at the latest after the negotiated time; runs until cancelled."""
+        while True:
+            await self._held.wait()
+            await trio.sleep_until(self._send_held_at_s)
+            self._held = trio.Event()
+            self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
+            self._flush()
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        """Take message frames; `send_delivered` follows."""
+        self.outbox.put(frames)
+        self._held_bytes += len(frames)
+
     def send_delivered(self) -> None:
-        """Send the message frames that were put in the outbox, and note if the client is too slow for more."""
+        """Send what `deliver` took, or hold it back for a while, as was negotiated with the client.
+
+        As nsqd, the buffer is sent when it is full, when the client can take no further message, with any answer,
+        and when its time has come. That runs from the last time it did: a message after a pause goes at once.
+        """
+        if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
+            now_s = trio.current_time()
+            if now_s < self._send_held_at_s:
+                self._held.set()
+                return
+            if not self.settings.output_buffer_timeout_ms:
+                return  # it waits for the buffer to fill, however long
+            self._send_held_at_s = now_s + self.settings.output_buffer_timeout_ms / 1000
+        self._flush()
+
+    def _can_take_more(self) -> bool:
+        channel, consumer = self._subscription()
+        return consumer.window > 0 and not channel.paused
+
+    def _answer(self, frame: bytes) -> None:
+        """Put a frame in the outbox that is not to wait for messages."""
+        self.outbox.put(frame)
+        self._answered = True
+
+    def _flush_answers(self) -> None:
+        if self._answered:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what there is, and note if the client is too slow for more."""
+        self._answered = False
+        self._held_bytes = 0
         self.outbox.flush()
         if self.outbox.full:
             self._set_blocked(True)
@@ -238,6 +314,8 @@ class Connection:
         batch = publishes.copy()
         publishes.clear()
         topic_name = batch[0].topic
+        if not self.guard.idle:
+            await self.guard.check(batch[0].verb, topic_name)
         now_ns = self.server.now_ns() if any(p.defer_ms for p in batch) else 0
         publications = [
             Publication(p.messages, now_ns + p.defer_ms * _NS_PER_MS if p.defer_ms else 0) for p in batch
@@ -249,12 +327,12 @@ class Connection:
             raise CommandError(f"E_{verb}_FAILED", f"{verb} failed {exc}") from exc
         count = sum(len(p.messages) for p in batch)
         self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
-        self.outbox.put(OK_FRAME * len(batch))
+        self._answer(OK_FRAME * len(batch))
 
     async def _obey(self, command: Command) -> None:
         if isinstance(command, Finish):
             channel, consumer = self._subscription()
-            for message_id, reason in channel.finish(consumer, command.ids):
+            for message_id, reason in channel.finish(consumer, command.ids, time.time_ns()):
                 self._complain("FIN", message_id, reason)
             self.server.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):
@@ -268,15 +346,15 @@ class Connection:
             if why_not:
                 self._complain("TOUCH", command.id, why_not)
         elif isinstance(command, Identify):
-            self._identify(command)
+            await self._identify(command)
         elif isinstance(command, Subscribe):
             await self._subscribe(command)
         elif isinstance(command, StartClose):
             self._reader.state = State.CLOSING
             self._ready(0)
-            self.outbox.put(CLOSE_WAIT_FRAME)
+            self._answer(CLOSE_WAIT_FRAME)
         elif isinstance(command, Auth):
-            raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
+            self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
 
     def _subscription(self) -> tuple[Channel, Consumer]:
         assert self.channel is not None  # the state table lets no such command through before SUB
@@ -287,12 +365,14 @@ class Connection:
         error = CommandError(
             f"E_{verb}_FAILED", f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
         )
-        self.outbox.put(encode_error(error.wire))
+        self._answer(encode_error(error.wire))
 
     def _ready(self, count: int) -> None:
         channel, consumer = self._subscription()
         consumer.ready_count = count if self.state is State.SUBSCRIBED else 0
         channel.refresh(consumer)
+        if self._held_bytes and not self._can_take_more():
+            self._answered = True  # what was held back waits for more that will not come
 
     def _requeue(self, command: Requeue) -> None:
         channel, consumer = self._subscription()
@@ -304,10 +384,10 @@ class Connection:
             self.server.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
         self.server.broker.changed.add(channel.topic.name)
 
-    def _identify(self, command: Identify) -> None:
+    async def _identify(self, command: Identify) -> None:
         limits = self.server.options.limits
         request = parse_identify(command.body)
-        settings = negotiate(request, limits)
+        self._negotiated = settings = negotiate(request, limits, self._negotiated)
         self.identity = request
         self._reader.heartbeats = settings.heartbeat_interval_ms > 0
         if not self._identified:  # as in nsqd, later ones are answered but change nothing any more
@@ -315,15 +395,51 @@ class Connection:
             self.settings = settings
             self.outbox.patience_s = self._heartbeat_interval_s
             self._settings_changed.set()
-        if request.feature_negotiation:
-            reply = identify_reply(request, settings, limits, self.server.version)
-            self.outbox.put(encode_response(reply))
-        else:
-            self.outbox.put(OK_FRAME)
+        if not request.feature_negotiation:
+            self._answer(OK_FRAME)
+            return
+        upgrades = Upgrades()
+        if self.wire.bare:  # a connection is upgraded once
+            upgrades = choose_upgrades(request, limits, tls=self.server.tls_context is not None)
+        auth_required = bool(self.server.options.auth_http_addresses)
+        reply = identify_reply(settings, upgrades, limits, self.server.version, auth_required=auth_required)
+        self._answer(encode_response(reply))
+        await self._upgrade(upgrades)
+
+    async def _upgrade(self, upgrades: Upgrades) -> None:
+        """Lay TLS and compression over the connection, with an OK inside each. Raises CommandError."""
+        if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
+            return
+        self.upgrades = upgrades
+        self._flush_answers()
+        received = self._reader.take_buffered()  # nothing, if the client keeps to the rules
+        if upgrades.tls:
+            assert self.server.tls_context is not None
+            self._upgrading = True
+            try:
+                received = await self.wire.start_tls(self.server.tls_context, received)
+            finally:
+                self._upgrading = False
+            self._reader.tls_required = False
+            self._answer(OK_FRAME)
+        if upgrades.snappy or upgrades.deflate:
+            codec = Snappy() if upgrades.snappy else Deflate(upgrades.deflate_level)
+            self.wire.add_codec(codec)
+            self._answer(OK_FRAME)
+            received = b"".join(codec.decode(received))
+        if received:
+            self._reader.receive_data(received)
 
     async def _subscribe(self, command: Subscribe) -> None:
-        consumer = Consumer(self.settings.msg_timeout_ms, self.close)
+        await self.guard.check("SUB", command.topic, command.channel)
+        rate = self.settings.sample_rate
+        # nsqd lets one percent more through.
+        sample = (lambda: randrange(100) < rate) if rate else None
+        consumer = Consumer(self.settings.msg_timeout_ms, self.close, sample)
         self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
         self.consumer = consumer
         self._reader.state = State.SUBSCRIBED
-        self.outbox.put(OK_FRAME)
+        self._answer(OK_FRAME)
+        assert self._nursery is not None
+        if self.settings.output_buffer_timeout_ms:
+            self._nursery.start_soon(self._send_held)

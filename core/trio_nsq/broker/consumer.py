@@ -2,9 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
 
 from .batch import Batch
 
+LOOKED_AT = 1000
+"""Messages at the head of a queue among which the oldest is looked for, so that it has a bounded cost."""
 _NS_PER_MS = 1_000_000
 
 
@@ -16,9 +20,18 @@ class Delivery:
         delivered_ns: When they were sent.
         attempts: How often they have been delivered, this time included.
         held: The batch they are in, if nothing but memory has it; None if it can be read again.
+        timestamp_ns: When all of them were published, or 0 where nobody wants to know.
     """
 
-    __slots__ = ("_first_sequence", "_ids", "attempts", "deadline_ns", "delivered_ns", "held")
+    __slots__ = (
+        "_first_sequence",
+        "_ids",
+        "attempts",
+        "deadline_ns",
+        "delivered_ns",
+        "held",
+        "timestamp_ns",
+    )
 
     def __init__(
         self,
@@ -28,6 +41,7 @@ class Delivery:
         delivered_ns: int,
         deadline_ns: int,
         held: Batch | None = None,
+        timestamp_ns: int = 0,
     ) -> None:
         self._ids = ids
         self._first_sequence = first_sequence
@@ -35,6 +49,7 @@ class Delivery:
         self.delivered_ns = delivered_ns
         self.deadline_ns = deadline_ns
         self.held = held
+        self.timestamp_ns = timestamp_ns
 
     def sequence_of(self, message_id: bytes) -> int:
         """The sequence of one of these messages: the ids ascend, and their sequences follow each other."""
@@ -42,8 +57,25 @@ class Delivery:
 
     def touched(self, message_id: bytes, deadline_ns: int) -> "Delivery":
         """A delivery of this one message alone, with another deadline."""
-        sequence = self.sequence_of(message_id)
-        return Delivery([message_id], sequence, self.attempts, self.delivered_ns, deadline_ns, self.held)
+        return Delivery(
+            [message_id],
+            self.sequence_of(message_id),
+            self.attempts,
+            self.delivered_ns,
+            deadline_ns,
+            self.held,
+            self.timestamp_ns,
+        )
+
+    def first_unanswered(self, in_flight: dict[bytes, "Delivery"]) -> int:
+        """The sequence of the first of these messages that is still in flight; one of them has to be."""
+        for sequence, message_id in enumerate(self._ids, self._first_sequence):
+            if in_flight.get(message_id) is self:
+                return sequence
+        raise AssertionError("nothing of this delivery is in flight")
+
+
+_FIRST_SEQUENCE = attrgetter("_first_sequence")
 
 
 class Consumer:
@@ -52,6 +84,7 @@ class Consumer:
     Args:
         msg_timeout_ms: How long a message may be in flight here.
         close: Called when the channel is deleted: ends the connection.
+        sample: Decides for one message whether it is sent; if not, the channel forgets it. None: all are sent.
 
     Attributes:
         ready_count: RDY: be sent messages while fewer than this are in flight.
@@ -71,10 +104,14 @@ class Consumer:
         "ready_count",
         "requeue_count",
         "requeued_turn",
+        "sample",
     )
 
-    def __init__(self, msg_timeout_ms: int, close: Callable[[], None]) -> None:
+    def __init__(
+        self, msg_timeout_ms: int, close: Callable[[], None], sample: Callable[[], bool] | None = None
+    ) -> None:
         self.msg_timeout_ns = msg_timeout_ms * _NS_PER_MS
+        self.sample = sample
         self.close = close
         self.ready_count = 0
         self.blocked = False
@@ -96,11 +133,23 @@ class Consumer:
             return delivery.deadline_ns
         return None
 
-    def due(self, now_ns: int) -> list[bytes]:
+    @property
+    def oldest_in_flight(self) -> int | None:
+        """The lowest sequence of the first thousand in `in_flight`; None if there is none."""
+        oldest: int | None = None
+        head = set(islice(self.in_flight.values(), LOOKED_AT))
+        for delivery in sorted(head, key=_FIRST_SEQUENCE):
+            if oldest is not None and oldest < delivery._first_sequence:
+                break
+            first = delivery.first_unanswered(self.in_flight)
+            oldest = first if oldest is None else min(oldest, first)
+        return oldest
+
+    def due(self, now_ns: int, at_most: int) -> list[bytes]:
         """The ids at the head of `in_flight` whose deadline has come."""
         ids: list[bytes] = []
         for message_id, delivery in self.in_flight.items():
-            if delivery.deadline_ns > now_ns:
+            if delivery.deadline_ns > now_ns or len(ids) >= at_most:
                 break
             ids.append(message_id)
         return ids

@@ -4,21 +4,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..protocol.limits import MIB, SECOND_MS, Limits
+from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
 
 Sync = Literal["always", "interval"]
+TLSRequired = Literal["false", "true", "tcp-https"]
+TLSVersion = Literal["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
+ClientAuthPolicy = Literal["", "require", "require-verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """One broker's configuration.
 
+    Addresses are `host:port`, port 0 picking a free one, or the path of a unix socket (anything with a slash). They
+    are loopback unless told otherwise, so that nobody is let in by accident (nsqd listens on all interfaces).
+
     Attributes:
         data_path: The data folder; made if it is missing (its parent must exist).
-        tcp_address: `host:port` to listen on for the V2 protocol; port 0 picks a free one. Loopback unless told
-            otherwise, so that nobody is let in by accident (nsqd listens on all interfaces).
-        http_address: The same for HTTP; empty means no HTTP.
+        tcp_address: Where to listen for the V2 protocol.
+        http_address: Where to listen for HTTP; empty means no HTTP.
+        https_address: Where to listen for HTTPS, if there is a certificate; empty means no HTTPS.
         broadcast_address: The address others are told; None is this machine's host name.
+        broadcast_tcp_port, broadcast_http_port: The ports others are told; 0 is those bound.
+        nsqlookupd_tcp_addresses: Discovery services to register with, `host:port` each.
         node_id: 0..1023, the first ten bits of every message id; None derives it from the host name as nsqd does.
         sync: `always`: an OK means on stable storage. `interval`: an OK means written to the file; synced after
             `sync_every` messages or `sync_timeout_ms`, whichever comes first.
@@ -31,12 +39,33 @@ class BrokerOptions:
             since is delivered again.
         max_channel_consumers: Consumers of one channel; 0 is no limit.
         limits: What clients may ask for and send.
+        tls_cert, tls_key: PEM files; both or neither. With them clients may have TLS.
+        tls_client_auth_policy: Whether clients need a certificate: `""` no, `require` any, `require-verify` one that
+            `tls_root_ca_file`, or the system's store, vouches for. Not `""` implies `tls_required="true"`.
+        tls_root_ca_file: PEM file: the CAs of clients' certificates, and of https auth servers; None is the system's.
+        tls_required: Whether clients must use TLS: `true` over TCP and HTTP, `tcp-https` over TCP only.
+        tls_min_version: The oldest TLS spoken. nsqd's default is tls1.0, which RFC 8996 took out of use.
+        auth_http_addresses: Services that say who may do what, `host:port` or a URL each; none: everybody may.
+        http_client_connect_timeout_ms, http_client_request_timeout_ms: For the broker's own HTTP requests.
+        statsd_address: `host:port` (UDP) for figures; empty is nowhere.
+        statsd_prefix: What their names begin with; `%s` stands for the broadcast address and HTTP port.
+        statsd_interval_ms: How often they are sent.
+        statsd_mem_stats: Whether those of the process's memory are sent.
+        statsd_udp_packet_size: Bytes of one datagram at most, unless one line is longer.
+        statsd_exclude_ephemeral: Whether ephemeral topics and channels are left out.
+        e2e_processing_latency_percentiles: Quantiles in (0, 1], descending, of the time from publish to FIN; none:
+            it is not measured.
+        e2e_processing_latency_window_time_ms: Over how long.
     """
 
     data_path: Path
     tcp_address: str = "127.0.0.1:4150"
     http_address: str = "127.0.0.1:4151"
+    https_address: str = "127.0.0.1:4152"
     broadcast_address: str | None = None
+    broadcast_tcp_port: int = 0
+    broadcast_http_port: int = 0
+    nsqlookupd_tcp_addresses: tuple[str, ...] = ()
     node_id: int | None = None
     sync: Sync = "always"
     sync_every: int = 2500
@@ -47,3 +76,26 @@ class BrokerOptions:
     checkpoint_interval_ms: int = 2 * SECOND_MS
     max_channel_consumers: int = 0
     limits: Limits = field(default_factory=Limits)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_auth_policy: ClientAuthPolicy = ""
+    tls_root_ca_file: Path | None = None
+    tls_required: TLSRequired = "false"
+    tls_min_version: TLSVersion = "tls1.2"
+    auth_http_addresses: tuple[str, ...] = ()
+    http_client_connect_timeout_ms: int = 2 * SECOND_MS
+    http_client_request_timeout_ms: int = 5 * SECOND_MS
+    statsd_address: str = ""
+    statsd_prefix: str = "nsq.%s"
+    statsd_interval_ms: int = MINUTE_MS
+    statsd_mem_stats: bool = True
+    statsd_udp_packet_size: int = 508
+    statsd_exclude_ephemeral: bool = False
+    e2e_processing_latency_percentiles: tuple[float, ...] = ()
+    e2e_processing_latency_window_time_ms: int = 10 * MINUTE_MS
+
+    @property
+    def required_tls(self) -> TLSRequired:
+        """`tls_required`, with what a policy for client certificates implies."""
+        implied = self.tls_client_auth_policy and self.tls_required == "false"
+        return "true" if implied else self.tls_required

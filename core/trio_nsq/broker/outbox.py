@@ -5,11 +5,17 @@ when the socket is full does the connection's own task wait for it; until it is 
 no more messages.
 """
 
+import logging
 import math
 import socket
 from collections import deque
 
 import trio
+
+from ..protocol import NSQError
+from ..protocol.compression import Codec
+
+logger = logging.getLogger("trio_nsq.broker")
 
 _MAX_PARTS = 256
 _CONGESTED_BYTES = 4 * 1024 * 1024
@@ -30,16 +36,30 @@ class Outbox:
         self.full = False
         self.broken = False
         self._sock = sock
-        self._parts: deque[bytes | memoryview] = deque()
+        self._codecs: list[Codec] = []  # what is put goes through the first of them first
+        self._wire: deque[bytes | memoryview] = deque()
+        # What is still to be encoded, when there is a codec; until then it is what goes over the wire.
+        self._plain: deque[bytes | memoryview] = self._wire
         self._late_bytes = 0
         self._became_full = trio.Event()
         self._emptied = trio.Event()
 
     def put(self, data: bytes | memoryview) -> None:
         """Add data to be sent by the next flush."""
-        self._parts.append(data)
+        self._plain.append(data)
         if self.full:
             self._late_bytes += len(data)
+
+    def put_encoded(self, data: bytes) -> None:
+        """Add data that no codec is to see, such as what TLS says by itself; it goes before what is not encoded yet."""
+        if data:
+            self._wire.append(data)
+
+    def add_codec(self, codec: Codec) -> None:
+        """Encode all that is put from now on, before the codecs that there are already see it."""
+        self.encode()
+        self._codecs.insert(0, codec)
+        self._plain = deque()
 
     @property
     def congested(self) -> bool:
@@ -48,15 +68,31 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what there is, as much as the socket takes without waiting."""
-        if self._parts and not self.full:
+        if (self._plain or self._wire) and not self.full:
             self._send()
-            if self._parts:
+            if self._plain or self._wire:
                 self.full = True
                 self._emptied = trio.Event()
                 self._became_full.set()
 
+    def encode(self) -> None:
+        """Let the codecs see now, not at the next flush, what was put."""
+        if not self._codecs or not self._plain:
+            return
+        data = b"".join(self._plain)
+        self._plain.clear()
+        try:
+            for codec in self._codecs:
+                data = codec.encode(data)
+        except NSQError as exc:
+            logger.info("nothing more can be sent: %s", exc)
+            self.abandon()
+        else:
+            self._wire.append(data)
+
     def _send(self) -> None:
-        parts = self._parts
+        self.encode()
+        parts = self._wire
         while parts:
             try:
                 if len(parts) == 1:
@@ -80,7 +116,7 @@ class Outbox:
             False if the connection is lost, or the socket took nothing for `patience_s`.
         """
         await self._became_full.wait()
-        while self._parts:
+        while self._plain or self._wire:
             with trio.move_on_after(self.patience_s) as scope:
                 try:
                     await trio.lowlevel.wait_writable(self._sock)
@@ -105,6 +141,7 @@ class Outbox:
     def abandon(self) -> None:
         """Give up the connection: drop what there is, and whatever comes."""
         self.broken = self.full = True
-        self._parts.clear()
+        self._plain.clear()
+        self._wire.clear()
         self._became_full.set()
         self._emptied.set()

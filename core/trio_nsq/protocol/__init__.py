@@ -32,7 +32,7 @@ from .encode import (
     encode_sub,
     encode_touch,
 )
-from .errors import CommandError, FrameError, NSQError
+from .errors import CommandError, FrameError, NSQError, quote
 from .frames import (
     CLOSE_WAIT_FRAME,
     HEARTBEAT_FRAME,
@@ -46,7 +46,15 @@ from .frames import (
     encode_frame,
     encode_response,
 )
-from .identify import IdentifyRequest, IdentifySettings, identify_reply, negotiate, parse_identify
+from .identify import (
+    IdentifyRequest,
+    IdentifySettings,
+    Upgrades,
+    choose_upgrades,
+    identify_reply,
+    negotiate,
+    parse_identify,
+)
 from .limits import MAGIC_V2, Limits
 from .messages import MessageSet, pack_messages, walk_messages
 from .names import is_ephemeral, is_valid_name
@@ -83,6 +91,8 @@ __all__ = [
     "State",
     "Subscribe",
     "Touch",
+    "Upgrades",
+    "choose_upgrades",
     "encode_auth",
     "encode_cls",
     "encode_dpub",
@@ -104,5 +114,6 @@ __all__ = [
     "negotiate",
     "pack_messages",
     "parse_identify",
+    "quote",
     "walk_messages",
 ]

@@ -42,3 +42,21 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
 def format_address(host: str, port: int) -> str:
     """Put an address together again, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | bytes) -> str:
+    """Put what the operating system calls a socket's address in nsqd's form.
+
+    Args:
+        address: As `getpeername` gives it: of an IP socket a tuple; of a unix socket its path, or `""` if it has none
+            (clients' mostly have none), or bytes with a leading zero for a name in Linux's abstract namespace.
+
+    Returns:
+        `host:port`; for a unix socket its path, or `@` and its abstract name, if any.
+    """
+    if isinstance(address, tuple):
+        return format_address(*address[:2])
+    if isinstance(address, bytes):
+        address = address.replace(b"\0", b"@", 1).decode("utf-8", "backslashreplace")
+    name = address or "@"
+    return name if name.isprintable() else ascii(name)  # whoever connects chose it, and it goes into logs

@@ -136,11 +136,13 @@ class CommandReader:
         greeted: The client has sent its magic.
         heartbeats: Whether the connection has any: without them SUB is refused, before its parameters are
             looked at. The caller moves it, as it moves `state`.
+        tls_required: Only IDENTIFY is legal until the connection is encrypted. The caller moves it.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.state = State.INIT
         self.heartbeats = True
+        self.tls_required = False
         self._limits = limits
         self._buffer = bytearray()
         self._position = 0
@@ -227,6 +229,8 @@ class CommandReader:
 
     def _read_line(self, line: bytes, raw: bytes) -> Command | None:
         verb, *params = line.split(b" ")
+        if self.tls_required and verb != b"IDENTIFY":
+            raise CommandError("E_INVALID", f"cannot {_text(verb)} in current state (TLS required)")
         legal = LEGAL_STATES.get(verb)
         if legal is None:
             raise CommandError("E_INVALID", f"invalid command {_text(verb)}")

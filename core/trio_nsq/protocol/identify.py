@@ -57,6 +57,7 @@ class IdentifySettings:
 
 
 _FIELDS: dict[str, type] = {f.name: type(f.default) for f in fields(IdentifyRequest)}
+_DEFLATE_LEVEL = 6
 _MAX_DIGITS = 20
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -120,17 +121,30 @@ def parse_identify(body: bytes) -> IdentifyRequest:
     return IdentifyRequest(**known)
 
 
-def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
+def negotiate(
+    request: IdentifyRequest, limits: Limits, before: IdentifySettings | None = None
+) -> IdentifySettings:
     """Settle a connection's settings.
+
+    Args:
+        before: What was settled before and stays where the request says nothing; None: the defaults.
 
     Raises:
         CommandError: `E_BAD_BODY` naming the first value out of range; nothing is clamped.
     """
+    if before is None:
+        before = IdentifySettings(
+            limits.heartbeat_interval_ms,
+            limits.output_buffer_size,
+            limits.output_buffer_timeout_ms,
+            0,
+            limits.msg_timeout_ms,
+        )
     heartbeat_ms = request.heartbeat_interval
     if heartbeat_ms == -1:
         heartbeat_ms = 0
     elif heartbeat_ms == 0:
-        heartbeat_ms = limits.heartbeat_interval_ms
+        heartbeat_ms = before.heartbeat_interval_ms
     elif not 1000 <= heartbeat_ms <= limits.max_heartbeat_interval_ms:
         raise CommandError("E_BAD_BODY", f"IDENTIFY heartbeat interval ({heartbeat_ms}) is invalid")
 
@@ -138,7 +152,7 @@ def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
     if timeout_ms == -1:
         timeout_ms = 0
     elif timeout_ms == 0:
-        timeout_ms = limits.output_buffer_timeout_ms
+        timeout_ms = before.output_buffer_timeout_ms
     elif not limits.min_output_buffer_timeout_ms <= timeout_ms <= limits.max_output_buffer_timeout_ms:
         raise CommandError("E_BAD_BODY", f"IDENTIFY output buffer timeout ({timeout_ms}) is invalid")
 
@@ -146,7 +160,7 @@ def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
     if size == -1:
         size, timeout_ms = 1, 0
     elif size == 0:
-        size = limits.output_buffer_size
+        size = before.output_buffer_size
     elif not 64 <= size <= limits.max_output_buffer_size:
         raise CommandError("E_BAD_BODY", f"IDENTIFY output buffer size ({size}) is invalid")
 
@@ -155,34 +169,60 @@ def negotiate(request: IdentifyRequest, limits: Limits) -> IdentifySettings:
 
     msg_timeout_ms = request.msg_timeout
     if msg_timeout_ms == 0:
-        msg_timeout_ms = limits.msg_timeout_ms
+        msg_timeout_ms = before.msg_timeout_ms
     elif not 1000 <= msg_timeout_ms <= limits.max_msg_timeout_ms:
         raise CommandError("E_BAD_BODY", f"IDENTIFY msg timeout ({msg_timeout_ms}) is invalid")
 
-    # Sampling is not there yet: every message is sent, and the reply says so.
-    return IdentifySettings(heartbeat_ms, size, timeout_ms, 0, msg_timeout_ms)
+    return IdentifySettings(heartbeat_ms, size, timeout_ms, request.sample_rate, msg_timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrades:
+    """What a connection is to become after the reply to IDENTIFY, in this order: TLS, then compression.
+
+    Attributes:
+        deflate_level: 1..9; filled in also when `deflate` is false, as nsqd does.
+    """
+
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+
+
+def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> Upgrades:
+    """Settle what of the upgrades that a client asks for it gets.
+
+    Args:
+        tls: Whether the broker has a certificate.
+
+    Raises:
+        CommandError: `E_IDENTIFY_FAILED`: two compressions at once.
+    """
+    snappy = request.snappy and limits.snappy
+    deflate = request.deflate and limits.deflate
+    if snappy and deflate:
+        raise CommandError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    level = request.deflate_level if deflate and request.deflate_level > 0 else _DEFLATE_LEVEL
+    return Upgrades(request.tls_v1 and tls, snappy, deflate, min(level, limits.max_deflate_level))
 
 
 def identify_reply(
-    request: IdentifyRequest, settings: IdentifySettings, limits: Limits, version: str
+    settings: IdentifySettings, upgrades: Upgrades, limits: Limits, version: str, *, auth_required: bool
 ) -> bytes:
-    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
-
-    TLS and compression are reported as not available; nsqd fills deflate_level even then, the same for all.
-    So nothing of `request` is in it yet.
-    """
+    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order."""
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,
         "version": version,
         "max_msg_timeout": limits.max_msg_timeout_ms,
         "msg_timeout": settings.msg_timeout_ms,
-        "tls_v1": False,
-        "deflate": False,
-        "deflate_level": min(6, limits.max_deflate_level),
+        "tls_v1": upgrades.tls,
+        "deflate": upgrades.deflate,
+        "deflate_level": upgrades.deflate_level,
         "max_deflate_level": limits.max_deflate_level,
-        "snappy": False,
+        "snappy": upgrades.snappy,
         "sample_rate": settings.sample_rate,
-        "auth_required": False,
+        "auth_required": auth_required,
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": settings.output_buffer_timeout_ms,
     }

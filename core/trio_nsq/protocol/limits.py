@@ -36,3 +36,8 @@ class Limits:
     """A delivered message not answered in this time is delivered again."""
     max_msg_timeout_ms: int = 15 * MINUTE_MS
     max_deflate_level: int = 6
+    """A client that asks for a higher level gets this one."""
+    deflate: bool = True
+    """Whether clients may have it."""
+    snappy: bool = True
+    """Whether clients may have it."""

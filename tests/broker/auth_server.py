@@ -1,0 +1,155 @@
+"""An auth server for brokers under test: in the test's own trio run, in a thread, or as a process.
+
+    python -m broker.auth_server --port 4180 --answer answer.json
+
+serves the file, read anew for each request, and prints the query string of every request.
+"""
+
+import argparse
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from trio_nsq.http import Request, Response, Route, Router, serve_connection
+from trio_nsq.protocol.address import format_address
+
+LONGEST_START_S = 20
+
+
+def answer(*authorizations: dict[str, Any], ttl: int = 3600, **fields: Any) -> Response:
+    """A valid answer; `identity` and `identity_url` may be among the fields."""
+    return Response.json({"ttl": ttl, "authorizations": authorizations, **fields})
+
+
+def authorization(topic: str = ".*", channel: str = ".*", *permissions: str) -> dict[str, Any]:
+    """One authorization; without permissions named it has both."""
+    return {"topic": topic, "channels": [channel], "permissions": permissions or ("subscribe", "publish")}
+
+
+EVERYTHING = answer(authorization(), identity="tester", identity_url="http://127.0.0.1/tester")
+
+
+class AuthServer(Router):
+    """What the server answers, and what it was asked.
+
+    Attributes:
+        response: The answer to every request, or a function that makes it; change it at any time.
+        queries: The query strings as they were sent, oldest first.
+        headers: The headers of each of these requests.
+        address: `127.0.0.1:PORT`, what `--auth-http-address` takes.
+        gate: Requests wait for it before they are answered.
+    """
+
+    def __init__(self, response: Response | Callable[[Request], Response]) -> None:
+        super().__init__([Route("GET", "/auth", self._answer)])
+        self.response = response
+        self.queries: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.address = ""
+        self.gate = trio.Event()
+        self.gate.set()
+
+    def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
+        """As Router, and note the query, which handlers see decoded only."""
+        self.queries.append(query)
+        return super().resolve(method, path, query)
+
+    async def _answer(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
+        await self.gate.wait()
+        return self.response(request) if callable(self.response) else self.response
+
+    async def serve(
+        self,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve on a port of 127.0.0.1, 0 picking a free one, until cancelled."""
+
+        async def handle(stream: trio.SocketStream) -> None:
+            await serve_connection(trio.SSLStream(stream, tls, server_side=True) if tls else stream, self)
+
+        listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+        self.address = format_address(*listeners[0].socket.getsockname())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, handle, listeners)
+            task_status.started()
+
+
+@asynccontextmanager
+async def running_auth_server(
+    response: Response | Callable[[Request], Response] = EVERYTHING, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[AuthServer]:
+    """An auth server in this trio run; `tls` makes it speak https."""
+    server = AuthServer(response)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, 0, tls)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def threaded_auth_server(
+    response: Response | Callable[[Request], Response] = EVERYTHING, tls: ssl.SSLContext | None = None
+) -> Iterator[AuthServer]:
+    """An auth server in a thread, for tests without trio, and for brokers that are processes."""
+    started: list[tuple[AuthServer, trio.lowlevel.TrioToken, trio.CancelScope]] = []
+    ready = threading.Event()
+
+    async def run() -> None:
+        with trio.CancelScope() as scope:
+            async with running_auth_server(response, tls) as server:
+                started.append((server, trio.lowlevel.current_trio_token(), scope))
+                ready.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(run,), daemon=True)
+    thread.start()
+    assert ready.wait(LONGEST_START_S), "the auth server did not start"
+    server, token, scope = started[0]
+    try:
+        yield server
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join()
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--answer", type=Path, help="a file of JSON; without it everybody may do everything")
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    given = parser.parse_args()
+
+    def respond(request: Request) -> Response:
+        print(json.dumps(request.query), flush=True)
+        if given.answer is None:
+            return EVERYTHING
+        return Response(200, given.answer.read_bytes(), "application/json")
+
+    tls = None
+    if given.tls_cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(given.tls_cert, given.tls_key)
+    server = AuthServer(respond)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, given.port, tls)
+        print(f"listening on {server.address}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        trio.run(_main)
+    except* KeyboardInterrupt:
+        pass

@@ -1,0 +1,220 @@
+"""AUTH: what a broker with auth servers lets its clients do (NSQ protocol: AUTH)."""
+
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from broker.auth_server import AuthServer, answer, authorization, running_auth_server
+from broker.certificates import Certificates
+from broker.support import RawClient, connected, dpub, identify, mpub, pub, running_broker, settle
+from broker.test_upgrades import negotiate, upgrade
+from trio_nsq.http import Response
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+def auth(secret: bytes) -> bytes:
+    return b"AUTH\n" + pack(">i", len(secret)) + secret
+
+
+async def authenticated(client: RawClient, secret: bytes = b"secret") -> bytes:
+    """AUTH; the reply."""
+    await client.send(auth(secret))
+    frame = await client.frame()
+    assert frame is not None
+    assert frame[0] == 0, frame
+    return frame[1]
+
+
+def options(server: AuthServer) -> dict[str, Any]:
+    return {"auth_http_addresses": (server.address,)}
+
+
+async def test_what_is_allowed_is_done(tmp_path: Path) -> None:
+    async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
+        async with connected(bound.tcp_address) as client:
+            assert (await negotiate(client))["auth_required"] is True
+            reply = await authenticated(client, b"a secret")
+            assert reply == (
+                b'{"identity":"tester","identity_url":"http://127.0.0.1/tester","permission_count":1}'
+            )
+            assert server.queries == ["common_name=&remote_ip=127.0.0.1&secret=a+secret&tls=false"]
+            await client.subscribe("t", "c", ready_count=10)
+            await client.send(pub("t", b"1") + mpub("t", b"2", b"3") + dpub("t", 0, b"4"))
+            for _ in range(3):
+                await client.ok()
+            assert [(await client.message()).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+            assert len(server.queries) == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "command"),
+    [("PUB", pub("t", b"x")), ("MPUB", mpub("t", b"x")), ("DPUB", dpub("t", 1, b"x")), ("SUB", b"SUB t c\n")],
+)
+async def test_nothing_before_auth(tmp_path: Path, verb: str, command: bytes) -> None:
+    async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.send(command)
+            assert await client.error() == f"E_AUTH_FIRST AUTH required before {verb}"
+        assert server.queries == []
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (pub("other", b"x"), 'PUB on "other" ""'),
+        (mpub("other", b"x"), 'MPUB on "other" ""'),
+        (dpub("other", 1, b"x"), 'DPUB on "other" ""'),
+        (pub("t.not", b"x"), 'PUB on "t.not" ""'),
+        (b"SUB other c\n", 'SUB on "other" "c"'),
+        (b"SUB t c\n", 'SUB on "t" "c"'),
+    ],
+)
+async def test_what_is_not_allowed_is_refused_and_leaves_nothing(
+    tmp_path: Path, command: bytes, text: str
+) -> None:
+    only_publish = answer(authorization("t", ".*", "publish"))
+    async with running_auth_server(only_publish) as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client)
+                await client.send(pub("t", b"1") + command)
+                await client.ok()
+                assert await client.error() == f"E_UNAUTHORIZED AUTH failed for {text}"
+                assert await client.frame() is None
+        assert sorted(path.name for path in (tmp_path / "d" / "topics").iterdir()) == ["t.topic"]
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        (answer(), "E_UNAUTHORIZED AUTH no authorizations found"),
+        (answer(authorization(), ttl=0), "E_AUTH_FAILED AUTH failed"),
+        (Response.text("no", 500), "E_AUTH_FAILED AUTH failed"),
+    ],
+)
+async def test_auth_that_fails(tmp_path: Path, response: Response, error: str) -> None:
+    async with running_auth_server(response) as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client:
+                await client.send(auth(b"secret"))
+                assert await client.error() == error
+                assert await client.frame() is None
+
+
+async def test_auth_twice(tmp_path: Path) -> None:
+    async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
+        async with connected(bound.tcp_address) as client:
+            await authenticated(client)
+            await client.send(auth(b"secret"))
+            assert await client.error() == "E_INVALID AUTH already set"
+
+
+async def test_auth_where_none_is_wanted(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(auth(b"secret"))
+        assert await client.error() == "E_AUTH_DISABLED AUTH disabled"
+
+
+async def test_the_answer_is_asked_for_again_when_its_time_is_over(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_auth_server(answer(authorization(), ttl=10)) as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client)
+                clock.jump(9.9)
+                await client.publish("t", b"1")
+                assert len(server.queries) == 1
+                clock.jump(0.1)
+                await client.publish("t", b"2")
+                assert len(server.queries) == 2
+                assert server.queries[0] == server.queries[1]
+                server.response = answer(authorization("else"), ttl=10)
+                await client.publish("t", b"3")
+                clock.jump(10)
+                await client.send(pub("t", b"4"))
+                assert await client.error() == 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'
+
+
+async def test_a_subscription_goes_on_when_its_time_is_over(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_auth_server(answer(authorization(), ttl=10)) as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as other:
+                await authenticated(client)
+                await authenticated(other)
+                await client.subscribe("t", "c", ready_count=10)
+                server.response = answer()
+                await other.publish("t", b"1")
+                first = await client.message()
+                clock.jump(11)
+                await client.send(b"FIN %b\n" % first.id)
+                await client.send(b"TOUCH 0123456789abcdef\n")
+                assert (await client.error()).startswith("E_TOUCH_FAILED")
+
+
+async def test_an_auth_server_that_is_gone_at_the_second_asking(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_auth_server(answer(authorization(), ttl=10)) as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client:
+                await authenticated(client)
+                clock.jump(10)
+                server.response = Response.text("not now", 503)
+                await client.send(pub("t", b"x"))
+                assert await client.error() == "E_AUTH_FAILED AUTH failed"
+
+
+async def test_others_are_served_while_a_client_waits_for_the_auth_server(tmp_path: Path) -> None:
+    async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
+        async with connected(bound.tcp_address) as early, connected(bound.tcp_address) as late:
+            await authenticated(early)
+            server.gate = trio.Event()
+            await late.send(auth(b"secret") + pub("t", b"late"))
+            await settle()
+            await early.publish("t", b"early")
+            server.gate.set()
+            assert (await late.frame() or (1,))[0] == 0
+            await late.ok()
+
+
+async def test_a_stop_does_not_wait_for_the_auth_server(tmp_path: Path) -> None:
+    async with running_auth_server() as server:
+        async with running_broker(tmp_path / "d", **options(server)) as bound:
+            async with connected(bound.tcp_address) as client:
+                server.gate = trio.Event()
+                await client.send(auth(b"secret"))
+                await settle()
+                assert len(server.queries) == 1
+
+
+async def test_the_auth_server_is_told_of_tls_and_of_the_certificate(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca_path}
+    async with running_auth_server() as server:
+        settings = {**certificates.options, **policy, **options(server)}
+        async with running_broker(tmp_path / "d", **settings) as bound:
+            async with connected(bound.tcp_address) as client:
+                await upgrade(client, certificates.client_context("alice"), "snappy")
+                await authenticated(client)
+                assert server.queries == ["common_name=alice&remote_ip=127.0.0.1&secret=secret&tls=true"]
+
+
+async def test_identify_may_be_left_out(tmp_path: Path) -> None:
+    async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:
+        async with connected(bound.tcp_address) as client:
+            await authenticated(client)
+            await client.send(identify())
+            await client.ok()
+            await client.publish("t", b"x")

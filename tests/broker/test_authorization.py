@@ -1,0 +1,477 @@
+"""Asking auth servers over real sockets, and what their answers allow."""
+
+import json
+import logging
+import re
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from broker.auth_server import (
+    EVERYTHING,
+    answer,
+    authorization,
+    running_auth_server,
+    threaded_auth_server,
+)
+from broker.support import PATIENCE_S
+from interop.peers import nsqd
+from trio_nsq.broker import BrokerOptions, StartupError
+from trio_nsq.broker.authorization import (
+    MAX_ANSWER_BYTES,
+    AuthClient,
+    AuthError,
+    Authorizations,
+    auth_reply,
+    encode_query,
+    parse_answer,
+)
+from trio_nsq.http import Request, Response
+
+# ------------------------------------------------------------------------------------------------ the answer
+
+
+def allowing(**fields: Any) -> Authorizations:
+    line = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]} | fields
+    return parse_answer(json.dumps({"ttl": 1, "authorizations": [line]}).encode(), 0)
+
+
+def test_fields_of_an_answer() -> None:
+    body = b'{"ttl":60,"identity":"i","identity_url":"u","authorizations":[{},{}]}'
+    parsed = parse_answer(body, now=1000.5)
+    assert (parsed.identity, parsed.identity_url, parsed.permission_count) == ("i", "u", 2)
+    assert parsed.expires_at == 1060.5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "refused"),
+    [
+        (".*", ["logs", "a"], []),
+        ("logs", ["logs"], ["catalogs-secret", "logs2", "log"]),
+        ("logs|audit", ["logs", "audit"], ["logs2", "my-audit"]),  # the whole name, for either side of a |
+        ("^logs.*$", ["logs", "logs.eu"], ["my-logs"]),
+        ("logs\\..*", ["logs.eu"], ["logs", "logs-eu"]),
+        ("(?i)LOGS", ["logs", "Logs"], []),
+        ("[[:lower:]]+", ["logs"], ["Logs", "[:lower"]),  # RE2 knows classes that `re` takes for other ones
+        ("\\pL+\\z", ["logs"], ["logs1"]),
+        ("", [], ["logs"]),
+    ],
+)
+def test_patterns_match_whole_names(pattern: str, allowed: list[str], refused: list[str]) -> None:
+    topics = allowing(topic=pattern)
+    channels = allowing(channels=["never", pattern])
+    for name in allowed:
+        assert topics.allows(name, "c")
+        assert topics.allows(name, None)
+        assert channels.allows("t", name)
+    for name in refused:
+        assert not topics.allows(name, "c")
+        assert not topics.allows(name, None)
+        assert not channels.allows("t", name)
+
+
+def test_permissions_are_for_what_they_say() -> None:
+    assert allowing(permissions=["subscribe"]).allows("t", "c")
+    assert not allowing(permissions=["subscribe"]).allows("t", None)
+    assert allowing(permissions=["publish"]).allows("t", None)
+    assert not allowing(permissions=["publish"]).allows("t", "c")
+
+
+@pytest.mark.parametrize(
+    ("channels", "allowed"),
+    [(["c"], False), ([], False), ([".+"], False), ([".*"], True), ([""], True), (["c", "d?"], True)],
+)
+def test_a_publish_is_held_against_channels_as_nsqd_does(channels: list[str], allowed: bool) -> None:
+    assert allowing(channels=channels).allows("t", None) is allowed
+
+
+def test_any_one_authorization_is_enough_and_they_do_not_mix() -> None:
+    lines = [
+        {"topic": "a", "channels": ["c"], "permissions": ["subscribe"]},
+        {"topic": "b", "channels": [".*"], "permissions": ["publish"]},
+    ]
+    both = parse_answer(json.dumps({"ttl": 1, "authorizations": lines}).encode(), 0)
+    assert both.allows("a", "c")
+    assert both.allows("b", None)
+    assert not both.allows("b", "c")
+    assert not both.allows("a", None)
+
+
+def test_a_pattern_takes_linear_time_whatever_it_is() -> None:
+    """A client chooses the name: by `re` this would keep the whole broker busy for centuries."""
+    assert not allowing(topic="(a+)+!").allows("a" * 64, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"ttl":5,"authorizations":null,"identity":null}',
+        b'{"TTL":5}',
+        b'{"ttl":1,"ttl":5,"ttl":null,"more":{"NaN":[1e400]}}',
+        b'{"ttl":5,"authorizations":[]} \n',
+        b'{"ttl":5,"authorizations":[null,{"topic":null,"channels":[null],"permissions":[]}]}',
+    ],
+)
+def test_what_go_takes_for_valid(body: bytes) -> None:
+    parsed = parse_answer(body, 0)
+    assert parsed.expires_at == 5
+    assert not parsed.allows("t", "c")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "the answer is not valid"),
+        (b"null", "invalid TTL 0"),
+        (b"{}", "invalid TTL 0"),
+        (b'{"ttl":0}', "invalid TTL 0"),
+        (b'{"ttl":-1}', "invalid TTL -1"),
+        (b'{"ttl":5.0}', "ttl is of the wrong type"),
+        (b'{"ttl":5e3}', "ttl is of the wrong type"),
+        (b'{"ttl":true}', "ttl is of the wrong type"),
+        (b'{"ttl":"5"}', "ttl is of the wrong type"),
+        (b'{"ttl":"5","ttl":5}', "ttl is of the wrong type"),
+        (b'{"ttl":9223372036854775808}', "ttl is of the wrong type"),
+        (b'{"ttl":%s}' % (b"9" * 5000), "ttl is of the wrong type"),
+        (b'{"ttl":NaN}', "NaN is not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"ttl":5} {}', "Extra data"),
+        (b'\xef\xbb\xbf{"ttl":5}', "not valid"),
+        ('{"ttl":5}'.encode("utf-16"), "not valid"),
+        (b'{"ttl":5,"identity":1}', "identity is of the wrong type"),
+        (b'{"ttl":5,"authorizations":{}}', "authorizations is of the wrong type"),
+        (b'{"ttl":5,"authorizations":[[]]}', "authorizations is of the wrong type"),
+        (b'{"ttl":5,"authorizations":[{"channels":"c"}]}', "channels is of the wrong type"),
+        (b'{"ttl":5,"authorizations":[{"channels":[1]}]}', "channels is of the wrong type"),
+        (b'{"ttl":5,"authorizations":[{"permissions":["admin"]}]}', "unknown permission admin"),
+        (b'{"ttl":5,"authorizations":[{"permissions":[null]}]}', "unknown permission"),
+        (b'{"ttl":5,"authorizations":[{"topic":"("}]}', "unable to compile topic '('"),
+        (
+            b'{"ttl":5,"authorizations":[{"topic":"a"},{"channels":["a","(?=b)"]}]}',
+            "unable to compile channel",
+        ),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_makes_the_whole_answer_invalid(body: bytes, reason: str) -> None:
+    with pytest.raises(AuthError, match=re.escape(reason)):
+        parse_answer(body, 0)
+
+
+def test_a_bad_pattern_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AuthError):
+        parse_answer(b'{"ttl":5,"authorizations":[{"topic":"("}]}', 0)
+    assert capfd.readouterr() == ("", "")  # the library behind would write to standard error
+
+
+def test_the_reply_to_the_client() -> None:
+    body = '{"ttl":5,"identity":"<é&\\u2028\\ud800>","identity_url":"a\\"b\\n","authorizations":[{}]}'
+    assert (
+        auth_reply(parse_answer(body.encode(), 0))
+        == (
+            '{"identity":"\\u003cé\\u0026\\u2028\ufffd\\u003e","identity_url":"a\\"b\\n","permission_count":1}'
+        ).encode()
+    )
+
+
+# ------------------------------------------------------------------------------------------------ asking
+
+ASKED = {"remote_ip": "127.0.0.1", "tls": False, "common_name": ""}
+SECRET = bytes(range(256)) + b"a b+~"
+ENCODED_SECRET = "".join(
+    chr(byte)
+    if (chr(byte).isalnum() and byte < 128) or byte in b"-_.~"
+    else "+"
+    if byte == 32
+    else f"%{byte:02X}"
+    for byte in SECRET
+)
+
+
+def options(*addresses: str, **more: Any) -> BrokerOptions:
+    return BrokerOptions(data_path=Path("unused"), auth_http_addresses=addresses, **more)
+
+
+async def ask(settings: BrokerOptions, first: int = 0, secret: bytes = b"s") -> Authorizations:
+    client = AuthClient(settings, pick=lambda count: first % count)
+    try:
+        with trio.fail_after(PATIENCE_S):
+            return await client.query(remote_ip="127.0.0.1", tls=False, common_name="", secret=secret)
+    finally:
+        await client.aclose()
+
+
+def test_the_query() -> None:
+    query = encode_query(remote_ip="::1", tls=True, common_name="Jané & Co", secret=SECRET)
+    assert query == f"common_name=Jan%C3%A9+%26+Co&remote_ip=%3A%3A1&secret={ENCODED_SECRET}&tls=true"
+    not_utf8 = encode_query(remote_ip="", tls=False, common_name="\udcff", secret=b"")
+    assert not_utf8 == "common_name=%FF&remote_ip=&secret=&tls=false"
+
+
+async def test_a_server_is_asked() -> None:
+    async with running_auth_server() as server:
+        before = trio.current_time()
+        authorizations = await ask(options(server.address), secret=SECRET)
+        assert authorizations.identity == "tester"
+        assert authorizations.allows("t", "c")
+        assert before + 3600 <= authorizations.expires_at <= trio.current_time() + 3600
+        assert server.queries == [f"common_name=&remote_ip=127.0.0.1&secret={ENCODED_SECRET}&tls=false"]
+        assert server.headers[0]["accept"] == "application/vnd.nsq; version=1.0"
+        assert server.headers[0]["accept-encoding"] == "identity"
+
+
+async def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    async with running_auth_server() as server:
+        assert (await ask(options(server.address))).identity == "tester"
+
+
+async def test_a_url_is_used_as_it_is() -> None:
+    async with running_auth_server() as server:
+        host = server.address
+        with pytest.raises(AuthError, match="got response 404"):
+            await ask(options(f"http://{host}/elsewhere"))
+        await ask(options(f"http://user:pass@{host}/auth"))
+        assert server.queries == ["common_name=&remote_ip=127.0.0.1&secret=s&tls=false"] * 2
+        assert server.headers[0]["authorization"] == "Basic dXNlcjpwYXNz"
+
+
+async def test_the_others_are_asked_in_turn() -> None:
+    async with running_auth_server() as good, running_auth_server(Response.text("no", 500)) as bad:
+        settings = options(bad.address, good.address, bad.address)
+        assert (await ask(settings, first=2)).identity == "tester"
+        assert (len(bad.queries), len(good.queries)) == (2, 1)
+        assert (await ask(settings, first=1)).identity == "tester"
+        assert (len(bad.queries), len(good.queries)) == (2, 2)
+
+
+async def test_when_none_answers_all_reasons_are_given_and_no_password() -> None:
+    async with (
+        running_auth_server(answer(ttl=0)) as server,
+        running_auth_server(Response.text("", 403)) as other,
+    ):
+        settings = options(f"http://user:hidden@{server.address}/auth", other.address, "127.0.0.1:1")
+        with pytest.raises(AuthError) as caught:
+            await ask(settings, secret=b"hush")
+        text = str(caught.value)
+        assert text.startswith(
+            f"failed to auth against http://{server.address}/auth - invalid TTL 0 (must be >0)"
+        )
+        assert f"; failed to auth against http://{other.address}/auth - got response 403; failed" in text
+        assert "http://127.0.0.1:1/auth - all attempts to connect" in text
+        assert "hidden" not in text
+        assert "hush" not in text
+
+
+async def test_the_secret_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with running_auth_server() as server:
+        await ask(options(server.address), secret=b"hush")
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("response", [Response.empty(204), Response(301, headers={"Location": "/auth"})])
+async def test_only_200_is_an_answer(response: Response) -> None:
+    async with running_auth_server(response) as server:
+        with pytest.raises(AuthError, match=f"got response {response.status}"):
+            await ask(options(server.address))
+        assert len(server.queries) == 1
+
+
+async def test_an_answer_has_a_longest_size() -> None:
+    padded = answer(identity="x" * MAX_ANSWER_BYTES)
+    async with running_auth_server(padded) as server:
+        with pytest.raises(AuthError, match="longer than"):
+            await ask(options(server.address))
+
+
+async def test_a_secret_too_long_for_a_url_is_refused() -> None:
+    async with running_auth_server() as server:
+        with pytest.raises(AuthError, match="URL too long"):
+            await ask(options(server.address), secret=b"x" * 70_000)
+
+
+async def test_a_server_that_does_not_answer() -> None:
+    async with running_auth_server() as silent, running_auth_server() as good:
+        silent.gate = trio.Event()
+        settings = options(silent.address, good.address, http_client_request_timeout_ms=50)
+        assert (await ask(settings)).identity == "tester"
+        with pytest.raises(AuthError, match=r"no answer within 0\.05 s"):
+            await ask(options(silent.address, http_client_request_timeout_ms=50))
+
+
+async def test_many_ask_at_once_without_waiting_for_each_other() -> None:
+    count = 150  # more than connections are usually shared between
+    async with running_auth_server() as server:
+        server.gate = trio.Event()
+        client = AuthClient(options(server.address))
+        answers: list[Authorizations] = []
+
+        async def one(number: int) -> None:
+            answers.append(await client.query(**ASKED, secret=str(number).encode()))  # type: ignore[arg-type]
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for number in range(count):
+                    nursery.start_soon(one, number)
+                while len(server.headers) < count:
+                    await trio.sleep(0)
+                server.gate.set()
+        assert len(answers) == len(set(server.queries)) == count
+        await client.aclose()
+
+
+async def test_cancelling_a_query_leaves_nothing_behind() -> None:
+    async with running_auth_server() as server:
+        server.gate = trio.Event()
+        client = AuthClient(options(server.address))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.query(**ASKED, secret=b"s"))  # type: ignore[arg-type]
+            while not server.headers:
+                await trio.sleep(0)
+            nursery.cancel_scope.cancel()
+        server.gate.set()
+        with trio.fail_after(PATIENCE_S):
+            assert (await client.query(**ASKED, secret=b"s")).identity == "tester"  # type: ignore[arg-type]
+        await client.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ https
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def root_ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("auth") / "ca.pem"
+    authority.cert_pem.write_to_path(path)
+    return path
+
+
+def certified(authority: trustme.CA, name: str = "127.0.0.1") -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(context)
+    return context
+
+
+async def test_https(authority: trustme.CA, root_ca_file: Path) -> None:
+    async with running_auth_server(tls=certified(authority)) as server:
+        address = f"https://{server.address}/auth"
+        for version in ("tls1.2", "tls1.3"):
+            found = await ask(options(address, tls_root_ca_file=root_ca_file, tls_min_version=version))
+            assert found.identity == "tester"
+        with pytest.raises(AuthError, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(options(address))
+
+
+async def test_https_to_a_server_with_another_name(authority: trustme.CA, root_ca_file: Path) -> None:
+    async with running_auth_server(tls=certified(authority, "elsewhere.example")) as server:
+        with pytest.raises(AuthError, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(options(f"https://{server.address}/auth", tls_root_ca_file=root_ca_file))
+
+
+async def test_a_server_that_wants_https(authority: trustme.CA, root_ca_file: Path) -> None:
+    async with running_auth_server(tls=certified(authority)) as secure:
+        port = int(secure.address.rpartition(":")[2])
+        forbidden = Response.json({"message": "TLS_REQUIRED", "https_port": port}, 403)
+        async with running_auth_server(forbidden) as plain:
+            found = await ask(options(plain.address, tls_root_ca_file=root_ca_file))
+            assert found.identity == "tester"
+            assert plain.queries == secure.queries
+            secure.response = forbidden
+            with pytest.raises(AuthError, match="got response 403"):  # once is enough
+                await ask(options(plain.address, tls_root_ca_file=root_ca_file))
+            del secure.queries[:]
+            with pytest.raises(AuthError, match="got response 403"):
+                await ask(options(f"https://{secure.address}/auth", tls_root_ca_file=root_ca_file))
+            assert len(secure.queries) == 1
+
+
+async def test_a_server_that_does_not_shake_hands() -> None:
+    (listener,) = await trio.open_tcp_listeners(
+        0, host="127.0.0.1"
+    )  # connections are made, and nothing is said
+    async with listener:
+        host, port = listener.socket.getsockname()
+        with pytest.raises(AuthError, match=r"no connection within 0\.05 s"):
+            await ask(options(f"https://{host}:{port}/auth", http_client_connect_timeout_ms=50))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"https_port":"1"}', b'{"https_port":65536}', b'{"https_port":-1}']
+)
+async def test_a_403_that_names_no_port(body: bytes) -> None:
+    async with running_auth_server(Response(403, body)) as server:
+        with pytest.raises(AuthError, match="got response 403"):
+            await ask(options(server.address))
+
+
+# ------------------------------------------------------------------------------------------------ starting
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1/auth", "http://", "127.0.0.1:port", "", "a b", "://x"])
+def test_an_address_that_cannot_be_used(address: str) -> None:
+    with pytest.raises(StartupError, match=re.escape(f"--auth-http-address: {address}")):
+        AuthClient(options(address))
+
+
+def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(StartupError, match="No such file"):
+        AuthClient(options("127.0.0.1:1", tls_root_ca_file=missing))
+    missing.write_text("nothing of the kind")
+    with pytest.raises(StartupError, match="not a PEM file of certificates"):
+        AuthClient(options("127.0.0.1:1", tls_root_ca_file=missing))
+
+
+def test_the_package_for_patterns_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "re2", None)
+    with pytest.raises(StartupError, match=r"pip install 'trio-nsq\[auth\]'"):
+        AuthClient(options("127.0.0.1:1"))
+
+
+# ------------------------------------------------------------------------------------------------ nsqd
+
+
+@pytest.mark.interop
+def test_nsqd_asks_the_same(tmp_path: Path) -> None:
+    """The real nsqd's query for this very secret, byte for byte, and the same reply to its client."""
+    import socket
+    from struct import pack, unpack
+
+    refused = answer(authorization(), identity="<é&\u2028>\ttester", identity_url="http://x/?a=b&c")
+    with threaded_auth_server(refused) as server:
+        with nsqd(tmp_path, f"--auth-http-address={server.address}") as broker:
+            host, _, port = broker.tcp_address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+                client.sendall(b"  V2AUTH\n" + pack(">i", len(SECRET)) + SECRET)
+                with client.makefile("rb") as replies:
+                    (size,) = unpack(">i", replies.read(4))
+                    reply = replies.read(size)[4:]
+            asked = encode_query(remote_ip="127.0.0.1", tls=False, common_name="", secret=SECRET)
+            assert server.queries == [asked]
+            assert server.headers[0]["accept"] == "application/vnd.nsq; version=1.0"
+            assert isinstance(refused.body, bytes)
+            assert reply == auth_reply(parse_answer(refused.body, 0))
+
+
+def test_the_server_for_tests_lets_everybody_do_everything() -> None:
+    assert isinstance(EVERYTHING.body, bytes)
+    assert parse_answer(EVERYTHING.body, 0).allows("t", None)
+
+
+async def test_a_response_may_depend_on_the_request() -> None:
+    def respond(request: Request) -> Response:
+        return EVERYTHING if request.query["secret"] == "good" else answer()
+
+    async with running_auth_server(respond) as server:
+        assert (await ask(options(server.address), secret=b"good")).permission_count == 1
+        assert (await ask(options(server.address), secret=b"bad")).permission_count == 0

@@ -1,0 +1,188 @@
+"""output_buffer_size and output_buffer_timeout: how long messages wait for more (NSQ protocol: output buffering)."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trio.testing
+
+from broker.support import RawClient, connected, identify, mpub, pub, running_broker, settle
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+class Watched(RawClient):
+    """Knows without waiting what has come."""
+
+    async def here(self) -> list[bytes]:
+        """The bodies of the messages that have come by now."""
+        await settle()
+        try:
+            while data := os.read(self.stream.socket.fileno(), 65536):
+                self._buffer += data
+        except BlockingIOError:
+            pass
+        bodies: list[bytes] = []
+        while self._early or self._buffer:
+            bodies.append((await self.message()).body)
+        return bodies
+
+
+@asynccontextmanager
+async def watching(address: str, *, ready: int = 100, **fields: object) -> AsyncIterator[Watched]:
+    """A consumer of t/c."""
+    async with connected(address) as plain:
+        client = Watched(plain.stream)
+        await client.send(identify(**fields))
+        await client.ok()
+        await client.subscribe("t", "c", ready_count=ready)
+        await settle()
+        yield client
+
+
+async def test_after_a_pause_a_message_goes_at_once_and_the_next_waits(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            assert await client.here() == [b"1"]
+            await publisher.publish("t", b"2")
+            await publisher.publish("t", b"3")
+            assert await client.here() == []
+            clock.jump(0.249)
+            assert await client.here() == []
+            clock.jump(0.001)
+            assert await client.here() == [b"2", b"3"]
+            clock.jump(0.2)
+            await publisher.publish("t", b"4")
+            assert await client.here() == []
+            clock.jump(0.05)
+            assert await client.here() == [b"4"]
+            clock.jump(0.3)
+            await publisher.publish("t", b"5")
+            assert await client.here() == [b"5"]
+
+
+async def test_a_full_buffer_does_not_wait(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    frame = 34
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_size=200) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"first")
+                assert await client.here() == [b"first"]
+                await publisher.publish("t", bytes(100 - frame))
+                assert await client.here() == []
+                await publisher.publish("t", bytes(99 - frame))
+                assert await client.here() == []
+                await publisher.publish("t", b"x")
+                assert len(await client.here()) == 3
+
+
+@pytest.mark.parametrize("ready", [1, 3])
+async def test_the_last_message_that_a_client_can_take_does_not_wait(
+    tmp_path: Path, clock: trio.testing.MockClock, ready: int
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, ready=ready + 1) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"first")
+                assert await client.here() == [b"first"]
+                for number in range(ready):
+                    assert await client.here() == []
+                    await publisher.publish("t", b"%d" % number)
+                assert await client.here() == [b"%d" % number for number in range(ready)]
+
+
+@pytest.mark.parametrize("command", [b"RDY 0\n", b"RDY 1\n"])
+async def test_a_client_that_wants_no_more_gets_what_was_held_back(
+    tmp_path: Path, clock: trio.testing.MockClock, command: bytes
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            await publisher.publish("t", b"2")
+            assert await client.here() == [b"1"]
+            await client.send(command)
+            assert await client.here() == [b"2"]
+
+
+async def test_a_paused_channel_holds_nothing_back(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            await publisher.publish("t", b"2")
+            assert await client.here() == [b"1"]
+            async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
+                await api.post("/channel/pause?topic=t&channel=c")
+            assert await client.here() == [b"2"]
+
+
+async def test_every_answer_takes_the_messages_along(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            await publisher.publish("t", b"2")
+            assert await client.here() == [b"1"]
+            await client.send(pub("other", b"x"))
+            await client.ok()
+            assert await client.here() == [b"2"]
+            await publisher.publish("t", b"3")
+            assert await client.here() == []
+            await client.send(b"FIN 0123456789abcdef\n")
+            assert (await client.message()).body == b"3"
+            assert (await client.error()).startswith("E_FIN_FAILED")
+
+
+async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            first = await client.message()
+            await publisher.publish("t", b"2")
+            await client.send(b"FIN %b\n" % first.id)
+            assert await client.here() == []
+            clock.jump(0.25)
+            assert await client.here() == [b"2"]
+
+
+async def test_without_a_timer_messages_wait_for_a_heartbeat(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(
+            bound.tcp_address, output_buffer_timeout=-1, msg_timeout=900_000, heartbeat_interval=60_000
+        ) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                clock.jump(59.9)
+                assert await client.here() == []
+                clock.jump(0.1)
+                assert (await client.message()).body == b"1"
+                assert await client.frame() == (0, b"_heartbeat_")
+
+
+async def test_without_a_buffer_nothing_waits(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_size=-1) as client:
+            async with connected(bound.tcp_address) as publisher:
+                for number in range(3):
+                    await publisher.send(mpub("t", b"%d" % number))
+                    assert await client.here() == [b"%d" % number]
+
+
+async def test_a_stop_sends_what_is_held_back(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with running_broker(tmp_path / "d", sync="interval") as bound:
+            client = await stack.enter_async_context(watching(bound.tcp_address, output_buffer_timeout=-1))
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                assert await client.here() == []
+        assert await client.here() == [b"1"]

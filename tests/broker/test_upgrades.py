@@ -1,0 +1,392 @@
+"""TLS, snappy and deflate: negotiated by IDENTIFY, with an OK inside each (NSQ protocol: upgrades)."""
+
+import json
+import ssl
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from snappy import StreamCompressor, StreamDecompressor
+
+from broker.certificates import Certificates
+from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
+from trio_nsq.broker.errors import StartupError
+
+COMPRESSIONS = [None, "snappy", "deflate"]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+class CompressedStream:
+    """What is sent and received goes through these, chunk by chunk."""
+
+    def __init__(
+        self,
+        stream: Any,
+        received: bytes,
+        encode: Callable[[bytes], bytes],
+        decode: Callable[[bytes], bytes],
+    ) -> None:
+        self.stream, self._encode, self._decode = stream, encode, decode
+        self._received = received
+
+    async def send_all(self, data: bytes) -> None:
+        await self.stream.send_all(self._encode(data))
+
+    async def receive_some(self, _max_bytes: int) -> bytes:
+        while data := self._received or bytes(await self.stream.receive_some(65536)):
+            self._received = b""
+            if plain := self._decode(data):
+                return plain
+        return b""
+
+
+def compress(client: RawClient, kind: str) -> None:
+    """Go on compressed, with what has come already, too."""
+    encode: Callable[[bytes], bytes]
+    decode: Callable[[bytes], bytes]
+    if kind == "snappy":
+        encode, decode = StreamCompressor().add_chunk, StreamDecompressor().decompress
+    else:
+        packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+        decode = zlib.decompressobj(-zlib.MAX_WBITS).decompress
+
+        def encode(data: bytes) -> bytes:
+            return packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+    received, client._buffer = client._buffer, b""
+    client.stream = CompressedStream(client.stream, received, encode, decode)  # type: ignore[assignment]
+
+
+async def negotiate(client: RawClient, **fields: object) -> dict[str, Any]:
+    """IDENTIFY; the reply."""
+    await client.send(identify(feature_negotiation=True, **fields))
+    frame = await client.frame()
+    assert frame is not None
+    assert frame[0] == 0, frame
+    reply: dict[str, Any] = json.loads(frame[1])
+    return reply
+
+
+async def start_tls(client: RawClient, context: ssl.SSLContext) -> None:
+    """The handshake alone; the stream is encrypted afterwards."""
+    stream = trio.SSLStream(client.stream, context, server_hostname="127.0.0.1")
+    await stream.do_handshake()
+    client.stream = stream  # type: ignore[assignment]
+
+
+async def start_tls_and_read(client: RawClient, context: ssl.SSLContext) -> None:
+    """In TLS 1.3 a client hears that it is refused only when it reads."""
+    await start_tls(client, context)
+    await client.frame()
+
+
+async def upgrade(client: RawClient, context: ssl.SSLContext | None, kind: str | None) -> None:
+    """IDENTIFY and all that follows, the OKs included."""
+    reply = await negotiate(
+        client, tls_v1=context is not None, snappy=kind == "snappy", deflate=kind == "deflate"
+    )
+    assert (reply["tls_v1"], reply["snappy"], reply["deflate"]) == (
+        context is not None,
+        kind == "snappy",
+        kind == "deflate",
+    )
+    if context is not None:
+        await start_tls(client, context)
+        await client.ok()
+    if kind is not None:
+        compress(client, kind)
+        await client.ok()
+
+
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_everything_goes_through_an_upgraded_connection(
+    tmp_path: Path, certificates: Certificates, tls: bool, kind: str | None
+) -> None:
+    context = certificates.client_context() if tls else None
+    big = bytes(range(256)) * 3000
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, context, kind)
+            await client.subscribe("t", "c", ready_count=2500)
+            await client.send(mpub("t", *[b"%d" % n for n in range(1000)]) + pub("t", big))
+            await client.ok()
+            await client.ok()
+            messages = [await client.message() for _ in range(1001)]
+            assert [m.body for m in messages] == [b"%d" % n for n in range(1000)] + [big]
+            await client.send(b"".join(b"FIN %b\n" % m.id for m in messages) + b"FIN 0123456789abcdef\n")
+            assert await client.error() == "E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
+            await client.send(b"NOPE\n")
+            assert await client.error() == "E_INVALID invalid command NOPE"
+            assert await client.frame() is None
+
+
+@pytest.mark.parametrize("kind", ["snappy", "deflate"])
+async def test_heartbeats_are_compressed_too(tmp_path: Path, kind: str, autojump_clock: object) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await negotiate(client, heartbeat_interval=1000, **{kind: True})
+        compress(client, kind)
+        await client.ok()
+        assert await client.frame() == (0, b"_heartbeat_")
+
+
+async def test_commands_sent_too_early_are_taken_for_what_comes_next(tmp_path: Path) -> None:
+    """What lies behind IDENTIFY in the same packet is compressed already."""
+    packer = StreamCompressor()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        early = packer.add_chunk(pub("t", b"early"))
+        await client.send(identify(feature_negotiation=True, snappy=True) + early)
+        assert (await client.frame() or (1,))[0] == 0
+        compress(client, "snappy")
+        await client.ok()
+        await client.ok()
+
+
+async def test_what_is_not_negotiated_is_not_done(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(tls_v1=True, snappy=True))  # no feature_negotiation
+        await client.ok()
+        await client.publish("t", b"x")
+
+
+async def test_a_connection_is_upgraded_once(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await upgrade(client, None, "snappy")
+        assert (await negotiate(client, deflate=True))["deflate"] is False
+        await client.publish("t", b"x")
+
+
+async def test_garbage_in_a_compressed_connection_ends_it_without_a_word(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await upgrade(client, None, "snappy")
+        await client.stream.stream.send_all(b"PUB t\n\0\0\0\1x")  # type: ignore[attr-defined]
+        assert await client.frame() is None
+
+
+async def test_the_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path) -> None:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await upgrade(client, None, "deflate")
+        await client.stream.stream.send_all(packer.compress(pub("t", b"x")) + packer.flush())  # type: ignore[attr-defined]
+        await client.ok()
+        assert await client.frame() is None
+
+
+# ---------------------------------------------------------------------- TLS
+
+
+async def test_stats_tell_of_the_session(tmp_path: Path, certificates: Certificates) -> None:
+    context = certificates.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256")
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, context, None)
+            await client.publish("t", b"x")
+            assert bound.http_address is not None
+            host, _, port = bound.http_address.rpartition(":")
+            async with await trio.open_tcp_stream(host, int(port)) as http:
+                await http.send_all(b"GET /stats?format=json HTTP/1.0\r\n\r\n")
+                answer = b"".join([bytes(part) async for part in http])
+            producer = json.loads(answer.partition(b"\r\n\r\n")[2])["producers"][0]
+            assert producer["tls"] is True
+            assert producer["tls_version"] == "TLS1.2"
+            assert producer["tls_cipher_suite"].startswith("TLS_ECDHE_")
+            assert producer["tls_cipher_suite"].endswith("_WITH_AES_128_GCM_SHA256")
+
+
+async def test_a_client_that_ends_the_session_in_good_order(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, certificates.client_context(), None)
+            with trio.fail_after(PATIENCE_S):
+                await client.stream.aclose()  # says so, and waits for the broker to say it, too
+
+
+async def test_the_broker_ends_the_session_in_good_order(tmp_path: Path, certificates: Certificates) -> None:
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, certificates.client_context(), None)
+            await client.send(b"NOPE\n")
+            assert await client.error() == "E_INVALID invalid command NOPE"
+            assert await client.frame() is None  # an end without the session's end would be an error here
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"), [(b"GET / HTTP/1.0\r\n\r\n", "http request"), (b"\x16\x03\x01" + bytes(20), "")]
+)
+async def test_a_failed_handshake_is_answered_in_plain_text(
+    tmp_path: Path, certificates: Certificates, sent: bytes, reason: str
+) -> None:
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            await client.send(sent)
+            data = b""
+            with trio.fail_after(PATIENCE_S):
+                async for part in client.stream:
+                    data += part
+            assert b"\x00\x00\x00\x01E_IDENTIFY_FAILED IDENTIFY failed " + reason.encode() in data
+
+
+async def test_a_handshake_that_does_not_come_is_waited_for_five_seconds(
+    tmp_path: Path, certificates: Certificates, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True, heartbeat_interval=1000)
+            started = trio.current_time()
+            assert await client.error() == "E_IDENTIFY_FAILED IDENTIFY failed no TLS handshake within 5 s"
+            assert trio.current_time() - started == pytest.approx(5, abs=0.1)
+
+
+async def test_tls_is_not_there_without_a_certificate(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert (await negotiate(client, tls_v1=True))["tls_v1"] is False
+        await client.publish("t", b"x")
+
+
+@pytest.mark.parametrize("required", ["true", "tcp-https"])
+@pytest.mark.parametrize("command", [b"PUB t\n", b"NOP\n", b"NOPE\n", b"\n", b"SUB t c\n"])
+async def test_nothing_but_identify_before_required_tls(
+    tmp_path: Path, certificates: Certificates, required: str, command: bytes
+) -> None:
+    verb = command.split()[0].decode() if command.strip() else ""
+    async with running_broker(tmp_path / "d", tls_required=required, **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client)
+            await client.send(command)
+            assert await client.error() == f"E_INVALID cannot {verb} in current state (TLS required)"
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, certificates.client_context(), None)
+            await client.publish("t", b"x")
+
+
+CLIENTS = [
+    # policy, certificate (None: none), known to the CA, let in
+    ("require", None, True, False),
+    ("require", "alice", False, True),
+    ("require-verify", None, True, False),
+    ("require-verify", "alice", False, False),
+    ("require-verify", "alice", True, True),
+]
+
+
+@pytest.mark.parametrize(("policy", "name", "known", "let_in"), CLIENTS)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+async def test_client_certificates(
+    tmp_path: Path,
+    certificates: Certificates,
+    version: ssl.TLSVersion,
+    policy: str,
+    name: str | None,
+    known: bool,
+    let_in: bool,
+) -> None:
+    context = certificates.client_context(name, known=known)
+    context.maximum_version = version
+    options: dict[str, Any] = {"tls_client_auth_policy": policy, "tls_root_ca_file": certificates.ca_path}
+    async with running_broker(tmp_path / "d", **certificates.options, **options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            if let_in:
+                await start_tls(client, context)
+                await client.ok()
+                await client.publish("t", b"x")
+            else:
+                with pytest.raises(trio.BrokenResourceError):
+                    await start_tls_and_read(client, context)
+        async with connected(bound.tcp_address) as client:
+            await client.send(pub("t", b"x"))  # the policy implies that TLS is required
+            assert await client.error() == "E_INVALID cannot PUB in current state (TLS required)"
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "good"),
+    [
+        ("tls1.2", ssl.TLSVersion.TLSv1_2, True),
+        ("tls1.3", ssl.TLSVersion.TLSv1_2, False),
+        ("tls1.3", ssl.TLSVersion.TLSv1_3, True),
+    ],
+)
+async def test_the_oldest_version(
+    tmp_path: Path, certificates: Certificates, oldest: str, newest: ssl.TLSVersion, good: bool
+) -> None:
+    context = certificates.client_context()
+    context.maximum_version = newest
+    async with running_broker(tmp_path / "d", tls_min_version=oldest, **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            if good:
+                await start_tls(client, context)
+                await client.ok()
+            else:
+                with pytest.raises(trio.BrokenResourceError):
+                    await start_tls(client, context)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_an_old_version_works_when_asked_for(tmp_path: Path, certificates: Certificates) -> None:
+    context = certificates.client_context()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    async with running_broker(tmp_path / "d", tls_min_version="tls1.0", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await upgrade(client, context, None)
+            await client.publish("t", b"x")
+
+
+async def test_a_stop_does_not_wait_for_a_handshake(
+    tmp_path: Path, certificates: Certificates, mock_clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            await settle()
+            started = trio.current_time()
+    assert trio.current_time() == started
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tls_required": "true"}, "there is no certificate"),
+        ({"tls_client_auth_policy": "require"}, "there is no certificate"),
+        ({"tls_cert": Path("/nowhere")}, "go together"),
+        ({"tls_cert": Path("/nowhere"), "tls_key": Path("/nowhere")}, "cannot read /nowhere"),
+        ({"tls_cert": "key", "tls_key": "key"}, "is no PEM certificate"),
+        ({"tls_cert": "cert", "tls_key": "cert"}, "is no PEM key for TLS"),
+        (
+            {
+                "tls_cert": "cert",
+                "tls_key": "key",
+                "tls_client_auth_policy": "require",
+                "tls_root_ca_file": "key",
+            },
+            "holds no PEM certificate",
+        ),
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_at_the_start(
+    tmp_path: Path, certificates: Certificates, options: dict[str, Any], text: str
+) -> None:
+    files = {"cert": certificates.options["tls_cert"], "key": certificates.options["tls_key"]}
+    options = {name: files.get(value, value) for name, value in options.items()}
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with running_broker(tmp_path / "d", **options):
+            raise AssertionError("it started")
+    error: BaseException = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, StartupError)
+    assert text in str(error)

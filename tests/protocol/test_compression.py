@@ -1,0 +1,116 @@
+"""Snappy and deflate as connections use them; the other side is python-snappy and zlib by themselves."""
+
+import zlib
+from os import urandom
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from snappy import StreamCompressor, StreamDecompressor
+
+from trio_nsq.protocol.compression import MAX_PIECE_BYTES, Codec, CompressionError, Deflate, Snappy
+
+CODECS = [Snappy, lambda: Deflate(6)]
+IDS = ["snappy", "deflate"]
+both = pytest.mark.parametrize("codec", CODECS, ids=IDS)
+
+
+def raw_deflate() -> "zlib._Compress":
+    return zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+
+
+def decode(codec: Codec, data: bytes, at_a_time: int) -> bytes:
+    pieces = [data[start : start + at_a_time] for start in range(0, len(data), at_a_time)]
+    return b"".join(piece for part in pieces for piece in codec.decode(part))
+
+
+@both
+@given(sent=st.lists(st.binary(max_size=300)), at_a_time=st.integers(1, 500))
+def test_what_is_sent_arrives_in_whatever_pieces(
+    codec: "type[Snappy]", sent: list[bytes], at_a_time: int
+) -> None:
+    sender, receiver = codec(), codec()
+    wire = b"".join(sender.encode(data) for data in sent)
+    assert decode(receiver, wire, at_a_time) == b"".join(sent)
+
+
+@both
+@pytest.mark.parametrize("data", [b"x", bytes(1_000_000), urandom(300_000)], ids=["byte", "zeros", "random"])
+def test_each_flush_can_be_read_without_what_follows(codec: "type[Snappy]", data: bytes) -> None:
+    sender, receiver = codec(), codec()
+    for _ in range(3):
+        assert b"".join(receiver.decode(sender.encode(data))) == data
+
+
+def test_snappy_is_the_framing_format() -> None:
+    wire = Snappy().encode(b"hello" * 30_000)
+    assert wire.startswith(b"\xff\x06\x00\x00sNaPpY\x00")
+    assert StreamDecompressor().decompress(wire) == b"hello" * 30_000
+    sender = StreamCompressor()
+    codec = Snappy()
+    assert [b"".join(codec.decode(sender.add_chunk(data))) for data in (b"one", b"two")] == [b"one", b"two"]
+
+
+def test_snappy_passes_over_padding() -> None:
+    sender, codec = StreamCompressor(), Snappy()
+    wire = (
+        sender.add_chunk(b"one") + b"\xfe\x03\x00\x00\0\0\0" + b"\x80\x01\x00\x00x" + sender.add_chunk(b"two")
+    )
+    assert b"".join(codec.decode(wire)) == b"onetwo"
+
+
+def test_deflate_is_raw_and_ends_each_flush_at_a_byte() -> None:
+    wire = Deflate(6).encode(b"hello")
+    assert wire.endswith(b"\x00\x00\xff\xff")
+    assert zlib.decompressobj(-zlib.MAX_WBITS).decompress(wire) == b"hello"
+
+
+def test_deflate_levels_differ() -> None:
+    data = b"".join(b"%d," % (n * n) for n in range(20_000))
+    assert len(Deflate(9).encode(data)) < len(Deflate(1).encode(data))
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"\x02\x01\x00\x00x",  # a kind of chunk that has to be understood, and is not
+        b"\x00\x05\x00\x00aaaaa",  # no snappy
+        b"\x01\x05\x00\x00\0\0\0\0x",  # a wrong checksum
+        b"\xff\x06\x00\x00sNaPpX",
+    ],
+)
+def test_what_is_not_snappy(wire: bytes) -> None:
+    codec = Snappy()
+    assert b"".join(codec.decode(Snappy().encode(b"good"))) == b"good"
+    with pytest.raises(CompressionError, match="snappy"):
+        list(codec.decode(wire))
+
+
+def test_a_snappy_chunk_longer_than_any_is_refused_at_its_header() -> None:
+    """Nobody makes us hold 16 MiB for one."""
+    with pytest.raises(CompressionError, match="chunk of 16777215 bytes"):
+        list(Snappy().decode(b"\xfe\xff\xff\xff"))
+
+
+def test_what_is_not_deflate() -> None:
+    with pytest.raises(CompressionError, match="deflate"):
+        list(Deflate(6).decode(b"\xff" * 10))
+
+
+def test_a_little_deflate_becomes_a_lot_in_bounded_pieces() -> None:
+    size = 64 * MAX_PIECE_BYTES
+    packer = raw_deflate()
+    wire = packer.compress(bytes(size)) + packer.flush(zlib.Z_SYNC_FLUSH)
+    assert len(wire) < 100_000
+    pieces = [len(piece) for piece in Deflate(6).decode(wire)]
+    assert max(pieces) <= MAX_PIECE_BYTES
+    assert sum(pieces) == size
+
+
+def test_what_follows_the_end_of_a_deflate_stream_is_ignored() -> None:
+    packer = raw_deflate()
+    codec = Deflate(6)
+    assert not codec.ended
+    assert b"".join(codec.decode(packer.compress(b"last") + packer.flush() + b"more")) == b"last"
+    assert codec.ended
+    assert list(codec.decode(b"and more")) == []
