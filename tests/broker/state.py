@@ -78,6 +78,7 @@ class Fixture:
     Args:
         log: A MemoryLog without bounds by default.
         cache_bytes, mem_queue_size: As in BrokerOptions.
+        e2e_window_ns: As of Topic.
     """
 
     def __init__(
@@ -87,10 +88,11 @@ class Fixture:
         name: str = "topic",
         cache_bytes: int = 64 * MIB,
         mem_queue_size: int = 10_000,
+        e2e_window_ns: int = 0,
     ) -> None:
         self.log = log if log is not None else MemoryLog(max_messages=1_000_000)
         self.cache = BatchCache(cache_bytes)
-        self.topic = Topic(name, self.log, self.cache, mem_queue_size)
+        self.topic = Topic(name, self.log, self.cache, mem_queue_size, e2e_window_ns)
         self.ids = MessageIds(7, 1000)
         self.now_ns = 5 * SECOND
         self.was_ahead = False
@@ -205,7 +207,7 @@ class Subscriber:
 
     def finish(self, messages: Sequence[Received]) -> list[tuple[bytes, str]]:
         """FIN, in bulk. As `Channel.finish`."""
-        return self.channel.finish(self.consumer, [message.id for message in messages])
+        return self.channel.finish(self.consumer, [message.id for message in messages], self._fixture.now_ns)
 
     def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
         """REQ. As `Channel.requeue`."""

@@ -24,9 +24,8 @@ async def running_broker(
     data_path: Path, *, files: Files | None = None, **options: Any
 ) -> AsyncIterator[BoundAddresses]:
     """A broker on free loopback ports; stopped gracefully at the end."""
-    settings = BrokerOptions(
-        data_path=data_path, tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", **options
-    )
+    addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
+    settings = BrokerOptions(data_path=data_path, **(addresses | options))
     async with trio.open_nursery() as nursery:
         with _time_limit(nursery.cancel_scope):
             started: Any = await nursery.start(lambda task_status: _serve(settings, files, task_status))

@@ -91,7 +91,7 @@ def test_bulk_fin_does_the_good_ones_and_names_the_bad_ones_in_order() -> None:
     foreign = [m for consumer, received in delivered if consumer is other.consumer for m in received]
     assert (len(mine), len(foreign)) == (4, 1)
     ids = [UNKNOWN, mine[0].id, foreign[0].id, mine[1].id, mine[1].id, mine[2].id, b"f" * 16]
-    assert fixture.channel().finish(one.consumer, ids) == [
+    assert fixture.channel().finish(one.consumer, ids, 0) == [
         (UNKNOWN, NOT_IN_FLIGHT),
         (foreign[0].id, NOT_OWNED),
         (mine[1].id, NOT_IN_FLIGHT),
@@ -106,9 +106,9 @@ def test_fin_in_bulk_and_out_of_order_finishes_exactly_those() -> None:
     subscriber = fixture.subscriber(ready=100)
     fixture.publish_many(30, each=10)
     received = subscriber.receive()
-    assert fixture.channel().finish(subscriber.consumer, (m.id for m in reversed(received[::2]))) == []
+    assert fixture.channel().finish(subscriber.consumer, (m.id for m in reversed(received[::2])), 0) == []
     assert list(subscriber.consumer.in_flight) == [message.id for message in received[1::2]]
-    assert fixture.channel().finish(subscriber.consumer, []) == []
+    assert fixture.channel().finish(subscriber.consumer, [], 0) == []
 
 
 # ---------------------------------------------------------------------- REQ

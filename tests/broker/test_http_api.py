@@ -33,6 +33,12 @@ class Api:
         """A GET."""
         return await self._client.get(path, params=query)
 
+    async def send(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> httpx.Response:
+        """Any request."""
+        return await self._client.request(method, path, headers=headers, content=body)
+
     async def stats(self, **query: Any) -> dict[str, Any]:
         """The JSON of /stats."""
         stats: dict[str, Any] = (await self.get("/stats", format="json", **query)).json()
@@ -215,7 +221,7 @@ async def test_stats_fields_are_nsqds(tmp_path: Path) -> None:
         await api.tcp.publish("t", b"12345", b"678", b"9")
         await api.tcp.message()
         stats = await api.stats()
-        assert list(stats) == ["version", "health", "start_time", "topics", "producers"]
+        assert list(stats) == ["version", "health", "start_time", "topics", "memory", "producers"]
         (topic,) = stats["topics"]
         assert list(topic) == [
             "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused",
@@ -261,7 +267,7 @@ async def test_mistake_of_ours_ends_one_http_connection(
 
     async with running_api(tmp_path / "d") as api:
         with monkeypatch.context() as broken:
-            broken.setattr(sys.modules["trio_nsq.broker.serve"], "serve_connection", fail)
+            broken.setattr(sys.modules["trio_nsq.broker.http_server"], "serve_connection", fail)
             with pytest.raises(httpx.RemoteProtocolError):
                 await api.get("/ping")
         assert "internal error" in caplog.text

@@ -26,7 +26,7 @@ from trio_nsq import __version__
 
 async def test_identify_reply_has_nsqds_keys_in_nsqds_order(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
-        await client.send(identify(feature_negotiation=True, snappy=True, tls_v1=True, msg_timeout=5000))
+        await client.send(identify(feature_negotiation=True, tls_v1=True, msg_timeout=5000))
         frame = await client.frame()
         assert frame is not None
         expected = (

@@ -216,13 +216,14 @@ async def test_keep_alive_uses_one_connection() -> None:
         assert client_port.isdigit()
 
 
-async def test_peer_of_a_unix_socket_is_empty() -> None:
+@pytest.mark.parametrize(("given", "peer"), [(None, b"@"), ("10.0.0.1:5", b"10.0.0.1:5")])
+async def test_peer_of_a_unix_socket_is_as_nsqd_shows_it_unless_given(given: str | None, peer: bytes) -> None:
     client, server = (trio.SocketStream(end) for end in trio.socket.socketpair())
     async with client:
         await client.send_all(b"POST /pub HTTP/1.0\r\n\r\n")
         await client.send_eof()
-        await serve_connection(server, Router(ROUTES))
-        assert (await receive_all(client)).endswith(b'["/pub",{},"",""]')
+        await serve_connection(server, Router(ROUTES), peer=given)
+        assert (await receive_all(client)).endswith(b'["/pub",{},"","%b"]' % peer)
 
 
 @pytest.mark.parametrize(

@@ -62,18 +62,28 @@ def delivery(request: pytest.FixtureRequest) -> Callable[[bytes], list[bytes]]:
 
 
 ACCEPTED = {
-    "no body": (get(b"/ping"), Request("GET", "/ping", {}, {"host": "localhost"}, b"", "peer:1")),
+    "no body": (get(b"/ping"), Request("GET", "/ping", {}, {"host": "localhost"}, b"", "peer:1", "/ping")),
     "query": (
         get(b"/ping?a=b+c&d=%23&a=2&e"),
-        Request("GET", "/ping", {"a": "b c", "d": "#", "e": ""}, {"host": "localhost"}, b"", "peer:1"),
+        Request(
+            "GET",
+            "/ping",
+            {"a": "b c", "d": "#", "e": ""},
+            {"host": "localhost"},
+            b"",
+            "peer:1",
+            "/ping?a=b+c&d=%23&a=2&e",
+        ),
     ),
     "absolute form": (
         get(b"http://localhost/ping?a=b"),
-        Request("GET", "/ping", {"a": "b"}, {"host": "localhost"}, b"", "peer:1"),
+        Request(
+            "GET", "/ping", {"a": "b"}, {"host": "localhost"}, b"", "peer:1", "http://localhost/ping?a=b"
+        ),
     ),
     "HTTP/1.0 without Host": (
         get(b"/ping", headers=b"Connection: keep-alive\r\n", version=b"1.0"),
-        Request("GET", "/ping", {}, {"connection": "keep-alive"}, b"", "peer:1"),
+        Request("GET", "/ping", {}, {"connection": "keep-alive"}, b"", "peer:1", "/ping"),
     ),
     "headers": (
         get(b"/ping", headers=HOST + b"X-Mixed-Case:  a b \t\r\nx-twice: 1\r\nX-Twice: 2\r\nX-Empty:\r\n"),
@@ -84,6 +94,7 @@ ACCEPTED = {
             {"host": "localhost", "x-mixed-case": "a b", "x-twice": "1, 2", "x-empty": ""},
             b"",
             "peer:1",
+            "/ping",
         ),
     ),
     "body": (
@@ -95,6 +106,7 @@ ACCEPTED = {
             {"host": "localhost", "content-length": "10"},
             b"0123456789",
             "peer:1",
+            "/pub?topic=t",
         ),
     ),
     "chunked body, its trailers dropped": (
@@ -109,11 +121,12 @@ ACCEPTED = {
             {"host": "localhost", "transfer-encoding": "chunked"},
             b"0123456789",
             "peer:1",
+            "/pub?topic=t",
         ),
     ),
     "offer to upgrade": (
         get(b"/ping", headers=HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"),
-        Request("GET", "/ping", {}, {"host": "localhost", "connection": "Upgrade"}, b"", "peer:1"),
+        Request("GET", "/ping", {}, {"host": "localhost", "connection": "Upgrade"}, b"", "peer:1", "/ping"),
     ),
     "offer to upgrade, with a body": (
         post(b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n", b"abc"),
@@ -124,6 +137,7 @@ ACCEPTED = {
             {"host": "localhost", "connection": "Upgrade", "content-length": "3"},
             b"abc",
             "peer:1",
+            "/pub?topic=t",
         ),
     ),
     "offer to upgrade, with a chunked body": (
@@ -137,11 +151,12 @@ ACCEPTED = {
             {"host": "localhost", "connection": "Upgrade", "transfer-encoding": "chunked"},
             b"abc",
             "peer:1",
+            "/pub?topic=t",
         ),
     ),
     "offer to upgrade from HTTP/1.0": (
         get(b"/ping", headers=b"Connection: keep-alive, Upgrade\r\nUpgrade: h2c\r\n", version=b"1.0"),
-        Request("GET", "/ping", {}, {"connection": "keep-alive, Upgrade"}, b"", "peer:1"),
+        Request("GET", "/ping", {}, {"connection": "keep-alive, Upgrade"}, b"", "peer:1", "/ping"),
     ),
 }
 
@@ -255,6 +270,12 @@ def test_nothing_is_read_after_a_refusal(case: str) -> None:
     data, *_ = REFUSED[case]
     (refused,) = read([data + b"\r\n" + NEXT])
     assert not refused.keep_alive
+
+
+@pytest.mark.parametrize("target", ["/nope?a=%zz&b", "http://localhost/ping", "/PING/?a=b"])
+def test_target_is_what_was_sent(target: str) -> None:
+    (exchange,) = read([get(target.encode())])
+    assert exchange.request.target == target
 
 
 def test_refusal_tells_what_is_known_of_the_request() -> None:

@@ -304,7 +304,7 @@ class TopicMachine(RuleBasedStateMachine):
         if unknown:
             ids.insert(0, b"f" * 16)
             expected.insert(0, (b"f" * 16, NOT_IN_FLIGHT))
-        assert client.channel.finish(client.consumer, ids) == expected
+        assert client.channel.finish(client.consumer, ids, self.real.now_ns) == expected
 
     def requeue(self, name: str, number: int, delay_ms: int) -> None:
         client, now_ns = self.clients[name], self.real.now_ns
@@ -451,7 +451,7 @@ class TopicMachine(RuleBasedStateMachine):
             channel = self.naive.channels[client.channel.name]
             assert set(channel.copies) == set(channel.held_by(name))
             ids = [self.ids[number] for number in channel.copies]
-            assert client.channel.finish(client.consumer, ids) == []
+            assert client.channel.finish(client.consumer, ids, self.real.now_ns) == []
             assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
         if not self.real.topic.ephemeral:
             assert self.real.topic.first_needed(self.real.topic.snapshot()) == self.naive.published

@@ -4,8 +4,9 @@
 `connection`, `publisher` and `data_folder` are the IO around it.
 """
 
+from .addresses import BoundAddresses
 from .errors import PublishRefused, StartupError
 from .options import BrokerOptions
-from .serve import BoundAddresses, serve
+from .serve import serve
 
 __all__ = ["BoundAddresses", "BrokerOptions", "PublishRefused", "StartupError", "serve"]

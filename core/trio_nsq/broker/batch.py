@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, groupby, repeat
 from struct import Struct, iter_unpack, pack
 
 from ..log import RecordBatch
@@ -15,7 +15,9 @@ MERGE_BYTES = 64 * 1024
 
 _COMMON_HEADER = Struct(">iqH")
 _ATTEMPTS = Struct(">H")
-_ATTEMPTS_OFFSET = 4 + 4 + 8
+_TIMESTAMP = Struct(">q")
+_TIMESTAMP_OFFSET = 4 + 4
+_ATTEMPTS_OFFSET = _TIMESTAMP_OFFSET + _TIMESTAMP.size
 _MAX_ATTEMPTS = 0xFFFF
 
 
@@ -100,6 +102,22 @@ class Batch:
         if offsets[end] - start_byte > max_bytes:
             end = max(index + 1, bisect_right(offsets, start_byte + max_bytes, index + 1, end) - 1)
         return self._ids[index:end], memoryview(self._frames)[start_byte : offsets[end]]
+
+    def timestamp_ns(self, index: int) -> int:
+        """When one message was published, Unix nanoseconds."""
+        if self._records is None:
+            (timestamp_ns,) = _TIMESTAMP.unpack_from(self._frames, self._offsets[index] + _TIMESTAMP_OFFSET)
+            return int(timestamp_ns)
+        sequence = self.base_sequence + index
+        return next(r.timestamp_ns for r in self._records if sequence < r.next_sequence)
+
+    def timestamps_ns(self, index: int, count: int) -> list[tuple[int, int]]:
+        """When the `count` messages from `index` on were published: (timestamp, how many in a row have it)."""
+        first, last = self.timestamp_ns(index), self.timestamp_ns(index + count - 1)
+        if first == last:
+            return [(first, count)]
+        each = map(self.timestamp_ns, range(index, index + count))
+        return [(timestamp_ns, len(list(same))) for timestamp_ns, same in groupby(each)]
 
     def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
         """The id and the frame of one message, with its attempts filled in."""

@@ -1,7 +1,7 @@
 """All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from ..log import Log
 from ..protocol import is_valid_name
@@ -12,6 +12,11 @@ from .topic import Topic
 
 NODE_ID_BITS = 10
 COUNTER_BITS = 64 - NODE_ID_BITS
+_NS_PER_MS = 1_000_000
+_CHANNELS_AT_ONCE = 32
+_MESSAGES_AT_ONCE = 1000
+_DEAD_ALARMS = 100
+"""So many alarms of deleted channels may stay until they ring, however few others there are."""
 
 
 class MessageIds:
@@ -44,6 +49,9 @@ class Broker:
         topics: By name.
         changed: Names of topics whose state differs from what was last saved; the owner clears it.
         unsaved: Those of them that have to be saved at once: they, or a channel of theirs, are new.
+        on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
+            topic, was made or deleted; a deleted topic's channels go without a call.
+        cache: Decoded batches of all topics.
     """
 
     def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
@@ -51,14 +59,18 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.changed: set[str] = set()
         self.unsaved: set[str] = set()
+        self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
         self._make_log = make_log
-        self._cache = BatchCache(options.cache_bytes)
+        measured = bool(options.e2e_processing_latency_percentiles)
+        self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
+        self.cache = BatchCache(options.cache_bytes)
         # A heap of (at_ns, a number that decides ties, channel).
         self._alarms: list[tuple[int, int, Channel]] = []
         # The alarms in the heap of each channel that has any. A new one is made only if it comes before them all,
         # so they descend, and the last is the first to ring.
         self._alarms_of: dict[Channel, list[int]] = {}
         self._alarm_order = 0
+        self._dead_alarms = 0  # in the heap, of channels that are deleted
 
     # ------------------------------------------------------------------ topics and channels
 
@@ -67,9 +79,11 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             assert is_valid_name(name), name
-            topic = Topic(name, self._make_log(name), self._cache, self.options.mem_queue_size)
+            log, mem_queue_size = self._make_log(name), self.options.mem_queue_size
+            topic = Topic(name, log, self.cache, mem_queue_size, self._e2e_window_ns)
             self.topics[name] = topic
             self.unsaved.add(name)
+            self.on_names_changed(name, None)
         return topic
 
     def channel(self, topic_name: str, name: str) -> Channel:
@@ -81,6 +95,7 @@ class Broker:
             if not channel.ephemeral:
                 self.unsaved.add(topic_name)
             self.watch(channel, channel.next_deadline_ns)
+            self.on_names_changed(topic_name, name)
         return channel
 
     def delete_channel(self, channel: Channel) -> None:
@@ -88,7 +103,8 @@ class Broker:
         topic = channel.topic
         topic.remove_channel(channel)
         self.changed.add(topic.name)
-        self._alarms_of.pop(channel, None)
+        self._forget(channel)
+        self.on_names_changed(topic.name, channel.name)
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic)
 
@@ -97,11 +113,12 @@ class Broker:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             for channel in topic.channels.values():
-                self._alarms_of.pop(channel, None)
+                self._forget(channel)
             topic.close()
             topic.log.close()
             self.changed.discard(topic.name)
             self.unsaved.discard(topic.name)
+            self.on_names_changed(topic.name, None)
 
     # ------------------------------------------------------------------ time
 
@@ -121,17 +138,32 @@ class Broker:
         return self._alarms[0][0] if self._alarms else None
 
     def tick(self, now_ns: int) -> list[Channel]:
-        """Move what is due everywhere; returns the channels to be dispatched."""
+        """Move what is due anywhere; returns the channels to be dispatched.
+
+        When much is due at once it does a millisecond's work or so: `next_deadline_ns` tells whether there is more.
+        """
         woken: dict[Channel, None] = {}
+        moved = 0
         while self._alarms and self._alarms[0][0] <= now_ns:
+            if len(woken) == _CHANNELS_AT_ONCE or moved >= _MESSAGES_AT_ONCE:
+                break
             _, _, channel = heappop(self._alarms)
             alarms = self._alarms_of.get(channel)
             if alarms is None:
+                self._dead_alarms -= 1
                 continue  # deleted meanwhile
             alarms.pop()
             if not alarms:
                 del self._alarms_of[channel]
-            channel.tick(now_ns)
+            moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
             self.watch(channel, channel.next_deadline_ns)
             woken[channel] = None
         return list(woken)
+
+    def _forget(self, channel: Channel) -> None:
+        """Ring no alarm of a channel that is deleted."""
+        self._dead_alarms += len(self._alarms_of.pop(channel, ()))
+        if self._dead_alarms > len(self._alarms) // 2 + _DEAD_ALARMS:
+            self._alarms = [alarm for alarm in self._alarms if alarm[2] in self._alarms_of]
+            heapify(self._alarms)
+            self._dead_alarms = 0

@@ -43,6 +43,14 @@ class BatchCache:
             _, old = self._batches.popitem(last=False)
             self.size_bytes -= old.size_bytes
 
+    def by_topic(self) -> dict[str, tuple[int, int]]:
+        """Bytes and number of batches, by topic."""
+        sizes: dict[str, tuple[int, int]] = {}
+        for (topic, _), batch in self._batches.items():
+            size_bytes, count = sizes.get(topic, (0, 0))
+            sizes[topic] = size_bytes + batch.size_bytes, count + 1
+        return sizes
+
     def discard(self, key: Key) -> None:
         """Forget a batch, if it is known."""
         batch = self._batches.pop(key, None)

@@ -7,7 +7,8 @@ not be delivered from there (deferred by its publisher, or emptied from the topi
 Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliveries go out as data.
 """
 
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ..log import LogReadError
 from ..protocol import is_ephemeral
 from .batch import Batch
-from .consumer import Consumer, Delivery
+from .channel_state import ChannelState
+from .consumer import LOOKED_AT, Consumer, Delivery
+from .quantiles import RecentSketch
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 MAX_GRANT_BYTES = 256 * 1024
 """What one consumer gets in one round of `dispatch`, unless a single message is larger."""
 _NS_PER_MS = 1_000_000
+_CONSUMERS_AT_ONCE = 16
+_REQUEUED_AT_ONCE = 256
+"""Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
 
 Payload = bytes | memoryview
 Grant = tuple[Consumer, Payload]
@@ -39,8 +45,8 @@ class Channel:
 
     Attributes:
         cursor: The next sequence never delivered.
-        paused: Nothing is sent to consumers; everything else goes on.
-        message_count, requeue_count, timeout_count: Since the broker started.
+        message_count, finish_count, requeue_count, timeout_count: Since the broker started.
+        e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
     """
@@ -49,13 +55,17 @@ class Channel:
         self.topic = topic
         self.name = name
         self.cursor = cursor
-        self.paused = False
         self.message_count = 0
+        self.finish_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
+        self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
         self._ready: dict[Consumer, None] = {}
+        # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
+        self._unserved = 0
+        self._share = 0
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
         # A heap of (due_ns, sequence, attempts so far, held).
@@ -70,6 +80,8 @@ class Channel:
         self._capped: list[tuple[int, int, Consumer, bytes]] = []
         self._capped_count = 0
         self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
+        self._paused = False
+        self._state: ChannelState | None = None  # as `state` gave it, unless something has changed since
 
     # ------------------------------------------------------------------ what is where
 
@@ -77,6 +89,21 @@ class Channel:
     def depth(self) -> int:
         """Messages ready to be delivered: neither in flight nor deferred."""
         return self._fresh + len(self._requeued)
+
+    @property
+    def paused(self) -> bool:
+        """Nothing is sent to consumers; everything else goes on."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._state = None
+
+    @property
+    def hungry(self) -> bool:
+        """Some consumer could take messages if there were any."""
+        return bool(self._ready) and not self._paused
 
     @property
     def _fresh(self) -> int:
@@ -107,11 +134,26 @@ class Channel:
                 yield delivery.sequence_of(message_id), delivery.attempts
 
     @property
-    def first_needed(self) -> int:
-        """The oldest sequence it may yet have to read."""
-        unfinished = min((sequence for sequence, _ in self.unfinished()), default=self.cursor)
-        deferred = min((sequence for _, sequence, _, _ in self._deferred), default=self.cursor)
-        return min(self.cursor, unfinished, deferred)
+    def oldest_unfinished(self) -> int | None:
+        """The lowest sequence that is ready or in flight; None if there is none. Deferred ones do not count.
+
+        It is exact unless more than a thousand messages are lined up to be delivered again, or in flight with one
+        consumer: then the lowest of the first thousand of them counts.
+        """
+        found = [sequence for sequence, _, _ in islice(self._requeued, LOOKED_AT)]
+        for consumer in self.consumers:
+            if (sequence := consumer.oldest_in_flight) is not None:
+                found.append(sequence)
+        if self._fresh > 0:
+            found.append(self.cursor)
+        return min(found, default=None)
+
+    def timestamp_in_memory(self, sequence: int) -> int | None:
+        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        for batch in self._batches:
+            if batch.base_sequence <= sequence < batch.next_sequence:
+                return batch.timestamp_ns(sequence - batch.base_sequence)
+        return self.topic.timestamp_in_memory(sequence)
 
     # ------------------------------------------------------------------ what the topic tells
 
@@ -127,6 +169,7 @@ class Channel:
             due_ns: When they are to be delivered.
             held: The batch that holds them, if nothing but memory has it.
         """
+        self._state = None
         for sequence in sequences:
             heappush(self._deferred, (due_ns, sequence, 0, held))
         self.skip(sequences.start, sequences.stop)
@@ -135,6 +178,7 @@ class Channel:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
         if start >= end:
             return
+        self._state = None
         self._hole_messages += end - start
         if self._holes and self._holes[-1][1] == start:
             start, _ = self._holes.pop()
@@ -143,6 +187,7 @@ class Channel:
 
     def move_to(self, sequence: int) -> None:
         """Move the cursor up to `sequence`, and on over the hole there if there is one."""
+        self._state = None
         self.cursor = max(self.cursor, sequence)
         while self._holes and self._holes[0][0] <= self.cursor:
             start, end = self._holes.popleft()
@@ -162,6 +207,7 @@ class Channel:
         nsqd lets it wait for its timeout, though nobody can finish it any more.
         """
         if consumer in self.consumers:
+            self._state = None
             del self.consumers[consumer]
             self._ready.pop(consumer, None)
             for message_id, delivery in consumer.in_flight.items():
@@ -183,20 +229,30 @@ class Channel:
 
     # ------------------------------------------------------------------ answers
 
-    def finish(self, consumer: Consumer, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
-        """FIN: forget these messages. Returns (id, reason) for each that is not in flight with this consumer."""
+    def finish(self, consumer: Consumer, ids: Iterable[bytes], now_ns: int) -> list[tuple[bytes, str]]:
+        """FIN: forget these messages. Returns (id, reason) for each that is not in flight with this consumer.
+
+        `now_ns` is by the clock of the messages' timestamps.
+        """
+        self._state = None
         in_flight = consumer.in_flight
         before = len(in_flight)
+        # What is in flight no longer, if anybody wants to know.
+        finished: deque[Delivery] = deque(maxlen=0 if self.e2e_latency is None else None)
         failed: list[tuple[bytes, str]] = []
         rest = iter(ids)
         while True:
             try:
                 # One C loop over all of them; a KeyError has used up just the id that is not there.
-                deque(map(in_flight.pop, rest), maxlen=0)
+                finished.extend(map(in_flight.pop, rest))
                 break
             except KeyError as exc:
                 failed.append((exc.args[0], self._why_not(exc.args[0])))
         consumer.finish_count += before - len(in_flight)
+        self.finish_count += before - len(in_flight)
+        if self.e2e_latency is not None:
+            for delivery, count in Counter(finished).items():
+                self.e2e_latency.add(now_ns - delivery.timestamp_ns, count, now_ns)
         self.refresh(consumer)
         return failed
 
@@ -205,6 +261,7 @@ class Channel:
         delivery = consumer.in_flight.pop(message_id, None)
         if delivery is None:
             return self._why_not(message_id)
+        self._state = None
         if delay_ms:
             due_ns, sequence = now_ns + delay_ms * _NS_PER_MS, delivery.sequence_of(message_id)
             heappush(self._deferred, (due_ns, sequence, delivery.attempts, delivery.held))
@@ -260,24 +317,34 @@ class Channel:
         """When the first deferred message is due; None if there is none."""
         return self._deferred[0][0] if self._deferred else None
 
-    def tick(self, now_ns: int) -> None:
-        """Move what is due: deferred messages whose time has come, deliveries that were not answered in time."""
-        while self._deferred and self._deferred[0][0] <= now_ns:
+    def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
+        """Move what is due: deferred messages whose time has come, deliveries that were not answered in time.
+
+        Returns:
+            How many messages were moved. If it is `at_most`, more may be due, and `next_deadline_ns` says so.
+        """
+        self._state = None
+        moved = 0
+        while self._deferred and self._deferred[0][0] <= now_ns and moved < at_most:
             _, sequence, attempts, held = heappop(self._deferred)
             self._requeued.append((sequence, attempts, held))
+            moved += 1
         if self._next_timeout_ns is not None and self._next_timeout_ns <= now_ns:
             heads: list[int] = []
             for consumer in self.consumers:
-                if ids := consumer.due(now_ns):
+                if ids := consumer.due(now_ns, at_most - moved):
                     self._time_out(consumer, ids)
+                    moved += len(ids)
                 if (head_ns := consumer.next_deadline_ns) is not None:
                     heads.append(head_ns)
             self._next_timeout_ns = min(heads, default=None)
-        while self._capped and self._capped[0][0] <= now_ns:
+        while self._capped and self._capped[0][0] <= now_ns and moved < at_most:
             _, _, consumer, message_id = heappop(self._capped)
             delivery = consumer.in_flight.get(message_id)
             if delivery is not None and delivery.deadline_ns <= now_ns:
                 self._time_out(consumer, [message_id])
+            moved += 1
+        return moved
 
     def _time_out(self, consumer: Consumer, ids: list[bytes]) -> None:
         for message_id in ids:
@@ -288,7 +355,9 @@ class Channel:
     # ------------------------------------------------------------------ delivery
 
     def dispatch(self, now_ns: int) -> list[Grant]:
-        """One round of delivery: what is ready, split evenly over the consumers that can take it.
+        """A round of delivery: what is ready, split evenly over the consumers that can take it.
+
+        Many consumers are served a few at a time, by several calls.
 
         Returns:
             Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
@@ -298,20 +367,26 @@ class Channel:
             LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
         """
         grants: list[Grant] = []
-        if self.paused or not self._ready:
+        if self._paused or not self._ready:
             return grants
         depth = self.depth
         if depth <= 0:
             return grants
-        share = -(-depth // len(self._ready))
-        for consumer in list(islice(self._ready, depth)):
+        self._state = None
+        if not self._unserved:
+            self._unserved = min(len(self._ready), depth)
+            self._share = -(-depth // len(self._ready))
+        served = list(islice(self._ready, min(self._unserved, _CONSUMERS_AT_ONCE)))
+        self._unserved -= len(served)
+        for consumer in served:
             try:
-                payloads = self._take(consumer, min(share, consumer.window), now_ns)
+                payloads = self._take(consumer, min(self._share, consumer.window), now_ns)
             except LogReadError:
                 if grants:
                     break  # what is granted has to be sent; the next call meets the error again
                 raise
             if not payloads:
+                self._unserved = 0
                 break
             grants += [(consumer, payload) for payload in payloads]
             # To the end of the line, so that a single message goes to each in turn.
@@ -343,6 +418,7 @@ class Channel:
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         frames: list[bytes] = []
         room = MAX_GRANT_BYTES
+        count = min(count, _REQUEUED_AT_ONCE)
         while self._requeued and len(frames) < count:
             sequence, attempts, held = self._requeued[0]
             try:
@@ -355,13 +431,18 @@ class Channel:
             if batch is None:
                 self._requeued.popleft()  # damaged on disk, and reported by the log
                 continue
+            if consumer.sample is not None and not consumer.sample():
+                self._requeued.popleft()
+                continue
             message_id, frame = batch.frame(sequence - batch.base_sequence, attempts + 1)
             if frames and len(frame) > room:
                 break
             self._requeued.popleft()
             frames.append(frame)
             room -= len(frame)
-            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns, held)
+            measured = self.e2e_latency is not None
+            timestamp_ns = batch.timestamp_ns(sequence - batch.base_sequence) if measured else 0
+            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns, held, timestamp_ns)
         return [b"".join(frames)] if frames else []
 
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
@@ -377,12 +458,25 @@ class Channel:
             if batch is None:
                 break
             cursor = self.cursor
-            ids, frames = batch.take(cursor - batch.base_sequence, min(count, self._limit - cursor), room)
-            if payloads and len(frames) > room:
+            wanted = min(count, self._limit - cursor)
+            if consumer.sample is not None:
+                if not consumer.sample():
+                    self.move_to(cursor + 1)
+                    continue
+                wanted = 1
+            ids, frames = batch.take(cursor - batch.base_sequence, wanted, room)
+            if payloads and len(frames) > room and consumer.sample is None:  # each message is sampled once
                 break
             payloads.append(frames)
             held = batch if self.topic.ephemeral else None
-            self._put_in_flight(consumer, ids, cursor, 1, now_ns, held)
+            if self.e2e_latency is None:
+                self._put_in_flight(consumer, ids, cursor, 1, now_ns, held)
+            else:  # a delivery for each timestamp, of which there is but one if records are large
+                at = 0
+                for timestamp_ns, same in batch.timestamps_ns(cursor - batch.base_sequence, len(ids)):
+                    run = ids[at : at + same]
+                    self._put_in_flight(consumer, run, cursor + at, 1, now_ns, held, timestamp_ns)
+                    at += same
             self.move_to(cursor + len(ids))
             count -= len(ids)
             room -= len(frames)
@@ -396,9 +490,10 @@ class Channel:
         attempts: int,
         now_ns: int,
         held: Batch | None,
+        timestamp_ns: int = 0,
     ) -> None:
         deadline_ns = now_ns + consumer.msg_timeout_ns
-        delivery = Delivery(ids, sequence, attempts, now_ns, deadline_ns, held)
+        delivery = Delivery(ids, sequence, attempts, now_ns, deadline_ns, held, timestamp_ns)
         consumer.in_flight.update(dict.fromkeys(ids, delivery))
         consumer.message_count += len(ids)
         if self._next_timeout_ns is None or deadline_ns < self._next_timeout_ns:
@@ -428,6 +523,7 @@ class Channel:
 
     def empty(self) -> None:
         """Drop everything: ready, in flight and deferred. Counters are kept."""
+        self._state = None
         self.cursor = self.topic.distribution_point
         self._requeued.clear()
         self._deferred.clear()
@@ -442,20 +538,19 @@ class Channel:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def snapshot(self) -> dict[str, Any]:
-        """The channel as JSON data, with lists of their own: it may be written while the channel goes on.
-
-        Keys: name, paused, cursor, holes [[start, end]], unfinished [[sequence, attempts]],
-        deferred [[due_ns, sequence, attempts]].
-        """
-        return {
-            "name": self.name,
-            "paused": self.paused,
-            "cursor": self.cursor,
-            "holes": list(self._holes),
-            "unfinished": sorted(self.unfinished()),
-            "deferred": [entry[:3] for entry in self._deferred],
-        }
+    def state(self) -> ChannelState:
+        """What has to be kept of it. While nothing of that changes it is the same object each time."""
+        if self._state is None:
+            self._state = ChannelState(
+                self.name,
+                self._paused,
+                self.cursor,
+                list(self._holes),
+                list(self._requeued),
+                [consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight],
+                self._deferred.copy(),
+            )
+        return self._state
 
     @classmethod
     def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":
@@ -463,7 +558,7 @@ class Channel:
 
         Args:
             topic: Its topic; the distribution point is restored already.
-            state: Made by `snapshot`.
+            state: What became of a `ChannelState`, out of JSON.
             log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
                 `--sync=interval`, and is then cut back to it.
 
@@ -474,7 +569,8 @@ class Channel:
         channel.paused = bool(state["paused"])
         for start, end in state["holes"]:
             channel.skip(int(start), min(int(end), log_end))
-        channel._requeued.extend((int(s), int(n), None) for s, n in state["unfinished"] if s < log_end)
+        unfinished = sorted((int(s), int(n)) for s, n in state["unfinished"] if s < log_end)
+        channel._requeued.extend((s, n, None) for s, n in unfinished)
         channel._deferred = [(int(t), int(s), int(n), None) for t, s, n in state["deferred"] if s < log_end]
         heapify(channel._deferred)
         return channel

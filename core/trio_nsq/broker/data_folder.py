@@ -2,9 +2,10 @@
 
 broker.json                     {"format": 1, "next_id": N}: message ids below N may have been used
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
-    state.json                  `Topic.snapshot`: pause flags, channels, what is unfinished
+    state.json                  `Checkpoint`: pause flags, channels, what is unfinished
     00000000000000000000.log    segments of its log
 topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
+topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
 """
 
 import fcntl
@@ -25,7 +26,9 @@ from .errors import StartupError
 FORMAT = 1
 SUFFIX = ".topic"
 STATE_FILE = "state.json"
-_RETIRED = re.compile(r"\.topic-deleted-[0-9]+\Z")
+BROKER_FILE = "broker.json"
+NSQD_FILE = "nsqd.dat"
+_RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 _IDS_PER_SECOND_BITS = 20
 ID_RESERVE = 2**32
 """Ids reserved at a time: after a crash the broker goes on above all it can have used."""
@@ -65,8 +68,11 @@ class DataFolder:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise StartupError(f"--data-path: {self.path} is in use by another broker") from exc
-        if (self.path / "nsqd.dat").exists() and not (self.path / "broker.json").exists():
-            raise StartupError(f"--data-path: {self.path} holds the queues of an nsqd: choose another folder")
+        if (self.path / NSQD_FILE).exists() and not (self.path / BROKER_FILE).exists():
+            raise StartupError(
+                f"--data-path: {self.path} holds the queues of an nsqd. Choose another folder; to bring the queues "
+                f"over, stop nsqd and run 'qcli log import {self.path} --data-path ANOTHER' first"
+            )
         try:
             self.files.make_folder(self.path / "topics")
         except OSError as exc:
@@ -83,7 +89,7 @@ class DataFolder:
 
         It is at least the time in seconds times 2**20, so that ids do not repeat even when the folder is wiped.
         """
-        path = self.path / "broker.json"
+        path = self.path / BROKER_FILE
         saved = 0
         if path.exists():
             state = _read_json(path)
@@ -96,7 +102,7 @@ class DataFolder:
     def reserve_ids(self, below: int) -> None:
         """Remember that ids below this may be used. Raises OSError."""
         content = json.dumps({"format": FORMAT, "next_id": below}).encode()
-        self.files.replace(self.path / "broker.json", content + b"\n")
+        self.files.replace(self.path / BROKER_FILE, content + b"\n")
 
     # ------------------------------------------------------------------ topics
 
@@ -104,8 +110,16 @@ class DataFolder:
         """Where a topic's files lie."""
         return self.path / "topics" / (name + SUFFIX)
 
+    def import_folder(self, name: str) -> Path:
+        """Where a topic's files lie while it is being imported."""
+        return self.path / "topics" / f"{name}{SUFFIX}-importing"
+
     def topic_names(self) -> Iterator[str]:
-        """The topics that have a folder, sorted. What a deletion left unfinished is removed. Raises StartupError."""
+        """The topics that have a folder, sorted. What a deletion or an import left unfinished is removed.
+
+        Raises:
+            StartupError: The folder cannot be read.
+        """
         topics = self.path / "topics"
         try:
             paths = sorted(topics.iterdir())
@@ -122,11 +136,11 @@ class DataFolder:
         path = self.topic_folder(name) / STATE_FILE
         return _read_json(path) if path.exists() else None
 
-    def write_state(self, name: str, state: dict[str, Any]) -> None:
+    def write_state(self, name: str, content: bytes) -> None:
         """Save a topic's state, atomically and durably. Raises OSError."""
         folder = self.topic_folder(name)
         self.files.make_folder(folder)
-        self.files.replace(folder / STATE_FILE, json.dumps(state, separators=(",", ":")).encode())
+        self.files.replace(folder / STATE_FILE, content)
 
     def retire_topic(self, name: str) -> Path | None:
         """Put a topic's folder out of use, in one step; who has its files open may go on.

@@ -2,20 +2,25 @@
 
 import re
 import socket
+import time
 from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from ..http import HTTPError, Request, Response, Route, Router
 from ..log import LogError
 from ..protocol import CommandError, MessageSet, is_valid_name, pack_messages, walk_messages
+from .addresses import BoundAddresses, Broadcast, port_of
 from .channel import Channel
 from .errors import PublishRefused
+from .http_config import ConfigEndpoints
+from .http_debug import DebugEndpoints
 from .publisher import Publication
 from .stats import broker_stats
+from .stats_text import render_text
 from .topic import Topic
 
 if TYPE_CHECKING:
-    from .serve import BoundAddresses
+    from .metrics import MetricsExposition
     from .server import Server
 
 _INT32 = Struct(">i")
@@ -34,34 +39,34 @@ class Endpoints:
         bound: Where it listens, for `/info`.
     """
 
-    def __init__(self, server: "Server", bound: "BoundAddresses") -> None:
+    def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._server = server
         self._bound = bound
         self._limits = server.options.limits
+        self._metrics: MetricsExposition | None = None
 
-    def router(self) -> Router:
+    def routes(self) -> list[Route]:
         """All routes."""
         body = self._limits.max_body_size
         message = self._limits.max_msg_size
-        return Router(
-            [
-                Route("GET", "/ping", self.ping, plain=True),
-                Route("GET", "/info", self.info),
-                Route("GET", "/stats", self.stats),
-                Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
-                Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
-                Route("POST", "/topic/create", self.topic_create),
-                Route("POST", "/topic/delete", self.topic_delete),
-                Route("POST", "/topic/empty", self.topic_empty),
-                Route("POST", "/topic/pause", self.topic_pause),
-                Route("POST", "/topic/unpause", self.topic_unpause),
-                Route("POST", "/channel/create", self.channel_create),
-                Route("POST", "/channel/delete", self.channel_delete),
-                Route("POST", "/channel/empty", self.channel_empty),
-                Route("POST", "/channel/pause", self.channel_pause),
-                Route("POST", "/channel/unpause", self.channel_unpause),
-            ]
-        )
+        return [
+            Route("GET", "/ping", self.ping, plain=True),
+            Route("GET", "/info", self.info),
+            Route("GET", "/stats", self.stats),
+            Route("GET", "/metrics", self.metrics, plain=True),
+            Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
+            Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
+            Route("POST", "/topic/create", self.topic_create),
+            Route("POST", "/topic/delete", self.topic_delete),
+            Route("POST", "/topic/empty", self.topic_empty),
+            Route("POST", "/topic/pause", self.topic_pause),
+            Route("POST", "/topic/unpause", self.topic_unpause),
+            Route("POST", "/channel/create", self.channel_create),
+            Route("POST", "/channel/delete", self.channel_delete),
+            Route("POST", "/channel/empty", self.channel_empty),
+            Route("POST", "/channel/pause", self.channel_pause),
+            Route("POST", "/channel/unpause", self.channel_unpause),
+        ]
 
     # ------------------------------------------------------------------ looking
 
@@ -72,14 +77,14 @@ class Endpoints:
 
     async def info(self, request: Request) -> Response:
         """Version, addresses and limits."""
-        options = self._server.options
         return Response.json(
             {
                 "version": self._server.version,
-                "broadcast_address": options.broadcast_address or socket.gethostname(),
+                "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
                 "hostname": socket.gethostname(),
-                "http_port": _port(self._bound.http_address),
-                "tcp_port": _port(self._bound.tcp_address),
+                # Those bound, and not those others are told.
+                "http_port": port_of(self._bound.http_address) or -1,
+                "tcp_port": port_of(self._bound.tcp_address) or -1,
                 "start_time": self._server.start_time_s,
                 "max_heartbeat_interval": self._limits.max_heartbeat_interval_ms * _NS_PER_MS,
                 "max_output_buffer_size": self._limits.max_output_buffer_size,
@@ -89,16 +94,28 @@ class Endpoints:
         )
 
     async def stats(self, request: Request) -> Response:
-        """JSON; the text form is not there yet, so `format` may be left out."""
-        query = request.query
-        return Response.json(
-            broker_stats(
-                self._server,
-                topic=query.get("topic", ""),
-                channel=query.get("channel", ""),
-                include_clients=query.get("include_clients", "true") not in _FALSE,
-            )
+        """JSON with `format=json`, else text."""
+        query, now_ns = request.query, time.time_ns()
+        stats = broker_stats(
+            self._server,
+            now_ns,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=query.get("include_clients", "true") not in _FALSE,
+            include_mem=query.get("include_mem", "true") not in _FALSE,
         )
+        if query.get("format") == "json":
+            return Response.json(stats)
+        uptime_ns = self._server.now_ns() - self._server.start_time_ns
+        return Response.text(render_text(stats, now_ns, uptime_ns))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        if self._metrics is None:
+            from .metrics import MetricsExposition  # with a library that few brokers need
+
+            self._metrics = MetricsExposition(self._server)
+        return await self._metrics.scrape(request)
 
     # ------------------------------------------------------------------ publishing
 
@@ -230,17 +247,12 @@ class Endpoints:
 
     async def channel_pause(self, request: Request) -> Response:
         """Send nothing more to its clients."""
-        channel = self._channel(request)
-        channel.paused = True
-        await self._server.save(channel.topic)
+        await self._server.pause(self._channel(request))
         return _EMPTY
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        channel = self._channel(request)
-        channel.paused = False
-        self._server.pump(channel)
-        await self._server.save(channel.topic)
+        await self._server.unpause(self._channel(request))
         return _EMPTY
 
     def _channel(self, request: Request) -> Channel:
@@ -271,10 +283,7 @@ def _channel_names(request: Request) -> tuple[str, str]:
     return topic, _name(request, "channel", "INVALID_ARG_CHANNEL")
 
 
-def _port(address: str | None) -> int:
-    return int(address.rpartition(":")[2]) if address else -1
-
-
-def make_router(server: "Server", bound: "BoundAddresses") -> Router:
+def make_router(server: "Server", bound: BoundAddresses) -> Router:
     """The broker's routes."""
-    return Endpoints(server, bound).router()
+    parts = (Endpoints(server, bound), ConfigEndpoints(server, bound), DebugEndpoints(server))
+    return Router(route for part in parts for route in part.routes())

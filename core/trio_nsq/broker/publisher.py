@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 import trio
 
@@ -17,6 +18,7 @@ from ..log import LogError, RecordBatch
 from ..protocol import MessageSet
 from .broker import MessageIds
 from .errors import PublishRefused
+from .histogram import Histogram
 from .options import BrokerOptions
 from .topic import Topic
 
@@ -55,6 +57,9 @@ class Publisher:
 
     Attributes:
         health: Empty, or what the last write of any log failed with.
+        append_duration: What writing to a log took each time, its sync included with `--sync=always`.
+        sync_duration: What syncing a log took each time, where that is done by itself.
+        sync_count: How often a log was brought to stable storage.
     """
 
     def __init__(
@@ -65,6 +70,9 @@ class Publisher:
         published: Callable[[Topic], None],
     ) -> None:
         self.health = ""
+        self.append_duration = Histogram()
+        self.sync_duration = Histogram()
+        self.sync_count = 0
         self._options = options
         self._ids = ids
         self._nursery = nursery
@@ -122,7 +130,10 @@ class Publisher:
     async def _commit_group(self, topic: Topic, group: _Group) -> None:
         try:
             records = self._records(topic, group.publications)
+            began_s = perf_counter()
             await trio.to_thread.run_sync(partial(topic.log.append, records, sync=True))
+            self.append_duration.observe(perf_counter() - began_s)
+            self.sync_count += 1
             self._stored(topic, records)
         except LogError as exc:
             group.error = self._failed(exc)
@@ -137,11 +148,13 @@ class Publisher:
 
     def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> None:
         records = self._records(topic, publications)
+        began_s = perf_counter()
         try:
             topic.log.append(records, sync=False)
         except LogError as exc:
             raise self._failed(exc) from exc
         if not topic.ephemeral:
+            self.append_duration.observe(perf_counter() - began_s)
             unsynced = self._unsynced.get(topic, 0) + sum(record.count for record in records)
             self._unsynced[topic] = unsynced
             if unsynced >= self._options.sync_every:
@@ -160,7 +173,10 @@ class Publisher:
         for topic in list(self._unsynced):
             if not (count := self._unsynced.pop(topic, 0)):
                 continue
+            began_s = perf_counter()
             if await self.in_thread(topic, topic.log.sync):
+                self.sync_duration.observe(perf_counter() - began_s)
+                self.sync_count += 1
                 self.health = ""
             else:
                 self._unsynced[topic] = self._unsynced.get(topic, 0) + count  # for the next time

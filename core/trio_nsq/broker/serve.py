@@ -1,30 +1,30 @@
 """Starting and stopping a broker."""
 
 import logging
+import platform
+import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..http import serve_connection
 from ..log import Files
-from ..protocol.address import format_address
+from ..lookup import LookupRegistration, PeerInfo
+from .addresses import BoundAddresses, Broadcast
 from .data_folder import DataFolder
 from .errors import StartupError
-from .http_api import make_router
+from .http_server import HTTPServer
+from .listening import Listening, listen
 from .options import BrokerOptions
 from .server import Server
+from .statsd import StatsdClient
+
+if TYPE_CHECKING:
+    from OpenSSL import SSL
+
+    from .authorization import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
-
-
-@dataclass(frozen=True, slots=True)
-class BoundAddresses:
-    """Where a broker listens: `host:port` each; `http_address` is None if HTTP is off."""
-
-    tcp_address: str
-    http_address: str | None
 
 
 async def serve(
@@ -74,59 +74,112 @@ async def _serve_folder(
     workers: trio.Nursery,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
-    server = Server(options, folder, workers)
-    tcp: list[trio.SocketListener] = []
-    http: list[trio.SocketListener] = []
+    tls_context, auth_client = _tls_context(options), _auth_client(options)
+    server = Server(options, folder, workers, tls_context=tls_context, auth_client=auth_client)
+    _log_start(server)
+    opened: dict[str, Listening] = {}
     try:
-        tcp = await _listen("--tcp-address", options.tcp_address)
-        http = await _listen("--http-address", options.http_address) if options.http_address else []
-        bound = BoundAddresses(_bound(tcp), _bound(http) if http else None)
+        await _open(opened, options, https=tls_context is not None)
+        addresses = {name: there.address for name, there in opened.items()}
+        bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         for job in (server.run_timers, server.save_on_schedule, server.publisher.sync_on_schedule):
             workers.start_soon(job)
-        router = make_router(server, bound)
-
-        async def handle_http(stream: trio.SocketStream) -> None:
-            try:
-                await serve_connection(stream, router)
-            except Exception:
-                # A mistake of ours: it must not reach the other clients.
-                logger.exception("HTTP: internal error")
-
+        if options.statsd_address:
+            prefix = Broadcast.of(options, bound).statsd_prefix(options.statsd_prefix)
+            workers.start_soon(StatsdClient(server, prefix).push_on_schedule)
+        server.lookup = _lookup_registration(server, bound)
+        http_server = HTTPServer(server, bound)
+        handlers = {
+            "TCP": server.handle_tcp,
+            "HTTP": http_server.handle_http,
+            "HTTPS": http_server.handle_https,
+        }
         async with trio.open_nursery() as accepting:
-            accepting.start_soon(_accept, server.handle_tcp, tcp, workers)
-            accepting.start_soon(_accept, handle_http, http, workers)
-            logger.info("TCP: listening on %s", bound.tcp_address)
-            if bound.http_address:
-                logger.info("HTTP: listening on %s", bound.http_address)
+            for name, there in opened.items():
+                accepting.start_soon(_accept, handlers[name], there, workers)
+                logger.info("%s: listening on %s", name, there.address)
+            accepting.start_soon(server.lookup.run)  # nobody is to be sent to a broker that stops
             task_status.started(bound)
     finally:
-        for listener in tcp + http:
-            listener.socket.close()  # no-one listens any more, or never did
+        for name, there in opened.items():
+            logger.info("%s: closing %s", name, there.address)
+            there.close()
         with trio.CancelScope(shield=True):
             await server.stop()
+            if auth_client is not None:
+                await auth_client.aclose()
+        logger.info("NSQ: bye")
+
+
+async def _open(opened: dict[str, Listening], options: BrokerOptions, *, https: bool) -> None:
+    """Listen wherever the options say, adding each to `opened` by its name, so that they can be closed."""
+    opened["TCP"] = await listen("--tcp-address", options.tcp_address)
+    if options.http_address:
+        opened["HTTP"] = await listen("--http-address", options.http_address)
+    if https and options.https_address:
+        opened["HTTPS"] = await listen("--https-address", options.https_address)
+
+
+def _log_start(server: Server) -> None:
+    """Say who starts and with what; what the log's recovery cut or found damaged it has said itself."""
+    logger.info("trio-nsq v%s (Python %s)", server.version, platform.python_version())
+    logger.info("ID: %d", server.node_id)
+    channels = messages = 0
+    for topic in server.broker.topics.values():
+        stored = topic.log.next_sequence - topic.log.first_sequence
+        logger.info(
+            "TOPIC(%s): found, %d messages in its log, %d channels", topic.name, stored, len(topic.channels)
+        )
+        channels += len(topic.channels)
+        messages += stored
+    logger.info(
+        "NSQ: found %d topics, %d channels, %d messages", len(server.broker.topics), channels, messages
+    )
+
+
+def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
+    if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
+        return None  # and TLS takes no time to be imported
+    from .tls import server_context
+
+    return server_context(options)
+
+
+def _auth_client(options: BrokerOptions) -> "AuthClient | None":
+    if not options.auth_http_addresses:
+        return None
+    from .authorization import AuthClient  # with all of an HTTP client
+
+    return AuthClient(options)
+
+
+def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistration:
+    options = server.options
+    broadcast = Broadcast.of(options, bound)
+    try:
+        registration = LookupRegistration(
+            server.broker.topics,
+            PeerInfo(
+                broadcast_address=broadcast.address,
+                hostname=socket.gethostname(),
+                http_port=broadcast.http_port,
+                tcp_port=broadcast.tcp_port,
+                version=server.version,
+            ),
+            options.nsqlookupd_tcp_addresses,
+            connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
+            request_timeout_s=options.http_client_request_timeout_ms / 1000,
+        )
+    except ValueError as exc:
+        raise StartupError(f"--lookupd-tcp-address: {exc}") from exc
+    server.broker.on_names_changed = registration.changed
+    return registration
 
 
 async def _accept(
-    handler: Callable[[trio.SocketStream], Coroutine[Any, Any, None]],
-    listeners: list[trio.SocketListener],
-    workers: trio.Nursery,
+    handler: Callable[[trio.SocketStream], Coroutine[Any, Any, None]], there: Listening, workers: trio.Nursery
 ) -> None:
-    if listeners:
-        await trio.serve_listeners(handler, listeners, handler_nursery=workers)
-
-
-async def _listen(flag: str, address: str) -> list[trio.SocketListener]:
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise StartupError(f"{flag}: {address} is not host:port")
-    try:
-        return await trio.open_tcp_listeners(int(port), host=host.strip("[]") or None, backlog=1024)
-    except OSError as exc:
-        raise StartupError(f"{flag}: cannot listen on {address}: {exc.strerror or exc}") from exc
-
-
-def _bound(listeners: list[trio.SocketListener]) -> str:
-    return format_address(*listeners[0].socket.getsockname()[:2])
+    await trio.serve_listeners(handler, there.listeners, handler_nursery=workers)
 
 
 def _first(group: BaseExceptionGroup[StartupError]) -> StartupError:

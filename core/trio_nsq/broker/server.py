@@ -1,20 +1,22 @@
 """The broker's IO: listeners, connections, timers and the data folder around the synchronous state."""
 
+import json
 import logging
 import math
 import socket
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
-from ..protocol.address import format_address
+from ..protocol.address import format_peer
 from .broker import Broker, MessageIds
 from .channel import Channel
 from .connection import Connection
@@ -22,12 +24,23 @@ from .consumer import Consumer
 from .data_folder import ID_RESERVE, DataFolder
 from .errors import PublishRefused, StartupError
 from .options import BrokerOptions
+from .process import ProcessFigures
 from .publisher import Publication, Publisher
+from .saver import Saver
 from .topic import StateError, Topic
+
+if TYPE_CHECKING:
+    from OpenSSL import SSL
+
+    from ..lookup import LookupRegistration
+    from .authorization import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_S = 1_000_000_000
+_CHANNELS_PER_TURN = 32
+_GRANTS_PER_TURN = 32
+"""So much is delivered at a time, however much there is; then every client has its turn again."""
 _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
 
@@ -45,41 +58,58 @@ class Server:
 
     Attributes:
         connections: Those open now, oldest first.
-        start_time_s: Unix seconds.
+        start_time_s, start_time_ns: Unix seconds; and the same by `now_ns`, to measure how long it runs.
+        process: What the process itself uses.
+        node_id: The first ten bits of every message id.
+        nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
+        lookup: Keeps the broker registered there; None until it listens.
+        tls_context: For clients' sessions; None: no TLS.
+        auth_client: Asks who may do what; None: everybody may do everything.
     """
 
     version = __version__
 
-    def __init__(self, options: BrokerOptions, folder: DataFolder, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        folder: DataFolder,
+        nursery: trio.Nursery,
+        *,
+        tls_context: "SSL.Context | None" = None,
+        auth_client: "AuthClient | None" = None,
+    ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
+        self.nsqlookupd_tcp_addresses = options.nsqlookupd_tcp_addresses
+        self.lookup: LookupRegistration | None = None
         self.connections: dict[Connection, None] = {}
+        self.tls_context = tls_context
+        self.auth_client = auth_client
         self._folder = folder
         self._nursery = nursery
         # Wall-clock time at the start plus what trio's clock, which never steps, has counted since.
         self._clock_offset_ns = time.time_ns() - int(trio.current_time() * _NS_PER_S)
+        self.start_time_ns = self.now_ns()
         self._timer_moved = trio.Event()
+        self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
         self._clients: dict[Consumer, Connection] = {}
         self._deleting: dict[str, trio.Event] = {}
+        self._precreating: dict[Topic, trio.Event] = {}
         self._stopping = False
         self._deserted = trio.Event()  # set while there is no connection
         self._deserted.set()
-        self._tickets = count()
-        self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
-        self._saving: dict[Topic, trio.Lock] = {}
-        self._state_error = ""
-        self._reserving = trio.Lock()
         self.broker = Broker(options, self._make_log)
         try:
             first_id = folder.first_id()
-            self._reserved_ids = first_id + ID_RESERVE
-            folder.reserve_ids(self._reserved_ids)
+            folder.reserve_ids(first_id + ID_RESERVE)
         except OSError as exc:
             raise StartupError(f"--data-path: cannot write to {folder.path}: {exc.strerror}") from exc
-        node_id = options.node_id if options.node_id is not None else default_node_id()
-        self._ids = MessageIds(node_id, first_id)
-        self.publisher = Publisher(options, self._ids, nursery, self._published)
+        self.node_id = options.node_id if options.node_id is not None else default_node_id()
+        ids = MessageIds(self.node_id, first_id)
+        self.publisher = Publisher(options, ids, nursery, self._published)
+        self._saver = Saver(self.broker, folder, ids, first_id + ID_RESERVE)
         self._load()
+        self.process = ProcessFigures()
 
     def _make_log(self, name: str) -> Log:
         if is_ephemeral(name):
@@ -93,7 +123,7 @@ class Server:
             try:
                 topic = self.broker.topic(name)
                 if topic.restore(state):
-                    self._folder.write_state(name, topic.snapshot())
+                    self._folder.write_state(name, json.dumps(topic.snapshot()).encode())
             except StateError as exc:
                 raise StartupError(f"{self._folder.topic_folder(name)}/state.json is damaged: {exc}") from exc
             except LogError as exc:
@@ -111,16 +141,24 @@ class Server:
         return self._clock_offset_ns + int(trio.current_time() * _NS_PER_S)
 
     async def run_timers(self) -> None:
-        """Move what is due when it is due, and sleep in between; runs until cancelled."""
+        """Move what is due when it is due, serve channels in line, and sleep in between; runs until cancelled."""
         while True:
+            self._timer_moved = trio.Event()
             for channel in self.broker.tick(self.now_ns()):
                 self.broker.changed.add(channel.topic.name)
                 self.pump(channel)
-            due_ns = self.broker.next_deadline_ns
+            for channel in list(islice(self._in_line, _CHANNELS_PER_TURN)):
+                del self._in_line[channel]
+                self.pump(channel)
+            due_ns = self.now_ns() if self._in_line else self.broker.next_deadline_ns
             wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)
-            self._timer_moved = trio.Event()
             with trio.move_on_after(wait_s):
                 await self._timer_moved.wait()
+
+    def _line_up(self, channel: Channel) -> None:
+        """Go on with a channel once others have had their turn."""
+        self._in_line[channel] = None
+        self._timer_moved.set()
 
     def watch(self, channel: Channel, at_ns: int) -> None:
         """See to it that the channel is looked at by `at_ns`."""
@@ -131,6 +169,7 @@ class Server:
 
     def _channel(self, topic_name: str, channel_name: str) -> Channel:
         """The channel of this name, made if need be: it may begin with messages that wait for their time."""
+        self._topic(topic_name)
         known_ns = self.broker.next_deadline_ns
         channel = self.broker.channel(topic_name, channel_name)
         if self.broker.next_deadline_ns != known_ns:
@@ -141,20 +180,32 @@ class Server:
 
     async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
         """Store publications to a topic, made if need be. Raises PublishRefused."""
-        if topic_name in self._deleting or self._stopping:
+        topic = self._topic_to_publish(topic_name)
+        while (precreating := self._precreating.get(topic)) is not None:
+            await precreating.wait()
+            topic = self._topic_to_publish(topic_name)  # the other may be deleted by now
+        await self.publisher.publish(topic, publications)
+
+    def _topic_to_publish(self, name: str) -> Topic:
+        if name in self._deleting or self._stopping:
             raise PublishRefused("exiting")
         try:
-            topic = self.broker.topic(topic_name)
+            return self._topic(name)
         except LogError as exc:
             raise PublishRefused(str(exc)) from exc
-        await self.publisher.publish(topic, publications)
 
     def _published(self, topic: Topic) -> None:
         self.broker.changed.add(topic.name)
-        for channel in topic.channels.values():
-            if (due_ns := channel.next_due_ns) is not None:
-                self.watch(channel, due_ns)
+        if topic.has_distributed_deferred:
+            topic.has_distributed_deferred = False
+            for channel in topic.channels.values():
+                if (due_ns := channel.next_due_ns) is not None:
+                    self.watch(channel, due_ns)
+        hungry = [channel for channel in topic.channels.values() if channel.hungry]
+        for channel in hungry[:_CHANNELS_PER_TURN]:
             self.pump(channel)
+        for channel in hungry[_CHANNELS_PER_TURN:]:
+            self._line_up(channel)
 
     def pump_topic(self, topic: Topic) -> None:
         """Send what is ready in any of a topic's channels, and look out for what is deferred there."""
@@ -166,8 +217,11 @@ class Server:
             return  # what one client had would only go to the next, to be taken from it in its turn
         now_ns = self.now_ns()
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
-        sent = False
+        sent = 0
         while True:
+            if sent >= _GRANTS_PER_TURN:
+                self._line_up(channel)
+                break
             try:
                 grants = channel.dispatch(now_ns)
             except LogError as exc:
@@ -176,11 +230,11 @@ class Server:
                 break
             if not grants:
                 break
-            sent = True
+            sent += len(grants)
             clients: dict[Connection, None] = {}
             for consumer, frames in grants:
                 client = self._clients[consumer]
-                client.outbox.put(frames)
+                client.deliver(frames)
                 clients[client] = None
                 timeout_ns = min(timeout_ns, consumer.msg_timeout_ns)
             for client in clients:
@@ -239,7 +293,7 @@ class Server:
         if topic_name in self._deleting or self._stopping:
             raise PublishRefused("exiting")
         if channel_name is None:
-            await self.save_new(self.broker.topic(topic_name))
+            await self.save_new(self._topic(topic_name))
         else:
             await self.save_new(self._channel(topic_name, channel_name).topic)
 
@@ -255,10 +309,9 @@ class Server:
         self._deleting[topic.name] = trio.Event()
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
-                async with self._saving.setdefault(topic, trio.Lock()):
+                async with self._saver.locked(topic):
                     await self._delete(topic)
         finally:
-            self._saving.pop(topic, None)
             self._deleting.pop(topic.name).set()
 
     async def _delete(self, topic: Topic) -> None:
@@ -271,91 +324,79 @@ class Server:
             await self.publisher.idle(topic)  # a scheduled sync may have begun meanwhile
         self.publisher.forget(topic)
         self.broker.delete_topic(topic)
-        self._saved.pop(topic, None)
+        self._saver.forget(topic)
         if retired is not None:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+
+    async def pause(self, channel: Channel) -> None:
+        """Send nothing more to a channel's clients, durably; what is held back for them goes out."""
+        channel.paused = True
+        for consumer in channel.consumers:
+            self._clients[consumer].send_delivered()
+        await self.save(channel.topic)
+
+    async def unpause(self, channel: Channel) -> None:
+        """Go on, durably."""
+        channel.paused = False
+        self.pump(channel)
+        await self.save(channel.topic)
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""
         self.broker.delete_channel(channel)
         await self.save(channel.topic)
 
+    def set_nsqlookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Register with these discovery services instead, `host:port` each, until the broker stops."""
+        if self.lookup is not None:
+            self.lookup.set_addresses(addresses)
+        self.nsqlookupd_tcp_addresses = addresses
+
+    # ------------------------------------------------------------------ new topics
+
+    def _topic(self, name: str) -> Topic:
+        """The topic of this name, made if need be: then publishes to it wait until it has its channels."""
+        topic = self.broker.topics.get(name)
+        if topic is None:
+            topic = self.broker.topic(name)
+            if self.lookup is not None and self.lookup.addresses:
+                self._precreating[topic] = trio.Event()
+                self._nursery.start_soon(self._precreate, topic, self.lookup)
+        return topic
+
+    async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
+        """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
+        try:
+            names = await lookup.channels(topic.name)
+            if self._stopping or self.broker.topics.get(topic.name) is not topic:
+                return
+            for name in names:
+                self._channel(topic.name, name)
+            await self.save_new(topic)
+        except Exception:
+            # A mistake of ours: the topic has to do without.
+            logger.exception("%s: channels could not be made in advance", topic.name)
+        finally:
+            self._precreating.pop(topic).set()
+
     # ------------------------------------------------------------------ saved state
 
-    async def save_new(self, topic: Topic) -> None:
-        """Save a topic's state if it, or a channel of its, was never saved."""
-        if topic.name in self.broker.unsaved:
-            await self.save(topic)
-
     async def save(self, topic: Topic) -> None:
-        """Return when the topic's state, as it is now or later, is on disk; an error is logged and noted.
+        """As `Saver.save`."""
+        await self._saver.save(topic)
 
-        Waiting callers are served by one write.
-        """
-        if topic.ephemeral or self.broker.topics.get(topic.name) is not topic:
-            self._mark_saved(topic.name)
-            return
-        ticket = next(self._tickets)
-        async with self._saving.setdefault(topic, trio.Lock()):
-            if self._saved.get(topic, -1) > ticket or self.broker.topics.get(topic.name) is not topic:
-                return
-            self._saved[topic] = next(self._tickets)
-            self._mark_saved(topic.name)
-            state = topic.snapshot()
-            try:
-                await trio.to_thread.run_sync(self._folder.write_state, topic.name, state)
-            except BaseException as exc:  # cancelled, too: then nothing was written
-                self._saved.pop(topic, None)
-                self.broker.unsaved.add(topic.name)
-                if not isinstance(exc, OSError):
-                    raise
-                self._note_state_error(f"cannot save the state of topic {topic.name}: {exc.strerror}")
-                return
-            self._state_error = ""
-            try:
-                topic.log.discard_before(Topic.first_needed(state))
-            except LogError as exc:
-                self._note_state_error(str(exc))
-
-    def _mark_saved(self, topic_name: str) -> None:
-        self.broker.changed.discard(topic_name)
-        self.broker.unsaved.discard(topic_name)
-
-    def _note_state_error(self, text: str) -> None:
-        if self._state_error != text:
-            logger.error("%s", text)
-        self._state_error = text
+    async def save_new(self, topic: Topic) -> None:
+        """As `Saver.save_new`."""
+        await self._saver.save_new(topic)
 
     async def save_on_schedule(self) -> None:
         """Save what changed every so often; runs until cancelled."""
-        while True:
-            await trio.sleep(self.options.checkpoint_interval_ms / 1000)
-            await self._save_all()
-
-    async def _save_all(self) -> None:
-        for name in self.broker.changed | self.broker.unsaved:
-            topic = self.broker.topics.get(name)
-            if topic is not None:
-                await self.save(topic)
-            else:
-                self._mark_saved(name)
-        if self._ids.next + ID_RESERVE // 2 > self._reserved_ids:
-            await self._reserve_ids(self._ids.next + ID_RESERVE)
-
-    async def _reserve_ids(self, below: int) -> None:
-        async with self._reserving:
-            try:
-                await trio.to_thread.run_sync(self._folder.reserve_ids, below)
-            except OSError as exc:
-                # Tried again at the next checkpoint; until then there is half of what was reserved before.
-                self._note_state_error(f"cannot write to {self._folder.path}: {exc.strerror}")
-            else:
-                self._reserved_ids = below
+        await self._saver.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
 
     @property
     def health(self) -> str:
         """`OK`, or `NOK - ` and what the last write failed with."""
-        error = self.publisher.health or self._state_error
+        error = self.publisher.health or self._saver.error
         return f"NOK - {error}" if error else "OK"
 
     # ------------------------------------------------------------------ connections
@@ -369,8 +410,9 @@ class Server:
             sock.close()
             return
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = format_address(*sock.getpeername()[:2])
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = format_peer(sock.getpeername())
         except OSError:
             sock.close()  # it has gone already
             return
@@ -388,10 +430,13 @@ class Server:
             del self.connections[client]
             if not self.connections:
                 self._deserted.set()
-            logger.debug("TCP: client(%s) gone", peer)
+            logger.info(
+                "PROTOCOL(V2): [%s] exiting ioloop", peer
+            )  # nsqd's words, which people's log filters know
 
     async def stop(self) -> None:
         """Store what is under way, close every client, save every state. Bounded by the disk, not by clients."""
+        self.process.close()
         await self.publisher.close()
         await trio.lowlevel.checkpoint()  # lets connections send the OKs of what was just stored
         self._stopping = True
@@ -401,11 +446,10 @@ class Server:
         await self._deserted.wait()  # a closed connection waits for nobody but the disk
         for deletion in list(self._deleting.values()):
             await deletion.wait()
-        self.broker.changed.update(self.broker.topics)
-        await self._save_all()
-        await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
-        for topic in self.broker.topics.values():
-            topic.log.close()
+        await self._saver.save_all()
+        for topic in list(self.broker.topics.values()):
+            async with self._saver.locked(topic):  # an HTTP client may just be having it saved once more
+                topic.log.close()
 
 
 def default_node_id() -> int:

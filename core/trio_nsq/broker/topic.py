@@ -8,9 +8,10 @@ The end of the topic is the end of the log as far as `accept` was told of it: wh
 ahead of it for a moment.
 """
 
+import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -20,8 +21,12 @@ from ..protocol import is_ephemeral
 from .batch import Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
+from .channel_state import ChannelState, encode_rows
 
 STATE_FORMAT = 1
+_CHANNEL_COST = 10
+_STEP_COST = 1000
+"""A message counts 1: a step takes about half a millisecond."""
 _REDELIVERY_READ_BYTES = 16 * 1024
 """Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
 _READ_BATCHES = 64
@@ -32,6 +37,60 @@ class StateError(ValueError):
     """A topic's saved state is not one this program can read."""
 
 
+class Checkpoint:
+    """A topic at one moment, on its way to disk.
+
+    It is a JSON object: format, name, paused, distribution_point, end (of the topic), ephemeral_needed (the oldest
+    sequence that the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after
+    last, due_ns]], channels (see `ChannelState`).
+
+    Args:
+        head: The first five of these.
+        waiting_deferred: A copy of the topic's.
+        durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
+
+    Attributes:
+        content: The object, in UTF-8. Empty until `encode` has come to its end.
+        first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        waiting_deferred: list[tuple[int, int, int, Batch | None]],
+        durable: list[ChannelState],
+        ephemeral: list[ChannelState],
+    ) -> None:
+        self.content = b""
+        self.first_needed = int(head["distribution_point"])
+        self._head = head
+        self._waiting_deferred = waiting_deferred
+        self._durable = durable
+        self._ephemeral = ephemeral
+
+    def encode(self) -> Iterator[int]:
+        """Set `content` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        waiting = "[]"
+        if self._waiting_deferred:
+            waiting, _ = yield from encode_rows((entry[:3] for entry in self._waiting_deferred), 0)
+        cost = 0
+        for channel in chain(self._durable, self._ephemeral):
+            if channel.text:
+                continue
+            for messages in channel.encode():
+                cost += messages
+                if cost >= _STEP_COST:
+                    yield cost
+                    cost = 0
+            cost += _CHANNEL_COST
+        ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
+        durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
+        self.first_needed = min(self.first_needed, durable, ephemeral)
+        head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
+        channels = ",".join([channel.text for channel in self._durable])
+        self.content = f'{head[:-1]},"waiting_deferred":{waiting},"channels":[{channels}]}}'.encode()
+
+
 class Topic:
     """One topic, synchronous and pure but for reading its log.
 
@@ -40,22 +99,28 @@ class Topic:
         log: Where its messages lie; the topic does not close it.
         cache: The broker's decoded batches.
         mem_queue_size: How many of the newest messages to keep decoded.
+        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
 
     Attributes:
         distribution_point: See above.
         paused: Nothing is distributed.
         ephemeral: It lives in memory only.
         message_count, message_bytes: Published since the broker started; bytes of bodies.
+        has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
-    def __init__(self, name: str, log: Log, cache: BatchCache, mem_queue_size: int) -> None:
+    def __init__(
+        self, name: str, log: Log, cache: BatchCache, mem_queue_size: int, e2e_window_ns: int = 0
+    ) -> None:
         self.name = name
         self.log = log
+        self.e2e_window_ns = e2e_window_ns
         self.channels: dict[str, Channel] = {}
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
         self.ephemeral = is_ephemeral(name)
+        self.has_distributed_deferred = False
         self.distribution_point = self._first = log.first_sequence
         self._end = log.next_sequence
         self._cache = cache
@@ -133,6 +198,7 @@ class Topic:
         end = self._end
         if self.paused or not self.channels or end == self.distribution_point:
             return
+        self.has_distributed_deferred |= bool(self._waiting_deferred)
         count = self.depth + sum(after - start for start, after, _, _ in self._waiting_deferred)
         self.distribution_point = end
         for channel in self.channels.values():
@@ -174,6 +240,11 @@ class Topic:
                 return None
         self._last_held = batch
         return batch
+
+    def timestamp_in_memory(self, sequence: int) -> int | None:
+        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        batch = self._cached_holding(sequence)
+        return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
 
     def _cached_holding(self, sequence: int) -> Batch | None:
         recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
@@ -234,7 +305,7 @@ class Topic:
 
     @staticmethod
     def first_needed(state: dict[str, Any]) -> int:
-        """The oldest sequence that the topic as it was at this snapshot, or one restored from it, would read."""
+        """The oldest sequence that a topic restored from this snapshot would read."""
         needed = [int(state["distribution_point"]), int(state["ephemeral_needed"])]
         for channel in state["channels"]:
             needed.append(int(channel["cursor"]))
@@ -242,24 +313,28 @@ class Topic:
             needed += [sequence for _, sequence, _ in channel["deferred"]]
         return min(needed)
 
-    def snapshot(self) -> dict[str, Any]:
-        """The topic and its durable channels as JSON data.
+    def checkpoint(self) -> "Checkpoint":
+        """The topic and its channels as they are now."""
+        return Checkpoint(
+            {
+                "format": STATE_FORMAT,
+                "name": self.name,
+                "paused": self.paused,
+                "distribution_point": self.distribution_point,
+                "end": self._end,
+            },
+            self._waiting_deferred.copy(),
+            [c.state() for c in self.channels.values() if not c.ephemeral],
+            [c.state() for c in self.channels.values() if c.ephemeral],
+        )
 
-        Keys: format, name, paused, distribution_point, end (of the topic), waiting_deferred [[first, after last,
-        due_ns]], channels (see `Channel.snapshot`), ephemeral_needed (the oldest sequence that the other channels,
-        which are not kept, may yet have to read).
-        """
-        channels = self.channels.values()
-        return {
-            "format": STATE_FORMAT,
-            "name": self.name,
-            "paused": self.paused,
-            "distribution_point": self.distribution_point,
-            "end": self._end,
-            "waiting_deferred": [entry[:3] for entry in self._waiting_deferred],
-            "channels": [c.snapshot() for c in channels if not c.ephemeral],
-            "ephemeral_needed": min((c.first_needed for c in channels if c.ephemeral), default=self._end),
-        }
+    def snapshot(self) -> dict[str, Any]:
+        """The same at once, as JSON data: for a topic that nobody waits for."""
+        checkpoint = self.checkpoint()
+        for _ in checkpoint.encode():
+            pass
+        data: dict[str, Any] = json.loads(checkpoint.content)
+        return data
 
     def restore(self, state: dict[str, Any] | None) -> bool:
         """Take up a snapshot, and what came into the log after it.

@@ -4,7 +4,7 @@ Requests are parsed by `httptools`, matched by a `Router`, answered by an async 
 connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`.
 """
 
-from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, serve_connection
+from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, peer_of, serve_connection
 from .messages import Body, HTTPError, Request, Response
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
@@ -23,5 +23,6 @@ __all__ = [
     "Response",
     "Route",
     "Router",
+    "peer_of",
     "serve_connection",
 ]

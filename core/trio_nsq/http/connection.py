@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import trio
 
-from ..protocol.address import format_address
+from ..protocol.address import format_peer
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
@@ -42,6 +42,7 @@ async def serve_connection(
     stream: trio.abc.Stream,
     router: Router,
     *,
+    peer: str | None = None,
     on_request: OnRequest | None = None,
     idle_timeout_s: float = IDLE_TIMEOUT_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
@@ -53,13 +54,15 @@ async def serve_connection(
     Args:
         stream: Closed at the end in every case.
         router: Who answers.
+        peer: The client's address, for `Request.peer`; None: the stream's, if it is a socket.
         on_request: See `OnRequest`; None for nobody.
         idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
         request_timeout_s: See `REQUEST_TIMEOUT_S`.
     """
     try:
         with trio.CancelScope() as watchdog:
-            connection = _Connection(stream, router, watchdog, on_request, idle_timeout_s, request_timeout_s)
+            reader = RequestReader(router, peer_of(stream) if peer is None else peer)
+            connection = _Connection(stream, reader, watchdog, on_request, idle_timeout_s, request_timeout_s)
             await connection.serve()
     except trio.BrokenResourceError:
         pass  # the client has gone
@@ -75,18 +78,18 @@ class _Connection:
     def __init__(
         self,
         stream: trio.abc.Stream,
-        router: Router,
+        reader: RequestReader,
         watchdog: trio.CancelScope,
         on_request: OnRequest | None,
         idle_timeout_s: float,
         request_timeout_s: float,
     ) -> None:
         self._stream = stream
+        self._reader = reader
         self._watchdog = watchdog
         self._on_request = on_request
         self._idle_timeout_s = idle_timeout_s
         self._request_timeout_s = request_timeout_s
-        self._reader = RequestReader(router, _peer(stream))
 
     async def serve(self) -> None:
         reader = self._reader
@@ -197,13 +200,18 @@ def _can_go_on(exchange: Exchange, response: Response) -> bool:
     return exchange.keep_alive and (exchange.chunked or isinstance(response.body, bytes))
 
 
-def _peer(stream: trio.abc.Stream) -> str:
+def peer_of(stream: trio.abc.Stream) -> str:
+    """The address of whoever is at the other end.
+
+    Args:
+        stream: Any stream.
+
+    Returns:
+        As `format_peer` puts it; `""` if the stream is not a socket, or the client has gone.
+    """
     if not isinstance(stream, trio.SocketStream):
         return ""
     try:
-        address = stream.socket.getpeername()
-    except OSError:  # it has gone already
+        return format_peer(stream.socket.getpeername())
+    except OSError:
         return ""
-    if not isinstance(address, tuple):
-        return ""
-    return format_address(*address[:2])

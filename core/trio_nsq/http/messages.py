@@ -27,7 +27,8 @@ class Request:
             `=` has the value `""`.
         headers: Header values by lower-case name; repeated headers are joined with `", "`.
         body: The body; `b""` if there is none.
-        peer: The client's address as `host:port`, or `""` where it has none (unix sockets).
+        peer: The client's address, as `format_peer` puts it; `""` if the stream is not a socket.
+        target: Path and query as they were sent, for logs: ASCII, and no control characters.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     peer: str
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)

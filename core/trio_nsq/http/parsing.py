@@ -118,14 +118,14 @@ class RequestReader:
         self._exchanges.append(Exchange(self._request(b""), response, keep_alive=False, chunked=False))
 
     def _request(self, body: bytes) -> Request:
-        return Request(self._method, self._path, self._query, self._headers, body, self._peer)
+        return Request(self._method, self._path, self._query, self._headers, body, self._peer, self._target)
 
     # What follows is called by httptools.
 
     def on_message_begin(self) -> None:
         self.at_rest = False
         self._in_head = True
-        self._method = self._path = ""
+        self._method = self._path = self._target = ""
         self._query: dict[str, str] = {}
         self._headers: dict[str, str] = {}
         self._url = b""
@@ -146,6 +146,7 @@ class RequestReader:
         parser, headers = self._parser, self._headers
         self._in_head = False
         self._method = parser.get_method().decode("ascii")
+        self._target = self._url.decode("ascii", "backslashreplace")
         version = parser.get_http_version()
         # RFC 9112 3.2: HTTP/1.1 without Host is refused.
         if version != "1.0" and (version != "1.1" or "host" not in headers):

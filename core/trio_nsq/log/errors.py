@@ -31,3 +31,4 @@ class NotASegmentError(LogError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a log segment ({reason}): move it out of the data folder")
         self.path = path
+        self.reason = reason

@@ -18,6 +18,10 @@ class Files:
         """Open a file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
+    def open_read_only(self, path: Path) -> int:
+        """Open a file for reading."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
     def close(self, fd: int) -> None:
         """Close it."""
         os.close(fd)

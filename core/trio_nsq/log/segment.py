@@ -159,8 +159,7 @@ class Segment:
             NotASegmentError: The file is something else.
             LogReadError: The operating system refused.
         """
-        if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
-            raise NotASegmentError(path, "its name is not a sequence")
+        cls.base_in_name(path)
         try:
             fd = files.open(path)
         except OSError as exc:
@@ -168,10 +167,10 @@ class Segment:
         try:
             head = files.read(fd, FILE_HEADER_BYTES, 0)
             size = files.size(fd)
-            if size <= FILE_HEADER_BYTES and cls._unfinished(head):
+            if size <= FILE_HEADER_BYTES and cls.is_unfinished(head):
                 files.close(fd)
                 return None
-            base_sequence, seed = cls._decode(path, head)
+            base_sequence, seed = cls.decode_file_header(path, head)
         except OSError as exc:
             files.close(fd)
             raise LogReadError(path, exc) from exc
@@ -183,20 +182,27 @@ class Segment:
         return segment
 
     @staticmethod
-    def _unfinished(head: bytes) -> bool:
+    def is_unfinished(head: bytes) -> bool:
         """Whether a file of this content, and no more, is what a crash in `create` leaves."""
         return not any(head) or (len(head) < FILE_HEADER_BYTES and MAGIC.startswith(head[: len(MAGIC)]))
 
     @staticmethod
-    def _decode(path: Path, head: bytes) -> tuple[int, int]:
-        """The base sequence and the seed in a file's header."""
+    def base_in_name(path: Path) -> int:
+        """The base sequence that a segment of this name has. Raises NotASegmentError."""
+        if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
+            raise NotASegmentError(path, "its name is not a sequence")
+        return int(path.stem)
+
+    @classmethod
+    def decode_file_header(cls, path: Path, head: bytes) -> tuple[int, int]:
+        """The base sequence and the seed in a file's header. Raises NotASegmentError."""
         if len(head) < FILE_HEADER_BYTES or not head.startswith(MAGIC):
             raise NotASegmentError(path, "it does not begin as one")
         _, version, zero, seed, span = _FILE_HEADER.unpack(head)
         if version != VERSION:
             raise NotASegmentError(path, f"its version is {version}, this program reads version {VERSION}")
         base_sequence: int = _RANGE.unpack(span)[0]
-        if zero or crc32(span) != seed or int(path.stem) != base_sequence:
+        if zero or crc32(span) != seed or cls.base_in_name(path) != base_sequence:
             raise NotASegmentError(path, "its header is damaged, or it was renamed")
         return base_sequence, seed
 

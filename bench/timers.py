@@ -1,0 +1,406 @@
+"""How late timers are, and what an idle broker costs, beside nsqd: with one channel and with 10,000.
+
+Lateness is what a client sees: from the moment at which a message was due, by the client's own clock, to the moment at
+which it arrived; so the way there and back is in it. README.md says what is measured and how to read the tables.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import selectors
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from struct import pack, unpack_from
+from threading import Thread
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from interop.build import PeerUnavailable, go_program
+from interop.peers import Broker, nsqd, qcli_serve
+from throughput import Contender, machine
+
+TOPICS = 10
+CONSUMERS = 1000
+MSG_TIMEOUT_S = 1.0  # the shortest that IDENTIFY allows
+FIRST_DELAY_MS = 1000
+APART_MS = 5
+PATIENCE_S = 15.0
+"""Longer than this after the last was due nobody waits: what has not come counts as that late."""
+CONTENDERS = [
+    Contender("nsqd", nsqd, []),
+    Contender("ours", qcli_serve, []),
+]
+
+
+@dataclass
+class Result:
+    """What one broker did with so many channels."""
+
+    broker: str
+    flags: Sequence[str]
+    channels: int
+    late_ms: dict[str, list[float]] = field(default_factory=dict)
+    """Lateness of every message, by kind of timer."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """Messages that had not come when patience ended, by kind."""
+    idle_cpu_percent: float = 0.0
+    """Of one core, with every channel there and every consumer connected."""
+    probe_ms: list[float] = field(default_factory=list)
+    """Answer times of an uninvolved client while all channels came due at one instant."""
+
+
+# ------------------------------------------------------------------------------------------------ clients
+
+
+class Client:
+    """One connection, read whenever `Clients` finds something there."""
+
+    def __init__(self, address: str, topic: str, channel: str, ready_count: int) -> None:
+        host, _, port = address.rpartition(":")
+        self.sock = socket.create_connection((host, int(port)), timeout=60)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = b""
+        settings = {
+            "feature_negotiation": True,
+            "msg_timeout": int(MSG_TIMEOUT_S * 1000),
+            "output_buffer_size": -1,  # timers are measured here, not buffers
+        }
+        body = json.dumps(settings).encode()
+        self.sock.sendall(
+            b"  V2IDENTIFY\n%sSUB %s %s\nRDY %d\n"
+            % (pack(">i", len(body)) + body, topic.encode(), channel.encode(), ready_count)
+        )
+        frames: list[tuple[int, bytes]] = []
+        while len(frames) < 2:
+            frames += self.receive()
+        assert frames[1] == (0, b"OK"), frames
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Read once, and return the frames that are whole. Heartbeats are answered, and left out."""
+        data = self.sock.recv(256 * 1024)
+        if not data:
+            raise ConnectionError("the broker closed a connection")
+        self._buffer += data
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= 8:
+            size, frame_type = unpack_from(">ii", self._buffer, start)
+            if len(self._buffer) - start < 4 + size:
+                break
+            content = self._buffer[start + 8 : start + 4 + size]
+            start += 4 + size
+            if content == b"_heartbeat_":
+                self.sock.sendall(b"NOP\n")
+            else:
+                frames.append((frame_type, content))
+        self._buffer = self._buffer[start:]
+        return frames
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it came, and when, by `time.monotonic`."""
+
+    client: Client
+    at_s: float
+    id: bytes
+    body: bytes
+
+
+class Clients:
+    """All connections, watched together."""
+
+    def __init__(self) -> None:
+        self.all: list[Client] = []
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, client: Client) -> None:
+        """Watch one more."""
+        self.all.append(client)
+        self._selector.register(client.sock, selectors.EVENT_READ, client)
+
+    def close(self) -> None:
+        """Close them all."""
+        for client in self.all:
+            client.sock.close()
+        self._selector.close()
+
+    def messages(self, until_s: float) -> Iterator[Message]:
+        """What comes until then, as it comes."""
+        while (now_s := time.monotonic()) < until_s:
+            for key, _ in self._selector.select(min(0.1, until_s - now_s)):
+                at_s = time.monotonic()
+                for frame_type, content in key.data.receive():
+                    if frame_type == 2:
+                        yield Message(key.data, at_s, content[10:26], content[26:])
+
+
+# ------------------------------------------------------------------------------------------------ one broker
+
+
+class Run:
+    """The measurements of one broker with so many channels.
+
+    With one channel, one consumer has all messages; with more, each consumer has a channel of its own and one message.
+    """
+
+    def __init__(self, broker: Broker, result: Result, samples: int) -> None:
+        self.broker = broker
+        self.result = result
+        self.samples = samples
+        self.single = result.channels == 1
+        self.topics = ["t0"] if self.single else [f"t{n}" for n in range(TOPICS)]
+        self.clients = Clients()
+        self._publisher = http.client.HTTPConnection(broker.http_address, timeout=60)
+
+    def set_up(self) -> None:
+        """Make the channels, and connect the consumers."""
+        per_topic = self.result.channels // len(self.topics)
+        makers = [Thread(target=self._make_channels, args=(topic, per_topic)) for topic in self.topics]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+        consumers = 1 if self.single else CONSUMERS
+        for n in range(consumers):
+            topic = self.topics[n % len(self.topics)]
+            ready_count = self.samples if self.single else 1
+            channel = f"c{n // len(self.topics)}"
+            self.clients.add(Client(self.broker.tcp_address, topic, channel, ready_count))
+
+    def _make_channels(self, topic: str, count: int) -> None:
+        connection = http.client.HTTPConnection(self.broker.http_address, timeout=60)
+        for path in ["topic", *[f"channel/create?topic={topic}&channel=c{n}" for n in range(count)]]:
+            connection.request("POST", f"/{path}" if "?" in path else f"/topic/create?topic={topic}")
+            reply = connection.getresponse()
+            reply.read()
+            assert reply.status == 200, (path, reply.status)
+        connection.close()
+
+    def publish(self, topic: str, body: str, defer_ms: int = 0) -> None:
+        """Publish one message, and wait until it is stored."""
+        defer = f"&defer={defer_ms}" if defer_ms else ""
+        self._publisher.request("POST", f"/pub?topic={topic}{defer}", body=body)
+        reply = self._publisher.getresponse()
+        assert (reply.status, reply.read()) == (200, b"OK")
+
+    # -------------------------------------------------------------------- what is measured
+
+    def idle(self, seconds: float) -> None:
+        """CPU time while nothing happens but heartbeats."""
+        for _ in self.clients.messages(time.monotonic() + 3):
+            pass
+        before_s, began_s = cpu_s(self.broker), time.monotonic()
+        for _ in self.clients.messages(began_s + seconds):
+            pass
+        took_s = time.monotonic() - began_s
+        self.result.idle_cpu_percent = 100 * (cpu_s(self.broker) - before_s) / took_s
+
+    def deferred(self) -> None:
+        """Deferred publishes, due one after the other, in a topic that has one channel."""
+        topic = "t0" if self.single else "single"
+        if not self.single:
+            self.clients.add(Client(self.broker.tcp_address, topic, "c0", self.samples))
+        due_s: dict[tuple[Client, bytes], float] = {}
+        client = self.clients.all[-1]
+        for n in range(self.samples):
+            delay_ms = FIRST_DELAY_MS + self.samples + n * APART_MS
+            due_s[client, b"deferred %d" % n] = time.monotonic() + delay_ms / 1000
+            self.publish(topic, f"deferred {n}", delay_ms)
+        self._collect("deferred", due_s)
+
+    def requeued(self) -> None:
+        """REQ with delays, due one after the other."""
+        due_s: dict[tuple[Client, bytes], float] = {}
+        for n, message in enumerate(self._hold("requeued")):
+            delay_ms = FIRST_DELAY_MS + self.samples + n * APART_MS
+            due_s[message.client, message.body] = time.monotonic() + delay_ms / 1000
+            message.client.sock.sendall(b"REQ %s %d\n" % (message.id, delay_ms))
+        self._collect("requeued", due_s)
+
+    def timed_out(self) -> None:
+        """Messages in flight that nobody answers."""
+        due_s = {
+            (message.client, message.body): message.at_s + MSG_TIMEOUT_S for message in self._hold("timeout")
+        }
+        self._collect("timeout", due_s)
+
+    def touched(self) -> None:
+        """The same, touched one after the other."""
+        due_s: dict[tuple[Client, bytes], float] = {}
+        for message in self._hold("touched"):
+            due_s[message.client, message.body] = time.monotonic() + MSG_TIMEOUT_S
+            message.client.sock.sendall(b"TOUCH %s\n" % message.id)
+            time.sleep(0.0005)
+        self._collect("touched", due_s)
+
+    def at_once(self) -> None:
+        """A message of every channel comes due at the same instant."""
+        at_s = time.monotonic() + 3
+        for topic in self.topics:
+            self.publish(topic, "at once", round(1000 * (at_s - time.monotonic())))
+        due_s = {(client, b"at once"): at_s for client in self.clients.all[:CONSUMERS]}
+        probe = Thread(target=self._probe, args=(at_s - 0.5, at_s + 2.5))
+        probe.start()
+        self._collect("at once", due_s)
+        probe.join()
+
+    def _probe(self, from_s: float, to_s: float) -> None:
+        """Note how long an uninvolved client waits for each answer."""
+        client = Client(self.broker.tcp_address, "probe", "c#ephemeral", 0)
+        time.sleep(max(0.0, from_s - time.monotonic()))
+        while (sent_s := time.monotonic()) < to_s:
+            client.sock.sendall(b"FIN 0123456789abcdef\n")  # answered with an error that ends nothing
+            while not client.receive():
+                pass
+            self.result.probe_ms.append(1000 * (time.monotonic() - sent_s))
+            time.sleep(0.001)
+        client.sock.close()
+
+    def _hold(self, kind: str) -> list[Message]:
+        """Have every consumer receive messages that it does not finish."""
+        held: dict[tuple[Client, bytes], Message] = {}
+        for n in range(self.samples if self.single else len(self.topics)):
+            self.publish(self.topics[0 if self.single else n], f"{kind} {n}")
+            wanted = n + 1 if self.single else (n + 1) * CONSUMERS // len(self.topics)
+            for message in self.clients.messages(time.monotonic() + PATIENCE_S):
+                if message.body.startswith(kind.encode()):
+                    held.setdefault((message.client, message.body), message)
+                else:
+                    message.client.sock.sendall(b"FIN %s\n" % message.id)  # late, of an earlier measurement
+                if len(held) == wanted:
+                    break
+        return list(held.values())
+
+    def _collect(self, kind: str, due_s: dict[tuple[Client, bytes], float]) -> None:
+        """Receive what is due, and note how late it is."""
+        late_ms = []
+        until_s = max(due_s.values()) + PATIENCE_S
+        waiting = dict(due_s)
+        for message in self.clients.messages(until_s):
+            message.client.sock.sendall(b"FIN %s\n" % message.id)
+            due = waiting.pop((message.client, message.body), None)
+            if due is not None:
+                late_ms.append(1000 * (message.at_s - due))
+            if not waiting:
+                break
+        self.result.missing[kind] = len(waiting)
+        self.result.late_ms[kind] = late_ms + [1000 * PATIENCE_S] * len(waiting)
+
+
+def cpu_s(broker: Broker) -> float:
+    """CPU seconds that the broker has used."""
+    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(contender: Contender, channels: int, options: argparse.Namespace) -> Result:
+    """Measure one broker on an empty data folder."""
+    result = Result(contender.name, contender.flags, channels)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path))
+        flags = [*contender.flags, "--log-level=error"] if contender.start is qcli_serve else contender.flags
+        broker = stack.enter_context(contender.start(Path(folder) / "data", *flags))
+        run = Run(broker, result, options.samples)
+        stack.callback(run.clients.close)
+        steps: list[Callable[[], None]] = [
+            run.set_up,
+            lambda: run.idle(options.idle_seconds),
+            run.deferred,
+            run.requeued,
+            run.timed_out,
+            run.touched,
+        ]
+        if channels > 1:
+            steps.insert(2, run.at_once)
+        for step in steps:
+            step()
+        if contender.start is nsqd:
+            broker.process.kill()
+            broker.process.wait()
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ what is printed
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that so large a part does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def row(name: str, values: Sequence[float], missing: int = 0) -> str:
+    """One line of a table."""
+    cells = (min(values), statistics.median(values), quantile(values, 0.99), max(values))
+    late = f"  ({missing} of {len(values)} never came)" if missing else ""
+    return f"  {name:<26}" + "".join(f"{cell:>11.1f}" for cell in cells) + late
+
+
+def report(results: Sequence[Result]) -> str:
+    """The tables README.md explains."""
+    lines = []
+    for result in results:
+        lines.append(f"\n{result.broker}, {result.channels:,} channel{'s' if result.channels > 1 else ''}")
+        lines.append(" " * 28 + "".join(f"{head:>11}" for head in ("min ms", "median", "p99", "max")))
+        for kind, values in result.late_ms.items():
+            lines.append(row(f"late: {kind}", values, result.missing[kind]))
+        if result.probe_ms:
+            lines.append(row("another client's answer", result.probe_ms))
+        lines.append(f"  idle: {result.idle_cpu_percent:.2f} % of a core")
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    """The options of this run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--channels", type=int, default=10_000, help="beside one, a multiple of 10 (default: 10000)"
+    )
+    parser.add_argument("--samples", type=int, default=200, help="messages of each kind (default: 200)")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=20.0, help="how long CPU time is counted (default: 20)"
+    )
+    parser.add_argument("--ours-only", action="store_true", help="without nsqd")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results to FILE")
+    parser.add_argument(
+        "--data-path",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for the brokers' data while they run (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse()
+    contenders = [c for c in CONTENDERS if c.name == "ours" or not options.ours_only]
+    try:
+        go_program("nsqd")
+    except PeerUnavailable as reason:
+        sys.exit(f"There is nothing to compare with: {reason}")
+    about = machine(options.data_path)
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    results = []
+    for channels in (1, options.channels):
+        for contender in contenders:
+            result = measure(contender, channels, options)
+            results.append(result)
+            print(report([result]), flush=True)
+    if options.json:
+        record = {"machine": about, "results": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(record) + "\n")
+        print(f"written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

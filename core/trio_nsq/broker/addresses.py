@@ -1,0 +1,64 @@
+"""The addresses a broker listens at, and those it tells others."""
+
+import socket
+from dataclasses import dataclass
+
+from .options import BrokerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAddresses:
+    """Where a broker listens.
+
+    Attributes:
+        tcp_address, http_address, https_address: `host:port`, or the path of a unix socket; None if HTTP, or HTTPS,
+            is off.
+    """
+
+    tcp_address: str
+    http_address: str | None
+    https_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Where others are told to find a broker.
+
+    Attributes:
+        address: A host.
+        tcp_port, http_port: 0 if there is none.
+    """
+
+    address: str
+    tcp_port: int
+    http_port: int
+
+    @classmethod
+    def of(cls, options: BrokerOptions, bound: BoundAddresses) -> "Broadcast":
+        """What the options say, and for what they leave open, what is so."""
+        return cls(
+            options.broadcast_address or socket.gethostname(),
+            options.broadcast_tcp_port or port_of(bound.tcp_address) or 0,
+            options.broadcast_http_port or port_of(bound.http_address) or 0,
+        )
+
+    def statsd_prefix(self, template: str) -> str:
+        """Fill in `%s` as nsqd does: `nsq.%s` becomes `nsq.127_0_0_1_4151.`; nothing stays nothing."""
+        name = f"{self.address}:{self.http_port}".translate(_NO_SEPARATORS)
+        prefix = template.replace("%s", name)
+        return prefix if not prefix or prefix.endswith(".") else prefix + "."
+
+
+_NO_SEPARATORS = str.maketrans(".:", "__")
+
+
+def is_unix_path(address: str) -> bool:
+    """Whether an address is the path of a unix socket: anything with a slash is."""
+    return "/" in address
+
+
+def port_of(address: str | None) -> int | None:
+    """The port of an address; None if it has none, being a unix socket, or there is no address."""
+    if not address or is_unix_path(address):
+        return None
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,83 @@
+"""What has to be kept of a channel, as JSON, made in steps: it may have a million messages in flight."""
+
+import json
+from collections.abc import Generator, Iterator
+from itertools import islice
+
+from .batch import Batch
+from .consumer import Delivery
+
+_ROWS_PER_STEP = 500
+
+Row = tuple[int, ...]
+
+
+class ChannelState:
+    """A channel at one moment.
+
+    Making one costs no more than the copies that C makes; what costs Python work for each message is left to `encode`.
+
+    Args:
+        name, paused, cursor: The channel's.
+        holes, requeued, in_flight, deferred: Copies of the channel's, which become this object's own; `in_flight` is
+            that of each consumer.
+
+    Attributes:
+        text: The JSON object: name, paused, cursor, holes [[start, end]], unfinished [[sequence, attempts]],
+            deferred [[due_ns, sequence, attempts]]. Empty until `encode` has come to its end.
+        first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
+    """
+
+    __slots__ = ("_deferred", "_head", "_holes", "_in_flight", "_requeued", "first_needed", "text")
+
+    def __init__(
+        self,
+        name: str,
+        paused: bool,
+        cursor: int,
+        holes: list[tuple[int, int]],
+        requeued: list[tuple[int, int, Batch | None]],
+        in_flight: list[dict[bytes, Delivery]],
+        deferred: list[tuple[int, int, int, Batch | None]],
+    ) -> None:
+        self.text = ""
+        self.first_needed = cursor
+        self._head = f'{{"name":"{name}","paused":{"true" if paused else "false"},"cursor":{cursor}'
+        self._holes = holes
+        self._requeued = requeued
+        self._in_flight = in_flight
+        self._deferred = deferred
+
+    def encode(self) -> Iterator[int]:
+        """Set `text` and `first_needed`, in steps; yields after each how many messages it was about."""
+        if self.text:
+            return
+        holes = unfinished = deferred = "[]"
+        if self._holes:
+            holes, _ = yield from encode_rows(iter(self._holes), 0)
+        if self._requeued or self._in_flight:
+            unfinished, lowest = yield from encode_rows(self._unfinished(), 0)
+            self.first_needed = min(self.first_needed, lowest)
+        if self._deferred:
+            deferred, lowest = yield from encode_rows((entry[:3] for entry in self._deferred), 1)
+            self.first_needed = min(self.first_needed, lowest)
+        self.text = f'{self._head},"holes":{holes},"unfinished":{unfinished},"deferred":{deferred}}}'
+        self._holes, self._requeued, self._in_flight, self._deferred = [], [], [], []
+
+    def _unfinished(self) -> Iterator[Row]:
+        for sequence, attempts, _ in self._requeued:
+            yield sequence, attempts
+        for in_flight in self._in_flight:
+            for message_id, delivery in in_flight.items():
+                yield delivery.sequence_of(message_id), delivery.attempts
+
+
+def encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, tuple[str, int]]:
+    """Rows, at least one, as a JSON array, and the lowest sequence in them; yields after each step how many it was."""
+    texts: list[str] = []
+    lowest: list[int] = []
+    while step := list(islice(rows, _ROWS_PER_STEP)):
+        lowest.append(min(row[sequence_at] for row in step))
+        texts.append(json.dumps(step, separators=(",", ":"))[1:-1])
+        yield len(step)
+    return f"[{','.join(texts)}]", min(lowest)

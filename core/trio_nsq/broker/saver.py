@@ -1,0 +1,150 @@
+"""Writing what has to survive a restart besides the messages: the topics' states, and the ids in use."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import trio
+
+from ..log import LogError
+from .broker import Broker, MessageIds
+from .data_folder import ID_RESERVE, DataFolder
+from .topic import Checkpoint, Topic
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_WRITERS_AT_THE_END = 8
+"""Syncs that run side by side share the disk's work. While clients are served one has to do, to leave them the disk."""
+
+
+class Saver:
+    """Saves topics: at once where somebody waits for it, the others on a schedule.
+
+    Args:
+        broker: Whose topics these are.
+        folder: Where to.
+        ids: The ids of messages; those reserved so far end at `reserved_ids`.
+        reserved_ids: See there.
+
+    Attributes:
+        error: Empty, or what the last write failed with.
+    """
+
+    def __init__(self, broker: Broker, folder: DataFolder, ids: MessageIds, reserved_ids: int) -> None:
+        self.error = ""
+        self._broker = broker
+        self._folder = folder
+        self._ids = ids
+        self._reserved_ids = reserved_ids
+        self._reserving = trio.Lock()
+        self._tickets = count()
+        self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
+        self._locks: dict[Topic, trio.Lock] = {}
+
+    # ------------------------------------------------------------------ one topic
+
+    async def save_new(self, topic: Topic) -> None:
+        """Save a topic's state if it, or a channel of its, was never saved."""
+        if topic.name in self._broker.unsaved:
+            await self.save(topic)
+
+    async def save(self, topic: Topic) -> None:
+        """Return when the topic's state, as it is now or later, is on disk; an error is logged and noted.
+
+        Waiting callers are served by one write. What the log need not keep any more is deleted from it.
+        """
+        if topic.ephemeral or self._broker.topics.get(topic.name) is not topic:
+            self._mark_saved(topic.name)
+            return
+        ticket = next(self._tickets)
+        async with self.locked(topic):
+            if self._saved.get(topic, -1) > ticket or self._broker.topics.get(topic.name) is not topic:
+                return
+            self._saved[topic] = next(self._tickets)
+            self._mark_saved(topic.name)
+            checkpoint = topic.checkpoint()
+            try:
+                for _ in checkpoint.encode():
+                    await trio.lowlevel.checkpoint()
+                await trio.to_thread.run_sync(self._write, topic, checkpoint)
+            except BaseException as exc:  # cancelled, too: then nothing was written
+                self._saved.pop(topic, None)
+                self._broker.unsaved.add(topic.name)
+                if not isinstance(exc, OSError | LogError):
+                    raise
+                self._note_error(
+                    str(exc)
+                    if isinstance(exc, LogError)
+                    else f"cannot save the state of topic {topic.name}: {exc.strerror}"
+                )
+            else:
+                self.error = ""
+
+    def _write(self, topic: Topic, checkpoint: Checkpoint) -> None:
+        self._folder.write_state(topic.name, checkpoint.content)
+        topic.log.discard_before(checkpoint.first_needed)
+
+    @asynccontextmanager
+    async def locked(self, topic: Topic) -> AsyncIterator[None]:
+        """Keep a topic from being saved meanwhile; waits for a save under way."""
+        async with self._locks.setdefault(topic, trio.Lock()):
+            yield
+
+    def forget(self, topic: Topic) -> None:
+        """Let go of a topic that was deleted."""
+        self._saved.pop(topic, None)
+        self._locks.pop(topic, None)
+
+    def _mark_saved(self, topic_name: str) -> None:
+        self._broker.changed.discard(topic_name)
+        self._broker.unsaved.discard(topic_name)
+
+    def _note_error(self, text: str) -> None:
+        if self.error != text:
+            logger.error("%s", text)
+        self.error = text
+
+    # ------------------------------------------------------------------ all topics
+
+    async def save_on_schedule(self, interval_s: float) -> None:
+        """Save what changed every so often, and less often if it takes longer than that; runs until cancelled."""
+        took_s = 0.0
+        while True:
+            await trio.sleep(max(interval_s, took_s))
+            started_s = trio.current_time()
+            await self._save_changed(1)
+            took_s = trio.current_time() - started_s
+
+    async def save_all(self) -> None:
+        """Save everything, for the last time."""
+        self._broker.changed.update(self._broker.topics)
+        await self._save_changed(_WRITERS_AT_THE_END)
+        await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
+
+    async def _save_changed(self, writers: int) -> None:
+        names = iter(self._broker.changed | self._broker.unsaved)
+
+        async def work() -> None:
+            for name in names:
+                topic = self._broker.topics.get(name)
+                if topic is not None:
+                    await self.save(topic)
+                else:
+                    self._mark_saved(name)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(writers):
+                nursery.start_soon(work)
+        if self._ids.next + ID_RESERVE // 2 > self._reserved_ids:
+            await self._reserve_ids(self._ids.next + ID_RESERVE)
+
+    async def _reserve_ids(self, below: int) -> None:
+        async with self._reserving:
+            try:
+                await trio.to_thread.run_sync(self._folder.reserve_ids, below)
+            except OSError as exc:
+                # Tried again at the next checkpoint; until then there is half of what was reserved before.
+                self._note_error(f"cannot write to {self._folder.path}: {exc.strerror}")
+            else:
+                self._reserved_ids = below

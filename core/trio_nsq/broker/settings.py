@@ -1,0 +1,95 @@
+"""What can be set for a single topic or channel, while the broker runs; it is kept with the topic's state.
+
+Nothing of it is there for a client of the V2 protocol to see, unless it is switched on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeVar, get_args
+
+from ..protocol import NSQError, is_valid_name
+
+WhenFull = Literal["reject", "drop-oldest"]
+FOREVER = -1
+
+
+class SettingsError(NSQError):
+    """A setting that is not there, or a value that it cannot have; the text is for whoever sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """One topic's settings. 0 means "no such rule", except where it says otherwise.
+
+    Attributes:
+        retention_time_ms: Messages that every channel has passed stay readable for this long; -1: for ever.
+        retention_bytes: And no more than the newest so many bytes of them; -1: whatever their size. With both at 0
+            they go as soon as a segment is passed; with one at 0 the other alone decides.
+        ttl_ms: A message that has waited longer than this since it was published is dropped instead of delivered.
+        max_messages: Messages that a channel of the topic, or the topic itself, may have waiting.
+        max_bytes: Bytes of the topic's log that may still be needed.
+        when_full: What happens to a publish that would exceed one of the two: it is refused, or the oldest make room.
+    """
+
+    retention_time_ms: int = 0
+    retention_bytes: int = 0
+    ttl_ms: int = 0
+    max_messages: int = 0
+    max_bytes: int = 0
+    when_full: WhenFull = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """One channel's settings.
+
+    Attributes:
+        max_attempts: After so many deliveries a message that comes back goes to the dead-letter topic, or is dropped
+            if there is none. 0: it is delivered for ever.
+        dead_letter_topic: Where it goes; empty: nowhere.
+    """
+
+    max_attempts: int = 0
+    dead_letter_topic: str = ""
+
+
+Settings = TypeVar("Settings", TopicSettings, ChannelSettings)
+
+_MAY_BE_FOREVER = ("retention_time_ms", "retention_bytes")
+_BIGGEST = 2**53  # what every JSON reader can hold
+
+
+def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Settings with some of them changed.
+
+    Args:
+        changes: New values by name, as JSON has them; None is the default.
+
+    Raises:
+        SettingsError: Nothing is changed.
+    """
+    known = {field.name: field.default for field in fields(settings)}
+    values: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise SettingsError(f"there is no setting {name}; there are {', '.join(known)}")
+        values[name] = known[name] if value is None else _checked(name, value, known[name])
+    return replace(settings, **values)
+
+
+def _checked(name: str, value: Any, default: object) -> Any:
+    if isinstance(default, int):
+        least = FOREVER if name in _MAY_BE_FOREVER else 0
+        if type(value) is not int or not least <= value <= _BIGGEST:
+            raise SettingsError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    elif name == "when_full":
+        if value not in get_args(WhenFull):
+            raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")
+    elif not isinstance(value, str) or (value and not is_valid_name(value)):
+        raise SettingsError(f"{name} is {value!r}; it must be the name of a topic, or empty")
+    return value
+
+
+def as_json(settings: TopicSettings | ChannelSettings) -> dict[str, Any]:
+    """All settings by name, as JSON has them; `change` reads it."""
+    return asdict(settings)

@@ -1,0 +1,157 @@
+"""Checking a data folder without a broker, or beside one: each topic's log, and its saved state against it."""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ..log import MemoryLog
+from ..log.scan import Finding, Kind
+from ..log.verify import LogReport, Progress, verify_log
+from ..protocol import is_valid_name
+from .cache import BatchCache
+from .data_folder import BROKER_FILE, FORMAT, STATE_FILE, SUFFIX
+from .topic import StateError, Topic
+
+
+def topic_name(folder: Path) -> str:
+    """The name of the topic in this folder, wherever somebody has copied it."""
+    return folder.name.removesuffix(SUFFIX)
+
+
+def topic_folders(data_path: Path) -> list[Path]:
+    """The topics' folders in a data folder, sorted. Raises OSError."""
+    folders = (path for path in (data_path / "topics").iterdir() if path.name.endswith(SUFFIX))
+    return sorted(folder for folder in folders if is_valid_name(topic_name(folder)))
+
+
+def verify_broker_file(data_path: Path) -> list[Finding]:
+    """What is wrong with `broker.json`. Raises OSError."""
+    path = data_path / BROKER_FILE
+    try:
+        state = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []  # no broker has run here yet
+    except ValueError:
+        state = None
+    if isinstance(state, dict) and state.get("format") == FORMAT and isinstance(state.get("next_id"), int):
+        return []
+    what = "damaged, or from another version of this program; a broker does not start over it"
+    return [_damage(path, what)]
+
+
+def verify_topic(folder: Path, *, progress: Progress | None = None) -> LogReport:
+    """Read all of a topic's log, and compare its saved state with it.
+
+    Raises:
+        LogReadError, OSError: The operating system refused.
+    """
+    path = folder / STATE_FILE
+    # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
+    # what is deleted at its beginning, no state needs that was saved later.
+    before = _read(path)
+    report = verify_log(folder, progress=progress)
+    after = _read(path)
+    if after is None:
+        if report.segments:
+            what = "missing: no channel is known, and every message waits for a first one"
+            report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
+        return report
+    try:
+        for content in (before, after):
+            if content is not None:
+                _restore(topic_name(folder), _parse(content), report)
+        report.findings += _compare(path, _parse(before or after), _parse(after), report)
+    except StateError as exc:
+        report.findings.append(_damage(path, f"damaged ({exc}); a broker does not start over it"))
+    return report
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    """Raises StateError."""
+    try:
+        state = json.loads(content)
+    except ValueError as exc:
+        raise StateError(str(exc)) from exc
+    if not isinstance(state, dict):
+        raise StateError("it holds no JSON object")
+    return state
+
+
+class _Outline(MemoryLog):
+    """All that a topic has to know of its log to take up a state."""
+
+    def __init__(self, report: LogReport) -> None:
+        super().__init__(first_sequence=report.first_sequence)
+        self._end = report.next_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        return self._end
+
+
+def _restore(name: str, state: dict[str, Any], report: LogReport) -> None:
+    """Let a topic take up a state, as a broker does at its start. Raises StateError."""
+    Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
+
+
+def _damage(path: Path, what: str, sequence: int | None = None, messages: int | None = 0) -> Finding:
+    return Finding(Kind.DAMAGE, path, 0, 0, what, sequence, messages)
+
+
+def _compare(
+    path: Path, before: dict[str, Any], after: dict[str, Any], report: LogReport
+) -> Iterator[Finding]:
+    """What is not plausible in states that could be restored."""
+    end, needed = int(before["end"]), Topic.first_needed(before)
+    if end > report.next_sequence:
+        start = max(report.next_sequence, needed)
+        what = (
+            f"the topic went on to sequence {end}, its log ends at {report.next_sequence}: it was cut, or the power "
+            "was with --sync=interval"
+        )
+        if start < end:
+            yield _damage(path, what, start, end - start)
+        else:
+            yield Finding(Kind.NOTE, path, 0, 0, f"{what}; the messages were finished")
+    needed = Topic.first_needed(after)
+    if needed < report.first_sequence:
+        what = f"messages from sequence {needed} on are needed, the log begins at {report.first_sequence}"
+        yield _damage(path, what, needed, report.first_sequence - needed)
+    point = int(after["distribution_point"])
+    if point > int(after["end"]):
+        yield _damage(path, f"the distribution point, {point}, lies past the end, {after['end']}")
+    for channel in after["channels"]:
+        for what in _implausible(channel, point):
+            yield _damage(path, f"channel {channel['name']}: {what}")
+
+
+def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
+    """What contradicts itself in a channel's state: messages would be delivered twice, or never."""
+    cursor = int(channel["cursor"])
+    if cursor > point:
+        yield f"the cursor, {cursor}, lies past the distribution point, {point}"
+    last = cursor
+    for start, end in channel["holes"]:
+        if not last <= start < end <= point:
+            yield f"the hole from {start} to {end} is out of place"
+            return
+        last = end
+    waiting = [sequence for sequence, _ in channel["unfinished"]]
+    waiting += [sequence for _, sequence, _ in channel["deferred"]]
+    waiting.sort()
+    for sequence, following in zip(waiting, [*waiting[1:], None], strict=True):
+        hole = bisect_right(channel["holes"], sequence, key=itemgetter(0)) - 1
+        passed = sequence < cursor or (hole >= 0 and sequence < channel["holes"][hole][1])
+        if sequence == following or not passed:
+            yield f"message {sequence} would be delivered twice"
+            return

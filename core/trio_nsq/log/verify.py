@@ -1,0 +1,120 @@
+"""Checking a log without a broker, or beside one: every header, every checksum, and that no sequence is missing."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import LogReadError
+from .files import Files
+from .scan import Finding, Kind, SegmentPath, scan_segment, segment_paths
+from .segment import Segment
+
+Progress = Callable[[int], None]
+"""Told now and then how many more bytes were looked at."""
+
+_TELL_EVERY_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class LogReport:
+    """What a log, or one segment of it, holds.
+
+    Attributes:
+        path: Its folder, or the segment.
+        segments: Files.
+        size_bytes: Of all of them.
+        records, messages: Undamaged ones.
+        first_sequence: Where it begins.
+        next_sequence: Where it ends, as far as it can be read; equal to `first_sequence` for an empty log.
+        findings: What is not as it should be, by file and place.
+    """
+
+    path: Path
+    segments: int = 0
+    size_bytes: int = 0
+    records: int = 0
+    messages: int = 0
+    first_sequence: int = 0
+    next_sequence: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def damaged(self) -> bool:
+        """Whether messages that were stored are lost, or a broker would not start."""
+        return any(finding.kind is Kind.DAMAGE for finding in self.findings)
+
+    @property
+    def lost_messages(self) -> int:
+        """Messages that the damage costs, as far as that is known."""
+        return sum(finding.messages or 0 for finding in self.findings)
+
+
+def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
+    """Read all of a log.
+
+    Args:
+        folder: Where its segments lie.
+        files: The file system; a test may bring its own.
+        progress: See there.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    files = files or Files()
+    segments, findings = segment_paths(folder, files)
+    return _verify(LogReport(folder, findings=findings), segments, files, progress)
+
+
+def verify_segment(path: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
+    """Read one segment; the names of those beside it say where it has to end. Arguments as `verify_log`.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    files = files or Files()
+    segments, findings = segment_paths(path.parent, files)
+    own = [segment for segment in segments if segment.path == path]
+    report = LogReport(path, findings=[finding for finding in findings if finding.path == path])
+    return _verify(report, own, files, progress)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # a broker has just deleted it
+    except OSError as exc:
+        raise LogReadError(path, exc) from exc
+
+
+def _verify(
+    report: LogReport, segments: Iterable[SegmentPath], files: Files, progress: Progress | None
+) -> LogReport:
+    for segment in segments:
+        _verify_segment(report, segment, files, progress)
+    return report
+
+
+def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:
+    size = _size(segment.path)
+    base_sequence = Segment.base_in_name(segment.path)
+    if not report.segments:
+        report.first_sequence = base_sequence
+    report.segments += 1
+    report.size_bytes += size
+    following = base_sequence
+    told = 0
+    for found in scan_segment(segment, files):
+        if isinstance(found, Finding):
+            report.findings.append(found)
+            following = max(following, found.next_sequence)
+            continue
+        report.records += 1
+        report.messages += found.header.count
+        following = found.header.next_sequence
+        if progress is not None and found.offset - told >= _TELL_EVERY_BYTES:
+            progress(found.offset - told)
+            told = found.offset
+    report.next_sequence = following
+    if progress is not None:
+        progress(size - told)

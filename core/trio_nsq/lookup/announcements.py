@@ -1,0 +1,114 @@
+"""What one discovery service has to be told: the difference between what it knows and what is here. Pure.
+
+There is no queue of events that could overflow or get lost: whatever happened, a comparison says what is missing.
+So that one change among ten thousand channels is cheap, only names that something happened to are compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from .protocol import Register, Unregister
+
+Command: TypeAlias = Register | Unregister
+
+
+class HasChannels(Protocol):
+    """A topic, as far as discovery is concerned."""
+
+    @property
+    def channels(self) -> Mapping[str, object]:
+        """Its channels by name."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A topic that the service has been told of. Objects are kept, not names: one made anew is another one."""
+
+    topic: HasChannels
+    channels: dict[str, object] = field(default_factory=dict)
+
+
+class Announcements:
+    """What one service knows over its present connection.
+
+    Args:
+        topics: Those that are here, by name; looked at, never changed.
+    """
+
+    def __init__(self, topics: Mapping[str, HasChannels]) -> None:
+        self._topics = topics
+        self._known: dict[str, _Known] = {}
+        # Names to compare, in the order in which something happened to them; the channel is None for a topic.
+        self._changed: dict[tuple[str, str | None], None] = {}
+        self._connected = False
+
+    def connected(self) -> None:
+        """The service knows nothing, and has to be told everything."""
+        self._connected = True
+        for name, topic in self._topics.items():
+            # As nsqd: registering a channel registers its topic, too.
+            for channel in topic.channels or (None,):
+                self._changed[name, channel] = None
+
+    def disconnected(self) -> None:
+        """The service forgets everything with the connection."""
+        self._connected = False
+        self._known.clear()
+        self._changed.clear()
+
+    def changed(self, topic: str, channel: str | None = None) -> None:
+        """Something of this name, a topic if the channel is None, was made or deleted."""
+        if self._connected:
+            self._changed[topic, channel] = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be something to tell."""
+        return bool(self._changed)
+
+    def take(self, limit: int) -> list[Command]:
+        """The next commands, at least `limit` of them if there are so many.
+
+        They count as obeyed: if one is not, the connection has to end.
+        """
+        commands: list[Command] = []
+        while self._changed and len(commands) < limit:
+            name = next(iter(self._changed))
+            del self._changed[name]
+            topic, channel = name
+            if channel is None:
+                self._compare_topic(topic, commands)
+            else:
+                self._compare_channel(topic, channel, commands)
+        return commands
+
+    def _compare_topic(self, name: str, commands: list[Command]) -> None:
+        topic = self._topics.get(name)
+        known = self._known.get(name)
+        if known is not None and known.topic is not topic:
+            # Its channels first: nsqlookupd would drop them with it, but with a warning for each.
+            commands += [Unregister(name, channel) for channel in known.channels]
+            commands.append(Unregister(name))
+            del self._known[name]
+            known = None
+        if topic is not None and known is None:
+            commands.append(Register(name))
+            self._known[name] = _Known(topic)
+
+    def _compare_channel(self, topic_name: str, name: str, commands: list[Command]) -> None:
+        topic = self._topics.get(topic_name)
+        known = self._known.get(topic_name)
+        channel = topic.channels.get(name) if topic is not None else None
+        if known is None or known.topic is not topic:
+            if known is None and topic is not None and channel is not None:
+                known = self._known[topic_name] = _Known(topic)  # registered with its channel
+            else:
+                self._compare_topic(topic_name, commands)
+                known = self._known.get(topic_name)
+        if known is not None and name in known.channels and known.channels[name] is not channel:
+            commands.append(Unregister(topic_name, name))
+            del known.channels[name]
+        if known is not None and channel is not None and name not in known.channels:
+            commands.append(Register(topic_name, name))
+            known.channels[name] = channel

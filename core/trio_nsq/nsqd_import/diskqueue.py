@@ -1,0 +1,307 @@
+"""nsqd's queues on disk (diskqueue), read as nsqd itself would read them after a start; nothing is changed.
+
+NAME.diskqueue.NNNNNN.dat       messages, `(int32 size, message)*`; NAME is TOPIC or TOPIC:CHANNEL
+NAME.diskqueue.NNNNNN.dat.bad   what nsqd could not read, and does not look at again
+NAME.diskqueue.meta.dat         three lines: depth / read file, position / write file, position
+
+     0      4               12         14       30           4+size
+    +------+---------------+----------+--------+------------+
+    | size | timestamp_ns  | attempts |   id   |    body    |
+    +------+---------------+----------+--------+------------+
+
+Integers are big-endian; the id is 16 hex digits.
+"""
+
+import os
+import re
+from binascii import Error as NotHex
+from binascii import unhexlify
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from errno import EIO
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from ..log.scan import Finding, Kind
+from ..log.verify import Progress
+
+_NAME = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>[0-9]{6,}|meta)\.dat(?P<bad>\.bad)?", re.DOTALL)
+_META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
+_HEAD = Struct(">iqH16s")
+_SIZE_BYTES = 4
+_MIN_MESSAGE_BYTES = _HEAD.size - _SIZE_BYTES
+_READ_BYTES = 4 * 1024 * 1024
+_EPOCH_TICKS = 1288834974288
+"""From when nsqd's ids count, in ticks of 2**20 ns."""
+
+
+class QueueMessage(NamedTuple):
+    """A message in a queue, and where its body lies.
+
+    Attributes:
+        id: The 8 bytes that its 16 hex digits stand for.
+        timestamp_ns: When it was published, Unix nanoseconds.
+        attempts: How often it was delivered.
+        body: The body.
+        number: Of the file.
+        offset: Where in the file the body begins.
+    """
+
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: memoryview
+    number: int
+    offset: int
+
+
+@dataclass(slots=True)
+class QueueFiles:
+    """The files of one queue: data files by number, the meta file or None, and those that nsqd put aside."""
+
+    data: dict[int, Path] = field(default_factory=dict)
+    meta: Path | None = None
+    bad: list[Path] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the data files. Raises OSError."""
+        return sum(path.stat().st_size for path in self.data.values())
+
+
+def list_queues(folder: Path) -> dict[str, QueueFiles]:
+    """The queues that have files in nsqd's data folder, by name. Raises OSError."""
+    queues: dict[str, QueueFiles] = {}
+    for path in sorted(folder.iterdir()):
+        found = _NAME.fullmatch(path.name)
+        if found is None:
+            continue
+        files = queues.setdefault(found["queue"], QueueFiles())
+        if found["bad"]:
+            files.bad.append(path)
+        elif found["number"] == "meta":
+            files.meta = path
+        else:
+            files.data[int(found["number"])] = path
+    return queues
+
+
+class _Meta(NamedTuple):
+    """What the meta file says, in its order."""
+
+    depth: int
+    read_file: int
+    read_position: int
+    write_file: int
+    write_position: int
+
+
+class Queue:
+    """One queue.
+
+    Args:
+        files: See there.
+        progress: See there.
+
+    Attributes:
+        messages: How many `read` has found.
+        findings: What `read` met that is not as it should be.
+    """
+
+    def __init__(self, files: QueueFiles, progress: Progress | None = None) -> None:
+        self.messages = 0
+        self.findings: list[Finding] = []
+        self._files = files
+        self._progress = progress
+
+    def read(self) -> Iterator[QueueMessage]:
+        """Its messages, in nsqd's order.
+
+        A file that cannot be read to its end is left there, and the next one begun: so nsqd does. A body is good
+        until the next message is asked for.
+
+        Raises:
+            OSError: The operating system refused. A disk that cannot read a place is a finding.
+        """
+        for path in self._files.bad:
+            size = path.stat().st_size
+            what = "put aside by nsqd, which could not read it, and not imported"
+            self.findings.append(Finding(Kind.NOTE, path, 0, size, what))
+        meta = self._read_meta()
+        if meta is None:
+            return
+        depth, read_file, start, write_file, write_position = meta
+        stale = False
+        written = self._files.data.get(write_file)
+        if written is not None and write_position < (size := written.stat().st_size):
+            # nsqd then begins a new file, and reads this one to its end.
+            what = (
+                f"older than its files (nsqd was killed): {written.name} is read up to byte {size}, not "
+                f"{write_position}; messages may be among them that were finished"
+            )
+            self.findings.append(Finding(Kind.NOTE, self._files.meta, 0, 0, what))
+            stale, write_file, write_position = True, write_file + 1, 0
+        damage = len(self.findings)
+        found = 0
+        for number, path in self._files.data.items():
+            if read_file <= number <= write_file:
+                found += number < write_file or write_position > 0
+                begin = start if number == read_file else 0
+                end = path.stat().st_size if number < write_file else write_position
+                yield from self._read_file(path, number, begin, end)
+        missing = write_file - read_file + (write_position > 0) - found
+        self._judge(depth, missing, complete=not stale and len(self.findings) == damage)
+
+    def _read_meta(self) -> _Meta | None:
+        path = self._files.meta
+        if path is None:
+            if self._files.data:
+                first = self._files.data[min(self._files.data)]
+                what = (
+                    f"one of {len(self._files.data)} files, {self._files.size_bytes} bytes, without a meta file: nsqd would "
+                    "not read them, and they are not imported"
+                )
+                self.findings.append(Finding(Kind.DAMAGE, first, 0, 0, what, messages=None))
+            return None
+        content = path.read_bytes()
+        found = _META.fullmatch(content)
+        if found is not None:
+            meta = _Meta(*map(int, found.groups()))
+            if meta.read_file <= meta.write_file:
+                return meta
+        what = f"damaged; the queue's files, {self._files.size_bytes} bytes, are not imported"
+        self.findings.append(Finding(Kind.DAMAGE, path, 0, len(content), what, messages=None))
+        return None
+
+    def _judge(self, depth: int, missing: int, *, complete: bool) -> None:
+        """Compare what was found with what the meta file says.
+
+        Args:
+            depth: The messages it counts.
+            missing: Files that should be there and are not.
+            complete: Whether all there was could be read, and the meta file is as old as the others.
+        """
+        fewer = depth - self.messages
+        # nsqd goes on counting what is in the files that it put aside.
+        kind = Kind.DAMAGE if fewer > 0 and not self._files.bad else Kind.NOTE
+        messages = max(0, fewer) if kind is Kind.DAMAGE else 0
+        if missing:
+            what = f"{missing} of the files it names, or that lie between them, are gone"
+            self.findings.append(Finding(kind, self._files.meta, 0, 0, what, messages=messages))
+        elif complete and fewer:
+            what = f"counts {depth} messages, there are {self.messages}"
+            self.findings.append(Finding(kind, self._files.meta, 0, 0, what, messages=messages))
+
+    def _read_file(self, path: Path, number: int, offset: int, end: int) -> Iterator[QueueMessage]:
+        """The messages in a file that begin at `offset` or later, and before `end`."""
+        with path.open("rb", buffering=0) as file:
+            reader = _Reader(file.fileno(), self._progress)
+            while offset < end:
+                try:
+                    message = reader.message(offset)
+                    body = reader.at(message.body_offset, message.end - message.body_offset)
+                except _NotAMessage as exc:
+                    what = f"{exc}; what follows in this file is not imported, nor would nsqd read it"
+                    last = max(offset, reader.size)
+                    self.findings.append(Finding(Kind.DAMAGE, path, offset, last, what, messages=None))
+                    return
+                if message.id_made_up:
+                    what = "the id of a message is damaged; it gets another"
+                    self.findings.append(Finding(Kind.NOTE, path, offset, message.end, what))
+                self.messages += 1
+                yield QueueMessage(
+                    message.id, message.timestamp_ns, message.attempts, body, number, message.body_offset
+                )
+                offset = message.end
+
+
+class _NotAMessage(Exception):
+    """No message begins at a place where one should; the text says what is there."""
+
+
+class _Head(NamedTuple):
+    """A message without its body, which lies from `body_offset` to `end`."""
+
+    id: bytes
+    id_made_up: bool
+    timestamp_ns: int
+    attempts: int
+    body_offset: int
+    end: int
+
+
+class _Reader:
+    """One data file, open as `fd`.
+
+    Attributes:
+        size: Bytes in it.
+    """
+
+    def __init__(self, fd: int, progress: Progress | None) -> None:
+        self.size = os.fstat(fd).st_size
+        self._fd = fd
+        self._progress = progress
+        self._data = b""
+        self._start = 0  # where in the file `_data` was read
+
+    def at(self, offset: int, size: int) -> memoryview:
+        """The bytes there, fewer at the end of the file. Raises OSError, _NotAMessage."""
+        position = offset - self._start
+        if position < 0 or position + size > len(self._data):
+            try:
+                self._data = self._read(max(size, _READ_BYTES), offset)
+            except _NotAMessage:
+                self._data = self._read(size, offset)  # the bad place may lie behind
+            self._start, position = offset, 0
+        return memoryview(self._data)[position : position + size]
+
+    def _read(self, size: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as exc:
+            if exc.errno == EIO:
+                raise _NotAMessage("the disk cannot read this") from exc
+            raise
+        if self._progress is not None:
+            self._progress(len(data))
+        return data
+
+    def message(self, offset: int) -> _Head:
+        """The message at `offset`. Raises OSError, _NotAMessage."""
+        head = self.at(offset, _HEAD.size)
+        if len(head) < _HEAD.size:
+            raise _NotAMessage("an unfinished message" if offset < self.size else "it should go on here")
+        size, timestamp_ns, attempts, digits = _HEAD.unpack(head)
+        end = offset + _SIZE_BYTES + size
+        if size < _MIN_MESSAGE_BYTES:
+            raise _NotAMessage(f"not a message ({size} bytes long)")
+        if end > self.size:
+            raise _NotAMessage(f"an unfinished message, or none ({size} bytes long)")
+        timestamp_ns = max(0, timestamp_ns)
+        body_offset = offset + _HEAD.size
+        try:
+            return _Head(unhexlify(digits), False, timestamp_ns, attempts, body_offset, end)
+        except NotHex:
+            # nsqd does not look at ids. But if there is no message behind it either, the way is lost.
+            if end < self.size:
+                self._require_message(end)
+        return _Head(_made_up_id(timestamp_ns), True, timestamp_ns, attempts, body_offset, end)
+
+    def _require_message(self, offset: int) -> None:
+        following = self.at(offset, _HEAD.size)
+        if len(following) == _HEAD.size:
+            size, _, _, digits = _HEAD.unpack(following)
+            try:
+                unhexlify(digits)
+            except NotHex:
+                size = 0
+            if size >= _MIN_MESSAGE_BYTES and offset + _SIZE_BYTES + size <= self.size:
+                return
+        raise _NotAMessage("not a message (it has no id)")
+
+
+def _made_up_id(timestamp_ns: int) -> bytes:
+    """An id such as nsqd makes of a time."""
+    ticks = max(0, (timestamp_ns >> 20) - _EPOCH_TICKS)
+    return (ticks << 22 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")

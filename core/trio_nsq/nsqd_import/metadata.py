@@ -1,0 +1,74 @@
+"""nsqd.dat: which topics and channels an nsqd has, and which of them are paused."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..broker.data_folder import NSQD_FILE
+from ..log.scan import Finding, Kind
+from ..protocol import is_ephemeral, is_valid_name
+from .errors import ImportRefused
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMetadata:
+    """A channel."""
+
+    name: str
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic and its channels."""
+
+    name: str
+    paused: bool
+    channels: tuple[ChannelMetadata, ...]
+
+
+def read_metadata(folder: Path) -> tuple[list[TopicMetadata], list[Finding]]:
+    """The topics of an nsqd, in its order, and what was left out: names that are not valid, as nsqd does.
+
+    Raises:
+        ImportRefused: There is no such file, or it is damaged.
+        OSError: The operating system refused.
+    """
+    path = folder / NSQD_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ImportRefused(f"{folder} is not the data folder of an nsqd: it holds no {NSQD_FILE}") from None
+    findings: list[Finding] = []
+    try:
+        # nsqd writes null for an empty list.
+        topics = [_topic(entry, path, findings) for entry in json.loads(content)["topics"] or []]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ImportRefused(f"{path} is damaged, and nsqd would not start over it either: {exc!r}") from exc
+    merged = {topic.name: topic for topic in topics if topic is not None}
+    return list(merged.values()), findings
+
+
+def _topic(entry: dict[str, Any], path: Path, findings: list[Finding]) -> TopicMetadata | None:
+    name = entry["name"]
+    if not _is_kept(name, f"topic {name!r}", path, findings):
+        return None
+    channels = [
+        ChannelMetadata(each["name"], bool(each["paused"]))
+        for each in entry["channels"] or []
+        if _is_kept(each["name"], f"channel {each['name']!r} of topic {name}", path, findings)
+    ]
+    unique = {channel.name: channel for channel in channels}
+    return TopicMetadata(name, bool(entry["paused"]), tuple(unique.values()))
+
+
+def _is_kept(name: str, which: str, path: Path, findings: list[Finding]) -> bool:
+    if not is_valid_name(name):
+        what = f"{which}: not a valid name, left out"
+    elif is_ephemeral(name):
+        what = f"{which}: ephemeral, left out"
+    else:
+        return True
+    findings.append(Finding(Kind.NOTE, path, 0, 0, what))
+    return False

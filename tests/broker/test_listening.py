@@ -1,0 +1,193 @@
+"""Addresses to listen at: host and port, or the path of a unix socket."""
+
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.certificates import Certificates
+from broker.support import PATIENCE_S, RawClient, open_files, running_broker
+from broker.test_startup import refusal
+from trio_nsq.broker import StartupError
+from trio_nsq.broker.listening import listen
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where paths are short enough: those of unix sockets end at about a hundred bytes."""
+    (tmp_path / "s").mkdir()
+    monkeypatch.chdir(tmp_path / "s")
+    yield Path(".")
+
+
+def at_paths() -> dict[str, Any]:
+    return {"tcp_address": "./tcp", "http_address": "./http"}
+
+
+@asynccontextmanager
+async def unix_client(path: str) -> AsyncIterator[RawClient]:
+    async with await trio.open_unix_socket(path) as stream:
+        client = RawClient(stream)
+        await client.send(b"  V2")
+        yield client
+
+
+def unix_http(path: str, **options: Any) -> httpx.AsyncClient:
+    transport = httpx.AsyncHTTPTransport(uds=path, **options)
+    scheme = "https" if options else "http"
+    return httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost", timeout=PATIENCE_S)
+
+
+async def test_clients_are_served_at_paths(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with running_broker(folder / "d", **at_paths()) as bound:
+        assert (bound.tcp_address, bound.http_address) == ("./tcp", "./http")
+        async with unix_client("./tcp") as consumer, unix_http("./http") as http:
+            await consumer.subscribe("t", "c", ready_count=1)
+            assert (await http.post("/pub?topic=t", content=b"x")).text == "OK"
+            assert (await consumer.message()).body == b"x"
+            info = (await http.get("/info")).json()
+            assert (info["tcp_port"], info["http_port"]) == (-1, -1)
+            (topic,) = (await http.get("/stats?format=json")).json()["topics"]
+            (client,) = topic["channels"][0]["clients"]
+            shown = [client[key] for key in ("client_id", "hostname", "remote_address")]
+            assert shown == ["", "", "@"]
+            assert (await http.get("/config/tcp_address")).text == "./tcp"
+    messages = [record.getMessage() for record in caplog.records]
+    assert "TCP: listening on ./tcp" in messages
+    assert "TCP: new client(@)" in messages
+    assert any(message.startswith("200 GET /info (@) ") for message in messages)
+
+
+async def test_client_that_has_a_path_is_known_by_it(folder: Path) -> None:
+    async with running_broker(folder / "d", **at_paths()), unix_http("./http") as http:
+        with trio.socket.socket(trio.socket.AF_UNIX) as sock:
+            await sock.bind("./cli\nent")
+            await sock.connect("./tcp")
+            client = RawClient(trio.SocketStream(sock))
+            await client.send(b"  V2")
+            await client.publish("t", b"x")
+            (producer,) = (await http.get("/stats?format=json")).json()["producers"]
+            assert producer["remote_address"] == r"'./cli\nent'"
+
+
+async def test_https_at_a_path(folder: Path) -> None:
+    certificates = Certificates(folder / "c")
+    options: dict[str, Any] = {**certificates.options, "https_address": "./https", "tls_required": "true"}
+    async with running_broker(folder / "d", **options) as bound, httpx.AsyncClient() as plain:
+        async with unix_http("./https", verify=certificates.client_context()) as http:
+            assert (await http.get("/ping")).text == "OK"
+        answer = await plain.get(f"http://{bound.http_address}/ping")
+        assert answer.json() == {"message": "TLS_REQUIRED", "https_port": 0}
+
+
+async def test_mode_is_what_the_umask_leaves_and_the_file_goes_at_the_stop(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with running_broker(folder / "d", **at_paths()):
+            mode = os.stat("tcp").st_mode
+            assert stat.S_ISSOCK(mode)
+            assert stat.S_IMODE(mode) == 0o755
+    finally:
+        os.umask(before)
+    assert sorted(os.listdir(folder)) == ["d"]
+
+
+async def test_file_left_behind_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("./tcp")
+        left.listen()
+    async with running_broker(folder / "d", **at_paths()), unix_client("./tcp") as client:
+        await client.publish("t", b"x")
+
+
+async def test_socket_that_never_listened_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as idle:
+        idle.bind("./tcp")
+        async with running_broker(folder / "d", **at_paths()), unix_client("./tcp") as client:
+            await client.publish("t", b"x")
+
+
+@pytest.mark.parametrize("backlog", [5, 0], ids=["answers", "too busy to answer"])
+async def test_socket_in_use_is_left_alone(folder: Path, backlog: int) -> None:
+    waiting: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as used:
+        used.bind("./tcp")
+        used.listen(backlog)
+        if not backlog:
+            waiting = list(fill_backlog("./tcp"))
+        before = open_files()
+        assert await refusal(folder / "d", **at_paths()) == "--tcp-address: ./tcp is in use by another program"
+        assert open_files() == before
+        if not backlog:
+            used.accept()[0].close()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect("./tcp")
+        for sock in waiting:
+            sock.close()
+
+
+def fill_backlog(path: str) -> Iterator[socket.socket]:
+    """Connect until no more can."""
+    while True:
+        client = socket.socket(socket.AF_UNIX)
+        client.setblocking(False)
+        if client.connect_ex(path):
+            client.close()
+            return
+        yield client
+
+
+async def test_file_that_is_no_socket_is_left_alone(folder: Path) -> None:
+    (folder / "tcp").write_text("mine")
+    text = await refusal(folder / "d", **at_paths())
+    assert text == "--tcp-address: ./tcp is there already, and is not a socket"
+    assert (folder / "tcp").read_text() == "mine"
+
+
+async def test_second_address_that_cannot_be_had_gives_up_the_first(folder: Path) -> None:
+    before = open_files()
+    text = await refusal(folder / "d", tcp_address="./tcp", http_address="./no/http")
+    assert text == "--http-address: cannot listen on ./no/http: No such file or directory"
+    assert sorted(os.listdir(folder)) == ["d"]
+    assert open_files() == before
+
+
+async def test_file_that_became_anothers_stays_at_the_stop(folder: Path) -> None:
+    async with running_broker(folder / "d", **at_paths()):
+        os.unlink("tcp")
+        (folder / "tcp").write_text("mine")
+    assert (folder / "tcp").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("./" + "x" * 200, "--flag: cannot listen on ./xxx"),
+        ("tcp", "--flag: tcp is neither host:port nor the path of a unix socket"),
+        ("127.0.0.1:x", "--flag: 127.0.0.1:x is neither"),
+        ("127.0.0.1:65536", "--flag: 127.0.0.1:65536 is neither"),
+        ("127.0.0.1:\u0663", "--flag: 127.0.0.1:\u0663 is neither"),
+        ("203.0.113.1:0", "--flag: cannot listen on 203.0.113.1:0: "),
+    ],
+)
+async def test_bad_address(folder: Path, address: str, text: str) -> None:
+    with pytest.raises(StartupError) as refused:
+        await listen("--flag", address)
+    assert str(refused.value).startswith(text)
+
+
+async def test_no_host_is_every_interface(folder: Path) -> None:
+    listening = await listen("--flag", ":0")
+    try:
+        hosts = {listener.socket.getsockname()[0] for listener in listening.listeners}
+        assert "0.0.0.0" in hosts
+    finally:
+        listening.close()

@@ -1,0 +1,118 @@
+"""The sketch behind the latency percentiles, against the values themselves."""
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_nsq.broker.quantiles import RELATIVE_ERROR, RecentSketch, Sketch
+
+FRACTIONS = (1.0, 0.995, 0.99, 0.95, 0.5, 0.001)
+DAY_NS = 24 * 3600 * 1_000_000_000
+values_ns = st.lists(st.integers(1, DAY_NS) | st.integers(1, 1000), min_size=1, max_size=300)
+
+
+def sketch_of(values: list[int]) -> Sketch:
+    sketch = Sketch()
+    for value in values:
+        sketch.add(value)
+    return sketch
+
+
+def exact(values: list[int], fraction: float) -> int:
+    return sorted(values)[ceil(fraction * len(values)) - 1]
+
+
+@given(values_ns)
+def test_quantiles_are_as_near_as_promised(values: list[int]) -> None:
+    found = sketch_of(values).quantiles(FRACTIONS)
+    for fraction, value in zip(FRACTIONS, found, strict=True):
+        # The estimate is rounded to a whole nanosecond.
+        assert value == pytest.approx(exact(values, fraction), rel=RELATIVE_ERROR, abs=0.5)
+
+
+@given(values_ns, values_ns)
+def test_merged_is_as_if_all_had_been_added_to_one(some: list[int], others: list[int]) -> None:
+    merged = sketch_of(some)
+    merged.merge(sketch_of(others))
+    together = sketch_of(some + others)
+    assert merged.count == together.count == len(some) + len(others)
+    assert merged.quantiles(FRACTIONS) == together.quantiles(FRACTIONS)
+
+
+@given(st.integers(1, DAY_NS), st.integers(1, 1000))
+def test_a_count_is_as_many_values(value: int, count: int) -> None:
+    at_once = Sketch()
+    at_once.add(value, count)
+    one_by_one = sketch_of([value] * count)
+    assert at_once.count == count
+    assert at_once.quantiles(FRACTIONS) == one_by_one.quantiles(FRACTIONS)
+
+
+def test_nothing_is_zero() -> None:
+    assert Sketch().quantiles((1.0, 0.5)) == [0, 0]
+    assert Sketch().quantiles(()) == []
+
+
+@pytest.mark.parametrize("value", [0, -1, -DAY_NS])
+def test_a_clock_that_stepped_back_makes_a_short_time_of_it(value: int) -> None:
+    assert sketch_of([value]).quantiles([1.0]) == [1]
+
+
+def test_buckets_are_few() -> None:
+    sketch = sketch_of([int(1.001**exponent) for exponent in range(7000, 32000)])  # 1 us to 20 h
+    assert len(sketch._buckets) < 1300
+
+
+# ---------------------------------------------------------------------- the window
+
+
+def counts(window: RecentSketch, *times: int) -> list[int]:
+    return [window.recent(now).count for now in times]
+
+
+def test_a_value_is_gone_after_a_window_and_not_before_half_of_one() -> None:
+    window = RecentSketch(100)
+    window.add(5, 3, now_ns=1000)  # begins the first half
+    window.add(5, 1, now_ns=1049)
+    assert counts(window, 1049, 1050, 1099, 1100) == [4, 4, 4, 0]
+
+
+def test_each_half_goes_by_itself() -> None:
+    window = RecentSketch(100)
+    window.add(5, 1, now_ns=1000)
+    window.add(5, 2, now_ns=1050)
+    window.add(5, 4, now_ns=1100)
+    assert counts(window, 1149, 1150, 1199, 1200) == [6, 4, 4, 0]
+
+
+def test_after_a_long_silence_nothing_is_left() -> None:
+    window = RecentSketch(100)
+    window.add(5, 1, now_ns=1000)
+    assert counts(window, 5000) == [0]
+    window.add(5, 1, now_ns=9000)
+    assert counts(window, 9000) == [1]
+
+
+def test_a_clock_set_back_does_not_keep_values_for_ever() -> None:
+    window = RecentSketch(100)
+    window.add(5, 1, now_ns=1_000_000)
+    assert counts(window, 1000, 1050, 1100) == [1, 0, 0]
+
+
+def test_asking_does_not_change_what_is_there() -> None:
+    window = RecentSketch(100)
+    window.add(5, 1, now_ns=1000)
+    window.recent(1000).add(7, 100)
+    window.recent(1060).add(7, 100)
+    assert counts(window, 1060) == [1]
+
+
+def test_halves_are_merged() -> None:
+    window = RecentSketch(100)
+    window.add(1000, 1, now_ns=1000)
+    window.add(2000, 1, now_ns=1060)
+    low, high = window.recent(1060).quantiles((0.5, 1.0))
+    assert low == pytest.approx(1000, rel=RELATIVE_ERROR)
+    assert high == pytest.approx(2000, rel=RELATIVE_ERROR)

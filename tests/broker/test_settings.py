@@ -1,0 +1,58 @@
+"""Settings of topics and channels: what they may be, and how they are changed."""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from trio_nsq.broker.settings import ChannelSettings, SettingsError, TopicSettings, as_json, change
+
+
+def test_what_is_not_named_stays() -> None:
+    settings = change(TopicSettings(), {"ttl_ms": 5, "when_full": "drop-oldest"})
+    assert settings == TopicSettings(ttl_ms=5, when_full="drop-oldest")
+    assert change(settings, {"max_bytes": 7}) == TopicSettings(ttl_ms=5, when_full="drop-oldest", max_bytes=7)
+    assert change(settings, {}) == settings
+
+
+def test_null_is_the_default() -> None:
+    assert change(TopicSettings(ttl_ms=5), {"ttl_ms": None}) == TopicSettings()
+
+
+@pytest.mark.parametrize("settings", [TopicSettings(), ChannelSettings()])
+def test_json_and_back(settings: Any) -> None:
+    assert list(as_json(settings)) == [field.name for field in fields(settings)]
+    assert change(type(settings)(), json.loads(json.dumps(as_json(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "text"),
+    [
+        (TopicSettings(), {"tll_ms": 1}, "no setting tll_ms; there are retention_time_ms, "),
+        (TopicSettings(), {"ttl_ms": -1}, "ttl_ms is -1; it must be a whole number, 0 or more"),
+        (
+            TopicSettings(),
+            {"retention_bytes": -2},
+            "retention_bytes is -2; it must be a whole number, -1 or more",
+        ),
+        (TopicSettings(), {"ttl_ms": 2**60}, "whole number"),
+        (TopicSettings(), {"ttl_ms": True}, "whole number"),
+        (TopicSettings(), {"ttl_ms": 1.0}, "whole number"),
+        (TopicSettings(), {"ttl_ms": "1"}, "whole number"),
+        (TopicSettings(), {"when_full": "drop"}, "when_full is 'drop'; it must be reject or drop-oldest"),
+        (TopicSettings(), {"when_full": ["reject"]}, "must be reject"),
+        (ChannelSettings(), {"dead_letter_topic": "a|b"}, "must be the name of a topic"),
+        (ChannelSettings(), {"dead_letter_topic": 5}, "must be the name of a topic"),
+        (ChannelSettings(), {"ttl_ms": 1}, "there are max_attempts, dead_letter_topic"),
+    ],
+)
+def test_what_is_refused(settings: Any, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        change(settings, changes)
+
+
+def test_forever() -> None:
+    settings = change(TopicSettings(), {"retention_time_ms": -1, "retention_bytes": -1})
+    assert (settings.retention_time_ms, settings.retention_bytes) == (-1, -1)
+    assert change(ChannelSettings(), {"dead_letter_topic": ""}) == ChannelSettings()

@@ -1,0 +1,264 @@
+"""`/stats` as JSON: filters, the process's memory, and what is said of connections (NSQ's HTTP API: /stats)."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.auth_server import answer, authorization, running_auth_server
+from broker.certificates import Certificates
+from broker.support import connected
+from broker.test_auth import authenticated
+from broker.test_auth import options as auth_options
+from broker.test_http_api import Api, running_api
+from broker.test_upgrades import negotiate, upgrade
+from trio_nsq.broker.process import ProcessFigures
+
+MEMORY = [
+    "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",
+    "gc_pause_usec_100", "gc_pause_usec_99", "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs",
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, True),
+        ("true", True),
+        ("1", True),
+        ("", True),
+        ("F", True),
+        ("no", True),
+        ("false", False),
+        ("0", False),
+    ],
+)
+async def test_include_mem_and_include_clients_are_true_unless_false_or_0(
+    tmp_path: Path, given: str | None, shown: bool
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("t", "c")
+        await api.tcp.publish("t", b"x")
+        stats = await api.stats(**({} if given is None else {"include_mem": given, "include_clients": given}))
+        assert ("memory" in stats) is shown
+        assert (stats["producers"] is not None) is shown
+        assert (stats["topics"][0]["channels"][0]["clients"] is not None) is shown
+        assert stats["topics"][0]["channels"][0]["client_count"] == 1
+
+
+def names(stats: dict[str, Any]) -> list[tuple[str, list[str]]] | None:
+    """Topics and their channels."""
+    if stats["topics"] is None:
+        return None
+    return [(t["topic_name"], [c["channel_name"] for c in t["channels"]]) for t in stats["topics"]]
+
+
+async def test_filters(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert names(await api.stats()) == []
+        for topic, channels in {"b": ["d", "c"], "a": ["c"], "empty": []}.items():
+            await api.post("/topic/create", topic=topic)
+            for channel in channels:
+                await api.post("/channel/create", topic=topic, channel=channel)
+        assert names(await api.stats()) == [("a", ["c"]), ("b", ["c", "d"]), ("empty", [])]
+        assert names(await api.stats(topic="b")) == [("b", ["c", "d"])]
+        assert names(await api.stats(channel="c")) == [("a", ["c"]), ("b", ["c"])]
+        assert names(await api.stats(topic="b", channel="d")) == [("b", ["d"])]
+        assert names(await api.stats(topic="b", channel="unknown")) == []
+        assert names(await api.stats(channel="unknown")) == []
+        assert names(await api.stats(topic="unknown")) is None
+        assert names(await api.stats(topic="unknown", channel="c")) is None
+
+
+async def test_the_topic_filter_keeps_producers_and_takes_their_counts_of_other_topics(
+    tmp_path: Path,
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("t", "c")
+        for topic in "t", "u":
+            await api.tcp.publish(topic, b"x", b"y")
+        everything = (await api.stats())["producers"]
+        assert [each["pub_counts"] for each in everything] == [
+            [{"topic": "t", "count": 2}, {"topic": "u", "count": 2}]
+        ]
+        of_t = await api.stats(topic="t")
+        (client,) = of_t["topics"][0]["channels"][0]["clients"]
+        assert client["pub_counts"] == of_t["producers"][0]["pub_counts"] == [{"topic": "t", "count": 2}]
+        await api.post("/topic/create", topic="v")
+        (producer,) = (await api.stats(topic="v"))["producers"]
+        assert "pub_counts" not in producer
+        assert (await api.stats(topic="t", channel="unknown"))["producers"] is not None
+        assert (await api.stats(topic="unknown"))["producers"] is None  # as nsqd
+
+
+# ---------------------------------------------------------------------- memory
+
+
+async def test_memory(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        gc.collect()
+        memory = (await api.stats())["memory"]
+    assert list(memory) == MEMORY
+    assert all(isinstance(value, int) for value in memory.values())
+    assert memory["heap_objects"] > 10_000
+    assert 1e6 < memory["heap_in_use_bytes"] < 1e10
+    assert memory["gc_total_runs"] >= 1
+    assert memory["gc_pause_usec_100"] >= memory["gc_pause_usec_99"] >= memory["gc_pause_usec_95"] > 0
+    assert memory["heap_idle_bytes"] == memory["heap_released_bytes"] == memory["next_gc_bytes"] == 0
+
+
+async def test_a_broker_that_has_ended_watches_the_garbage_collector_no_longer(tmp_path: Path) -> None:
+    before = list(gc.callbacks)
+    async with running_api(tmp_path / "d"):
+        assert len(gc.callbacks) == len(before) + 1
+    assert gc.callbacks == before
+
+
+@pytest.fixture
+def figures() -> Iterator[ProcessFigures]:
+    found = ProcessFigures()
+    yield found
+    found.close()
+
+
+def test_heap_in_use_follows_what_is_allocated(figures: ProcessFigures) -> None:
+    before = figures.memory()
+    held = [bytearray(b"x" * 65536) for _ in range(500)]
+    during = figures.memory()
+    assert during["heap_in_use_bytes"] - before["heap_in_use_bytes"] > 30e6
+    assert during["heap_objects"] - before["heap_objects"] >= len(held)
+
+
+def test_collections_of_the_young_are_not_counted(figures: ProcessFigures) -> None:
+    gc.collect(0)
+    assert figures.memory()["gc_total_runs"] == 0
+    gc.collect(1)
+    gc.collect(2)
+    assert figures.memory()["gc_total_runs"] == 2
+    assert figures.memory()["gc_pause_usec_95"] == figures.memory()["gc_pause_usec_100"] > 0
+    figures.close()
+    gc.collect()
+    assert figures.memory()["gc_total_runs"] == 2
+
+
+# ---------------------------------------------------------------------- end-to-end latency
+
+
+async def latency(api: Api, topic: str) -> tuple[Any, list[Any]]:
+    """Of the topic, and of its channels."""
+    (found,) = (await api.stats(topic=topic))["topics"]
+    key = "e2e_processing_latency"
+    return found[key], [channel[key] for channel in found["channels"]]
+
+
+async def test_percentiles_of_channels_and_their_topic(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", e2e_processing_latency_percentiles=(1.0, 0.99)) as api:
+        await api.post("/channel/create", topic="t", channel="idle")
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        await api.post("/channel/create", topic="t", channel="idle")
+        nothing = {"count": 0, "percentiles": [{"quantile": 1, "value": 0}, {"quantile": 0.99, "value": 0}]}
+        assert await latency(api, "t") == (nothing, [nothing, nothing])
+        await api.tcp.publish("t", b"1", b"2", b"3")
+        for _ in range(2):
+            await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        await api.tcp.publish("without", b"marks that the FINs are done")
+        topic, (busy, idle) = await latency(api, "t")
+        assert topic == busy
+        assert idle == nothing
+        assert busy["count"] == 2
+        assert [each["quantile"] for each in busy["percentiles"]] == [1, 0.99]
+        assert all(1000 < each["value"] < 60e9 for each in busy["percentiles"])
+        assert await latency(api, "without") == ({"count": 0, "percentiles": None}, [])
+        assert '"quantile":1,' in (await api.get("/stats", format="json")).text
+
+
+async def test_no_percentiles_unless_they_are_asked_for(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("t", "c")
+        off = {"count": 0, "percentiles": None}
+        assert await latency(api, "t") == (off, [off])
+
+
+# ---------------------------------------------------------------------- connections
+
+
+async def producer(api: Api, topic: str = "t") -> dict[str, Any]:
+    (found,) = (await api.stats(topic=topic))["producers"]
+    described: dict[str, Any] = found
+    return described
+
+
+PLAIN = {
+    "sample_rate": 0,
+    "deflate": False,
+    "snappy": False,
+    "tls": False,
+    "tls_cipher_suite": "",
+    "tls_version": "",
+    "tls_negotiated_protocol": "",
+    "tls_negotiated_protocol_is_mutual": False,
+}
+
+
+async def test_a_plain_connection(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"x")
+        found = await producer(api)
+        assert found | PLAIN == found
+        assert not found.keys() & {"authed", "auth_identity", "auth_identity_url"}
+
+
+@pytest.mark.parametrize("kind", ["deflate", "snappy"])
+async def test_a_compressed_connection(tmp_path: Path, kind: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await upgrade(api.tcp, None, kind)
+        await api.tcp.publish("t", b"x")
+        expected = PLAIN | {kind: True}
+        found = await producer(api)
+        assert found | expected == found
+
+
+async def test_a_sampled_connection(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await negotiate(api.tcp, sample_rate=37)
+        await api.tcp.publish("t", b"x")
+        assert (await producer(api))["sample_rate"] == 37
+
+
+async def test_an_encrypted_connection(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    async with running_api(tmp_path / "d", **certificates.options) as api:
+        await upgrade(api.tcp, certificates.client_context(), None)
+        await api.tcp.publish("t", b"x")
+        found = await producer(api)
+        assert (found["tls"], found["tls_version"]) == (True, "TLS1.3")
+        assert found["tls_cipher_suite"].startswith("TLS_")
+        assert found["tls_negotiated_protocol"] == ""
+        assert found["tls_negotiated_protocol_is_mutual"] is True
+
+
+@pytest.mark.parametrize("about", [{}, {"identity": "it", "identity_url": "http://it/"}])
+async def test_an_authorized_connection(tmp_path: Path, about: dict[str, str]) -> None:
+    async with running_auth_server(answer(authorization(), **about)) as server:
+        async with running_api(tmp_path / "d", **auth_options(server)) as api:
+            await negotiate(api.tcp)
+            await authenticated(api.tcp)
+            await api.tcp.publish("t", b"x")
+            found = await producer(api)
+    assert {key: value for key, value in found.items() if key.startswith("auth")} == {
+        "authed": True,
+        **{f"auth_{key}": value for key, value in about.items()},
+    }
+    assert list(found)[14 : 16 + len(about)] == ["user_agent", "authed", *(f"auth_{key}" for key in about)]
+
+
+async def test_connections_that_do_not_publish_are_no_producers(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("t", "c")
+        async with connected(f"127.0.0.1:{(await api.get('/info')).json()['tcp_port']}"):
+            assert (await api.stats())["producers"] is None

@@ -1,0 +1,191 @@
+"""A discovery service that does what the test tells it to: it records, stalls, talks nonsense and hangs up."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from struct import pack, unpack
+from typing import Any
+
+import trio
+
+from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+
+PATIENCE_S = 60
+"""By the test's clock, which may be one that jumps over every silence."""
+
+Reply = Callable[[str], bytes | None]
+
+
+class Conversation:
+    """What one broker has said over one connection.
+
+    Attributes:
+        lines: The commands, oldest first.
+        identity: The body of IDENTIFY; empty before.
+        ended: Whether it is over.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.lines: list[str] = []
+        self.identity: dict[str, Any] = {}
+        self.ended = False
+        self._stream = stream
+
+    async def say(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        await self._stream.send_all(data)
+
+    async def hang_up(self) -> None:
+        """Close the connection from this side."""
+        await self._stream.aclose()
+
+    @property
+    def registered(self) -> set[tuple[str, ...]]:
+        """What nsqlookupd would have registered: (topic,) and (topic, channel)."""
+        known: set[tuple[str, ...]] = set()
+        for line in self.lines:
+            verb, *names = line.split(" ")
+            if verb == "REGISTER":
+                known |= {tuple(names), (names[0],)}
+            elif verb == "UNREGISTER" and len(names) == 2:
+                known.discard(tuple(names))
+            elif verb == "UNREGISTER":
+                known = {name for name in known if name[0] != names[0]}
+        return known
+
+
+class FakeLookupd:
+    """The service.
+
+    Attributes:
+        tcp_address, http_address: `127.0.0.1:PORT`.
+        conversations: Oldest first.
+        replies: Verb to data to answer with, instead of what nsqlookupd would say; None: no answer.
+        fields: What replaces, or adds to, the reply to IDENTIFY.
+        channels: What `/channels` says of each topic, or a response of its own.
+        asked: The topics that it was asked for.
+        gate: Questions wait for it before they are answered.
+    """
+
+    def __init__(self) -> None:
+        self.tcp_address = ""
+        self.http_address = ""
+        self.conversations: list[Conversation] = []
+        self.replies: dict[str, bytes | None] = {}
+        self.fields: dict[str, Any] = {}
+        self.channels: dict[str, list[Any] | Response] = {}
+        self.asked: list[str] = []
+        self.gate = trio.Event()
+        self.gate.set()
+        self._happened = trio.Event()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds that depends on what brokers do here."""
+        with trio.fail_after(PATIENCE_S):
+            while not condition():
+                self._happened = trio.Event()
+                await self._happened.wait()
+
+    async def conversation(self, index: int) -> Conversation:
+        """The first, second ... connection, once it is there and the broker has introduced itself."""
+        await self.until(lambda: len(self.conversations) > index and self.conversations[index].identity)
+        return self.conversations[index]
+
+    async def heard(self, index: int, *lines: str) -> Conversation:
+        """Wait until a connection has brought these lines at its end."""
+        conversation = await self.conversation(index)
+        await self.until(lambda: tuple(conversation.lines[-len(lines) :]) == lines)
+        return conversation
+
+    # ------------------------------------------------------------------ TCP
+
+    async def serve_tcp(self, stream: trio.SocketStream) -> None:
+        """One connection."""
+        conversation = Conversation(stream)
+        self.conversations.append(conversation)
+        try:
+            await self._talk(conversation, stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+            pass  # one of us has hung up
+        finally:
+            conversation.ended = True
+            self._happened.set()
+
+    async def _talk(self, conversation: Conversation, stream: trio.SocketStream) -> None:
+        buffer = b""
+
+        async def read(count: int) -> bytes:
+            nonlocal buffer
+            while len(buffer) < count:
+                data = await stream.receive_some(4096)
+                if not data:
+                    raise EOFError
+                buffer += data
+            taken, buffer = buffer[:count], buffer[count:]
+            return taken
+
+        assert await read(4) == b"  V1"
+        while True:
+            line = b""
+            while not line.endswith(b"\n"):
+                line += await read(1)
+            command = line.decode().rstrip("\n")
+            verb = command.split(" ")[0]
+            reply: bytes | None = b"OK"
+            if verb == "IDENTIFY":
+                (size,) = unpack(">i", await read(4))
+                conversation.identity = json.loads(await read(size))
+                reply = self._identity()
+            else:
+                conversation.lines.append(command)
+            self._happened.set()
+            reply = self.replies.get(verb, reply)
+            if reply is not None:
+                await stream.send_all(pack(">i", len(reply)) + reply)
+
+    def _identity(self) -> bytes:
+        host, _, port = self.http_address.rpartition(":")
+        fields = {
+            "broadcast_address": host,
+            "hostname": "h",
+            "http_port": int(port),
+            "tcp_port": 1,
+            "version": "1.3.0",
+        }
+        return json.dumps(fields | self.fields).encode()
+
+    # ------------------------------------------------------------------ HTTP
+
+    def router(self) -> Router:
+        """`/channels`."""
+        return Router([Route("GET", "/channels", self._channels)])
+
+    async def _channels(self, request: Request) -> Response:
+        topic = request.query.get("topic")
+        if topic is None:
+            raise HTTPError(400, "MISSING_ARG_TOPIC")
+        self.asked.append(topic)
+        self._happened.set()
+        await self.gate.wait()
+        known = self.channels.get(topic, [])
+        return known if isinstance(known, Response) else Response.json({"channels": known})
+
+
+@asynccontextmanager
+async def fake_lookupd(port: int = 0) -> AsyncIterator[FakeLookupd]:
+    """A service on a port of 127.0.0.1, 0 picking a free one; with the block it is gone, connections and all."""
+    service = FakeLookupd()
+    async with trio.open_nursery() as nursery:
+
+        async def listen(port: int, handler: Callable[[trio.SocketStream], Awaitable[object]]) -> str:
+            serve = trio.serve_tcp
+            (listener,) = await nursery.start(
+                lambda task_status: serve(handler, port, host="127.0.0.1", task_status=task_status)
+            )
+            return "%s:%d" % listener.socket.getsockname()
+
+        router = service.router()
+        service.tcp_address = await listen(port, service.serve_tcp)
+        service.http_address = await listen(0, lambda stream: serve_connection(stream, router))
+        yield service
+        nursery.cancel_scope.cancel()

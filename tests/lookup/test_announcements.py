@@ -1,0 +1,192 @@
+"""What a service is told, against what is here: a model that obeys the commands as nsqlookupd does."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from trio_nsq.lookup import Announcements, Register, Unregister
+
+
+@dataclass(eq=False)
+class Topic:
+    channels: dict[str, object] = field(default_factory=dict)
+
+
+def lines(announcements: Announcements, limit: int = 1000) -> list[str]:
+    return [str(command) for command in announcements.take(limit)]
+
+
+def connected(topics: dict[str, Topic]) -> Announcements:
+    """Announcements to a service that knows everything already."""
+    announcements = Announcements(topics)
+    announcements.connected()
+    while announcements.pending:
+        announcements.take(1000)
+    return announcements
+
+
+def test_everything_is_told_at_first() -> None:
+    announcements = Announcements({"a": Topic(), "b": Topic({"c": object(), "d#ephemeral": object()})})
+    assert not announcements.pending
+    announcements.connected()
+    assert announcements.pending
+    assert lines(announcements) == ["REGISTER a", "REGISTER b c", "REGISTER b d#ephemeral"]
+    assert not announcements.pending
+
+
+def test_what_is_made_and_deleted() -> None:
+    topics: dict[str, Topic] = {}
+    announcements = connected(topics)
+    topics["t"] = Topic()
+    announcements.changed("t")
+    topics["t"].channels["c"] = object()
+    announcements.changed("t", "c")
+    assert lines(announcements) == ["REGISTER t", "REGISTER t c"]
+    del topics["t"].channels["c"]
+    announcements.changed("t", "c")
+    assert lines(announcements) == ["UNREGISTER t c"]
+    del topics["t"]
+    announcements.changed("t")
+    assert lines(announcements) == ["UNREGISTER t"]
+
+
+def test_what_came_and_went_before_it_could_be_told() -> None:
+    topics: dict[str, Topic] = {}
+    announcements = connected(topics)
+    announcements.changed("t")
+    announcements.changed("t", "c")
+    assert lines(announcements) == []
+
+
+@pytest.mark.parametrize("telling_of", [("t", None), ("t", "c")])
+def test_a_topic_made_anew_is_registered_anew(telling_of: tuple[str, str | None]) -> None:
+    """So nsqlookupd forgets a tombstone, and knows again what was deleted there in between."""
+    topics = {"t": Topic({"c": object()})}
+    announcements = connected(topics)
+    topics["t"] = Topic({"c": object()})
+    announcements.changed(*telling_of)
+    announcements.changed("t", "c")
+    assert lines(announcements) == ["UNREGISTER t c", "UNREGISTER t", "REGISTER t", "REGISTER t c"]
+
+
+def test_a_channel_made_anew_is_registered_anew() -> None:
+    topics = {"t": Topic({"c": object()})}
+    announcements = connected(topics)
+    topics["t"].channels["c"] = object()
+    announcements.changed("t", "c")
+    assert lines(announcements) == ["UNREGISTER t c", "REGISTER t c"]
+
+
+def test_the_same_is_not_told_twice() -> None:
+    topics = {"t": Topic({"c": object()})}
+    announcements = connected(topics)
+    announcements.changed("t")
+    announcements.changed("t", "c")
+    assert lines(announcements) == []
+
+
+def test_a_lost_connection_forgets_everything() -> None:
+    topics = {"t": Topic({"c": object()})}
+    announcements = connected(topics)
+    announcements.disconnected()
+    del topics["t"]
+    topics["u"] = Topic()
+    announcements.changed("t")
+    announcements.changed("u")
+    assert not announcements.pending
+    announcements.connected()
+    assert lines(announcements) == ["REGISTER u"]
+
+
+def test_a_topic_whose_channel_goes_while_everything_is_told() -> None:
+    topics = {"t": Topic({"c": object()})}
+    announcements = Announcements(topics)
+    announcements.connected()
+    del topics["t"].channels["c"]
+    announcements.changed("t", "c")
+    assert lines(announcements) == ["REGISTER t"]
+
+
+def test_few_at_a_time() -> None:
+    announcements = Announcements({f"t{number}": Topic() for number in range(5)})
+    announcements.connected()
+    assert [len(announcements.take(2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+NAMES = st.sampled_from(["a", "b"])
+
+
+class Registered(RuleBasedStateMachine):
+    """Whatever happens, in whatever order: when nothing is pending, the service knows what is here."""
+
+    @initialize()
+    def start(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.announcements = Announcements(self.topics)
+        self.registered: dict[tuple[str, str | None], None] = {}
+        self.connected = False
+
+    @precondition(lambda self: not self.connected)
+    @rule()
+    def connect(self) -> None:
+        self.connected = True
+        self.announcements.connected()
+
+    @precondition(lambda self: self.connected)
+    @rule()
+    def disconnect(self) -> None:
+        self.connected = False
+        self.registered.clear()
+        self.announcements.disconnected()
+
+    @rule(topic=NAMES)
+    def make_topic(self, topic: str) -> None:
+        if topic not in self.topics:
+            self.topics[topic] = Topic()
+            self.announcements.changed(topic)
+
+    @rule(topic=NAMES, channel=NAMES)
+    def make_channel(self, topic: str, channel: str) -> None:
+        self.make_topic(topic)
+        if channel not in self.topics[topic].channels:
+            self.topics[topic].channels[channel] = object()
+            self.announcements.changed(topic, channel)
+
+    @rule(topic=NAMES, channel=NAMES)
+    def delete_channel(self, topic: str, channel: str) -> None:
+        if topic in self.topics and self.topics[topic].channels.pop(channel, None) is not None:
+            self.announcements.changed(topic, channel)
+
+    @rule(topic=NAMES)
+    def delete_topic(self, topic: str) -> None:
+        if self.topics.pop(topic, None) is not None:
+            self.announcements.changed(topic)
+
+    @rule(limit=st.integers(1, 3))
+    def tell(self, limit: int) -> None:
+        for command in self.announcements.take(limit):
+            assert self.connected
+            topic, channel = command.topic, command.channel
+            if isinstance(command, Register):
+                assert (topic, channel) not in self.registered, "told twice"
+                self.registered[topic, None] = None
+                self.registered[topic, channel] = None
+            else:
+                assert isinstance(command, Unregister)
+                del self.registered[topic, channel]
+                # nsqlookupd would warn
+                assert channel is not None or not any(known == topic for known, _ in self.registered)
+
+    @invariant()
+    def what_is_known_is_here(self) -> None:
+        if self.connected and not self.announcements.pending:
+            here = {(topic, None) for topic in self.topics}
+            here |= {(name, channel) for name, topic in self.topics.items() for channel in topic.channels}
+            assert set(self.registered) == here
+
+
+TestRegistered = Registered.TestCase
+TestRegistered.settings = settings(max_examples=300)
