@@ -26,6 +26,7 @@ _MODULES = {
     "stat": "qcli.stat",
     "topic": "qcli.topic",
     "channel": "qcli.channel",
+    "log": "qcli.log",
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +19,8 @@ import click
 from .exit_codes import ExitCode
 
 OTHER_OPTIONS = "Options"
+
+_GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,11 +33,25 @@ class Example(NamedTuple):
 
 
 class GroupedOption(click.Option):
-    """An option that names the heading it stands under in `--help`."""
+    """An option that names the heading it stands under in `--help`.
 
-    def __init__(self, *args: Any, section: str = OTHER_OPTIONS, **kwargs: Any) -> None:
+    Args:
+        section: The heading.
+        alone: The value that it has when none is given; then one is given behind `=` only, and this needs a
+            `GoFlagsCommand`. None: it has to have a value, or is one of click's flags.
+    """
+
+    def __init__(
+        self, *args: Any, section: str = OTHER_OPTIONS, alone: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        self.alone = alone
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Names and help. click puts a blank between a name and its value, which would be wrong where `=` has to be."""
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(" [=", "[="), record[1])
 
 
 def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
@@ -102,6 +120,60 @@ class DocumentedCommand(click.Command):
             )
         with formatter.section("Exit status"):
             formatter.write_dl([(str(code.value), text) for code, text in self.exits.items()])
+
+
+class GoFlagsCommand(DocumentedCommand):
+    """A command that also takes its options as Go's flag package does.
+
+    One dash is as good as two. An option whose value may be left out, such as `--snappy`, takes one behind `=` only,
+    `--snappy=false`: the word after it is another.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse them in click's way, after writing them so."""
+        options = self._options_by_name(ctx)
+        for flag, word in itertools.pairwise(args):
+            param = options.get(flag.lstrip("-")) if flag.startswith("-") else None
+            if (
+                isinstance(param, GroupedOption)
+                and param.alone
+                and isinstance(param.type, click.Choice)
+                and word.lower() in param.type.choices
+            ):
+                raise click.UsageError(f"Write {flag}={word}: the value belongs behind '='.", ctx)
+        return super().parse_args(ctx, self.as_click_has_it(ctx, args))
+
+    def as_click_has_it(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Arguments with two dashes before each name, and a value for each option that may be left without."""
+        options = self._options_by_name(ctx)
+        written: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                return [*written, word, *words]
+            found = _GO_FLAG.fullmatch(word)
+            param = options.get(found["name"]) if found else None
+            if found is None or param is None:
+                # click says what is wrong with it, and of the letters of -foo it would name the first only.
+                written.append(f"-{word}" if found and word[1] != "-" and len(found["name"]) > 1 else word)
+                continue
+            value = found["value"] if found["value"] is not None else getattr(param, "alone", None)
+            if value is not None:
+                written.append(f"--{found['name']}={value}")
+            else:
+                # The value is not looked at: it may begin with a dash.
+                written += [f"--{found['name']}", *itertools.islice(words, 1)]
+        return written
+
+    def _options_by_name(self, ctx: click.Context) -> dict[str, click.Option]:
+        """Those with long names, without the dashes."""
+        return {
+            name.removeprefix("--"): param
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            for name in param.opts
+            if name.startswith("--")
+        }
 
 
 def _write_text(formatter: click.HelpFormatter, text: str) -> None:

@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     PARTIAL = 4
+    DAMAGED = 5
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -33,6 +34,7 @@ _MEANINGS = {
     ExitCode.USAGE: "The command line is wrong.",
     ExitCode.UNREACHABLE: "No broker answers at the address, or what answers is none.",
     ExitCode.PARTIAL: "Part of it was done, then it failed; what was done is on standard error.",
+    ExitCode.DAMAGED: "Something on disk is damaged; what it is was said.",
     ExitCode.INTERRUPTED: "Interrupted (SIGINT).",
     ExitCode.TERMINATED: "Terminated (SIGTERM).",
 }

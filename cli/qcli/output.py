@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -144,6 +145,14 @@ def size(count: float) -> str:
 def json_lines(records: Iterable[Mapping[str, object]]) -> str:
     """One JSON object per line."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def body_field(body: bytes) -> dict[str, str]:
+    """A message's body as part of a JSON object: `body`, or `body_base64` if it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def json_word(value: object) -> object:

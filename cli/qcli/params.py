@@ -1,13 +1,16 @@
 """Values of arguments and options: durations, addresses, names, delimiters.
 
-Each is a function from text to value, for click's `type=`; what it refuses is a usage error.
+Each is a function from text to value, or a class where the shell can offer values, for click's `type=`; what it
+refuses is a usage error.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,6 +27,8 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
+_TRUE = ("1", "t", "true")
+_FALSE = ("0", "f", "false")
 _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
 
 
@@ -59,17 +64,46 @@ def address(text: str) -> str:
     return text
 
 
-def listen_address(text: str) -> str:
-    """`host:port` to listen on; port 0 is a free one."""
-    host, _ = _host_port(text)
-    if not host:
-        raise click.BadParameter(f"{text!r} names no host: write 0.0.0.0{text} to listen on every interface.")
+def optional_address(text: str) -> str:
+    """The same, or nothing."""
+    return address(text) if text else text
+
+
+def tcp_listen_address(text: str) -> str:
+    """`host:port` to listen on; port 0 is a free one, no host is every interface, as in Go."""
+    _host_port(text)
     return text
+
+
+def optional_tcp_listen_address(text: str) -> str:
+    """The same, or nothing."""
+    return tcp_listen_address(text) if text else text
+
+
+def listen_address(text: str) -> str:
+    """`host:port` to listen on, or the path of a unix socket, which has a slash in it."""
+    if text.startswith(("/", ".")) or ("/" in text and ":" not in text):
+        return text
+    return tcp_listen_address(text)
 
 
 def optional_listen_address(text: str) -> str:
     """The same, or nothing."""
     return listen_address(text) if text else text
+
+
+def http_service(text: str) -> str:
+    """A service to ask over HTTP: `host`, `host:port` or a URL. Nothing is looked up."""
+    from urllib.parse import urlsplit
+
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        found = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        found = False
+    if not found or any(char.isspace() for char in text):
+        raise click.BadParameter(f"{text!r} is neither host:port nor an http:// or https:// URL.")
+    return text
 
 
 def _host_port(text: str) -> tuple[str, int]:
@@ -80,6 +114,96 @@ def _host_port(text: str) -> tuple[str, int]:
     if int(found["port"]) > _MAX_PORT:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")
     return found["host"], int(found["port"])
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Quantiles, each above 0 and not above 1, separated by commas."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number such as 0.99, nor several with commas.") from None
+    for value in values:
+        if not 0 < value <= 1:
+            raise click.BadParameter(f"{value:g} is not above 0 and at most 1; 99 % is written 0.99.")
+    return values
+
+
+def optional_text(text: str) -> str | None:
+    """Text; an empty one is none."""
+    return text or None
+
+
+class Integer(click.IntRange):
+    """An integer as Go writes it, such as 4096, 4_096 or 0x1000; within bounds.
+
+    010 is refused: Go would take it for 8, which hardly anybody means.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The int."""
+        try:
+            number = int(value, 0) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not an integer.", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Boolean(click.Choice[str]):
+    """`true` or `false`, and what else Go takes for them."""
+
+    def __init__(self) -> None:
+        super().__init__(["true", "false"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The bool."""
+        word = str(value).lower()
+        if word not in _TRUE + _FALSE:
+            self.fail(f"{value!r} is not true or false.", param, ctx)
+        return word in _TRUE
+
+
+class Word(click.Choice[str]):
+    """One of some words, in upper or lower case.
+
+    Args:
+        words: The words.
+        empty: What an empty text stands for; None: it is refused as any other.
+    """
+
+    def __init__(self, words: Sequence[str], empty: str | None = None) -> None:
+        super().__init__(words, case_sensitive=False)
+        self._empty = empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word as it was given to the constructor."""
+        if value == "" and self._empty is not None:
+            return self._empty
+        return super().convert(value, param, ctx)
+
+
+class BooleanOrWord(Word):
+    """`true`, `false`, or one of some other words."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(["true", "false", *words])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word."""
+        word = str(value).lower()
+        if word in _TRUE + _FALSE:
+            return "true" if word in _TRUE else "false"
+        return super().convert(value, param, ctx)
+
+
+class PathOrNothing(click.Path):
+    """The path of a file or folder, for completion; an empty one is none.
+
+    Whether it can be used is for whoever uses it to say, in one way for all reasons.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; looks at nothing."""
+        return Path(value) if str(value) else None
 
 
 def delimiter(text: str) -> bytes:

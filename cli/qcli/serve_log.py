@@ -13,17 +13,20 @@ class NsqdFormatter(logging.Formatter):
 
     Args:
         prefix: What every line begins with.
+
+    Attributes:
+        prefix: The same; the broker tells it to those who ask over HTTP.
     """
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
-        self._prefix = prefix
+        self.prefix = prefix
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """One line; a traceback, if there is one, is put below by the caller."""
         time = datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
         level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
-        return f"{self._prefix}{time} {level}: {record.message}"
+        return f"{self.prefix}{time} {level}: {record.message}"
 
 
 class _StderrHandler(logging.Handler):

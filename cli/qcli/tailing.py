@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from trio_nsq.client import Consumer, MessageBatch
 
 from .errors import OutputClosed
 from .exit_codes import ExitCode
-from .output import RawOutput, hear_library
+from .output import RawOutput, body_field, hear_library
 
 LAST_WRITE_S = 0.5
 """How long a write that is under way may go on after a signal."""
@@ -47,11 +46,7 @@ def json_renderer(topic: str, batch: MessageBatch, count: int) -> bytes:
             "id": id_.decode("ascii", "replace"),
             "timestamp_ns": timestamp_ns,
             "attempts": attempts,
-        }
-        try:
-            record["body"] = body.decode()
-        except UnicodeDecodeError:
-            record["body_base64"] = base64.b64encode(body).decode()
+        } | body_field(body)
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return "".join(lines).encode()
 

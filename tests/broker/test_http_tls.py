@@ -62,8 +62,8 @@ async def test_https_serves_the_same_api(
         assert stats["topics"][0]["message_bytes"] == len(body)
         too_big = await client.post("/pub", params={"topic": "t"}, content=body + b"x")
         assert (too_big.status_code, too_big.json()) == (413, {"message": "MSG_TOO_BIG"})
-        assert (await get(bound.http_address, "/ping")).text == "OK"  # where TLS is not required
         assert "200 GET /ping (127.0.0.1:" in caplog.text
+        assert (await get(bound.http_address, "/ping")).text == "OK"  # where TLS is not required
 
 
 async def test_many_at_once(tmp_path: Path, certificates: Certificates) -> None:
@@ -162,7 +162,9 @@ async def test_policy_for_client_certificates(
 ) -> None:
     options: dict[str, Any] = {"tls_client_auth_policy": policy, "tls_root_ca_file": certificates.ca_path}
     async with running_broker(tmp_path / "d", **certificates.options, **options) as bound:
-        assert (await get(bound.http_address, "/ping")).status_code == 403  # a policy implies that TLS is required
+        assert (
+            await get(bound.http_address, "/ping")
+        ).status_code == 403  # a policy implies that TLS is required
         async with https_client(bound, certificates.client_context(name, known=known)) as client:
             if welcome:
                 assert (await client.get("/ping")).text == "OK"
@@ -207,3 +209,35 @@ async def test_session_cut_in_the_middle_of_a_request(tmp_path: Path, certificat
         await trio.aclose_forcefully(stream)
         async with https_client(bound, context) as client:
             assert (await client.get("/stats", params={"format": "json"})).json()["topics"] == []
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_request_that_comes_with_the_end_of_the_handshake(
+    tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    """Clients send their first request at once; often the broker finds both in one read."""
+    context = certificates.client_context()
+    context.minimum_version = context.maximum_version = version
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        assert bound.https_address is not None
+        host, _, port = bound.https_address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            with trio.fail_after(PATIENCE_S):
+                while True:
+                    try:
+                        session.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        await stream.send_all(outgoing.read())
+                        incoming.write(await stream.receive_some())
+                session.write(REQUESTS["ping"])
+                await stream.send_all(outgoing.read())
+                answer = b""
+                while not answer.endswith(b"OK"):
+                    try:
+                        answer += session.read()
+                    except ssl.SSLWantReadError:
+                        incoming.write(await stream.receive_some())
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")

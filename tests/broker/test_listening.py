@@ -20,11 +20,11 @@ from trio_nsq.broker.listening import listen
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where paths are short enough: those of unix sockets end at about a hundred bytes."""
     (tmp_path / "s").mkdir()
     monkeypatch.chdir(tmp_path / "s")
-    yield Path(".")
+    return Path()
 
 
 def at_paths() -> dict[str, Any]:
@@ -92,7 +92,7 @@ async def test_mode_is_what_the_umask_leaves_and_the_file_goes_at_the_stop(folde
     before = os.umask(0o022)
     try:
         async with running_broker(folder / "d", **at_paths()):
-            mode = os.stat("tcp").st_mode
+            mode = (folder / "tcp").stat().st_mode
             assert stat.S_ISSOCK(mode)
             assert stat.S_IMODE(mode) == 0o755
     finally:
@@ -124,7 +124,9 @@ async def test_socket_in_use_is_left_alone(folder: Path, backlog: int) -> None:
         if not backlog:
             waiting = list(fill_backlog("./tcp"))
         before = open_files()
-        assert await refusal(folder / "d", **at_paths()) == "--tcp-address: ./tcp is in use by another program"
+        assert (
+            await refusal(folder / "d", **at_paths()) == "--tcp-address: ./tcp is in use by another program"
+        )
         assert open_files() == before
         if not backlog:
             used.accept()[0].close()
@@ -162,7 +164,7 @@ async def test_second_address_that_cannot_be_had_gives_up_the_first(folder: Path
 
 async def test_file_that_became_anothers_stays_at_the_stop(folder: Path) -> None:
     async with running_broker(folder / "d", **at_paths()):
-        os.unlink("tcp")
+        (folder / "tcp").unlink()
         (folder / "tcp").write_text("mine")
     assert (folder / "tcp").read_text() == "mine"
 

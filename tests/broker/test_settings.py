@@ -10,20 +10,29 @@ from trio_nsq.broker.settings import ChannelSettings, SettingsError, TopicSettin
 
 
 def test_what_is_not_named_stays() -> None:
-    settings = change(TopicSettings(), {"ttl_ms": 5, "when_full": "drop-oldest"})
+    settings, said = change(TopicSettings(), {}, {"ttl_ms": 5, "when_full": "drop-oldest"})
     assert settings == TopicSettings(ttl_ms=5, when_full="drop-oldest")
-    assert change(settings, {"max_bytes": 7}) == TopicSettings(ttl_ms=5, when_full="drop-oldest", max_bytes=7)
-    assert change(settings, {}) == settings
+    assert said == {"ttl_ms": 5, "when_full": "drop-oldest"}
+    settings, said = change(TopicSettings(), said, {"max_bytes": 7})
+    assert settings == TopicSettings(ttl_ms=5, when_full="drop-oldest", max_bytes=7)
+    assert change(TopicSettings(), said, {}) == (settings, said)
 
 
-def test_null_is_the_default() -> None:
-    assert change(TopicSettings(ttl_ms=5), {"ttl_ms": None}) == TopicSettings()
+def test_null_goes_back_to_the_default() -> None:
+    defaults = TopicSettings(ttl_ms=9)
+    assert change(defaults, {"ttl_ms": 5}, {"ttl_ms": None}) == (defaults, {})
+    assert change(defaults, {}, {"ttl_ms": None}) == (defaults, {})
+
+
+def test_zero_is_said_against_a_default() -> None:
+    settings, said = change(TopicSettings(ttl_ms=9), {}, {"ttl_ms": 0})
+    assert (settings.ttl_ms, said) == (0, {"ttl_ms": 0})
 
 
 @pytest.mark.parametrize("settings", [TopicSettings(), ChannelSettings()])
 def test_json_and_back(settings: Any) -> None:
     assert list(as_json(settings)) == [field.name for field in fields(settings)]
-    assert change(type(settings)(), json.loads(json.dumps(as_json(settings)))) == settings
+    assert change(type(settings)(), {}, json.loads(json.dumps(as_json(settings))))[0] == settings
 
 
 @pytest.mark.parametrize(
@@ -49,10 +58,10 @@ def test_json_and_back(settings: Any) -> None:
 )
 def test_what_is_refused(settings: Any, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
-        change(settings, changes)
+        change(settings, {}, changes)
 
 
 def test_forever() -> None:
-    settings = change(TopicSettings(), {"retention_time_ms": -1, "retention_bytes": -1})
+    settings, _ = change(TopicSettings(), {}, {"retention_time_ms": -1, "retention_bytes": -1})
     assert (settings.retention_time_ms, settings.retention_bytes) == (-1, -1)
-    assert change(ChannelSettings(), {"dead_letter_topic": ""}) == ChannelSettings()
+    assert change(ChannelSettings(), {}, {"dead_letter_topic": ""})[0] == ChannelSettings()

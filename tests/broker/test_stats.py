@@ -130,7 +130,7 @@ def test_heap_in_use_follows_what_is_allocated(figures: ProcessFigures) -> None:
     before = figures.memory()
     held = [bytearray(b"x" * 65536) for _ in range(500)]
     during = figures.memory()
-    assert during["heap_in_use_bytes"] - before["heap_in_use_bytes"] > 30e6
+    assert during["heap_in_use_bytes"] - before["heap_in_use_bytes"] > 20e6  # of 33
     assert during["heap_objects"] - before["heap_objects"] >= len(held)
 
 
@@ -243,7 +243,7 @@ async def test_an_encrypted_connection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("about", [{}, {"identity": "it", "identity_url": "http://it/"}])
-async def test_an_authorized_connection(tmp_path: Path, about: dict[str, str]) -> None:
+async def test_an_authorized_connection(tmp_path: Path, about: dict[str, Any]) -> None:
     async with running_auth_server(answer(authorization(), **about)) as server:
         async with running_api(tmp_path / "d", **auth_options(server)) as api:
             await negotiate(api.tcp)

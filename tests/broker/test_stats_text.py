@@ -1,5 +1,7 @@
 """`/stats` as text, in nsqd's layout (NSQ's HTTP API: /stats)."""
 
+# ruff: noqa: E501 - nsqd's lines are long
+
 import platform
 import re
 from pathlib import Path

@@ -48,6 +48,31 @@ def test_commands_and_options(nowhere: Cli) -> None:
     assert ask(nowhere, "qcli pub clicks ./a") == [["file", "./a", ""]]
 
 
+def test_values_of_serve_s_options(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli serve --log-level ") == ["debug", "info", "warn", "error", "fatal"]
+    assert names(nowhere, "qcli serve -log-level w") == ["warn"]
+    assert names(nowhere, "qcli serve --sync=") == ["--sync=always", "--sync=interval"]
+    assert names(nowhere, "qcli serve --tls-min-version tls1.") == ["tls1.0", "tls1.1", "tls1.2", "tls1.3"]
+    assert names(nowhere, "qcli serve --tls-client-auth-policy ") == ["require", "require-verify"]
+    assert ask(nowhere, "qcli serve --tls-cert ./c") == [["file", "./c", ""]]
+    assert ask(nowhere, "qcli serve -config ./c") == [["file", "./c", ""]]
+    assert ask(nowhere, "qcli serve --data-path ./d") == [["dir", "./d", ""]]
+
+
+def test_a_value_that_may_be_left_out_is_offered_behind_its_sign_only(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli serve --tls-required=t") == [
+        "--tls-required=true",
+        "--tls-required=tcp-https",
+    ]
+    assert names(nowhere, "qcli serve --snappy=") == ["--snappy=true", "--snappy=false"]
+    assert names(nowhere, "qcli serve --snappy ") == []
+    assert names(nowhere, "qcli serve --snappy --deflate --cac") == ["--cache-bytes"]
+
+
+def test_a_bad_configuration_file_does_not_matter(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli serve --config /nonsense --cac") == ["--cache-bytes"]
+
+
 def test_topics(qcli: Cli, topics: str) -> None:
     both = [f"{topics}.a", f"{topics}.b"]
     assert names(qcli, f"qcli pub {topics}") == both

@@ -1,16 +1,27 @@
 """Values of arguments and options."""
 
+from pathlib import Path
+
 import click
 import pytest
 
 from qcli.params import (
+    Boolean,
+    BooleanOrWord,
+    Integer,
+    PathOrNothing,
     Source,
+    Word,
     address,
     channel_source,
     delimiter,
     duration,
+    http_service,
     listen_address,
+    optional_address,
     optional_listen_address,
+    optional_tcp_listen_address,
+    percentiles,
     positive_duration,
     source,
     topic_name,
@@ -76,11 +87,88 @@ def test_what_is_no_address(text: str) -> None:
 def test_port_0_and_nothing_are_for_listening() -> None:
     assert listen_address("127.0.0.1:0") == "127.0.0.1:0"
     assert optional_listen_address("") == ""
+    assert optional_address("") == ""
+    assert optional_tcp_listen_address("") == ""
     for text in ("127.0.0.1:0", ":4150"):
         with pytest.raises(click.BadParameter):
             address(text)
-    with pytest.raises(click.BadParameter, match=r"0\.0\.0\.0:4150"):
-        listen_address(":4150")
+
+
+def test_every_interface_is_written_as_in_go() -> None:
+    assert listen_address(":4150") == ":4150"
+    assert listen_address("[::]:4150") == "[::]:4150"
+
+
+@pytest.mark.parametrize("text", ["/run/nsq.sock", "./nsq.sock", "run/nsq.sock", "/run/a:1"])
+def test_a_path_to_listen_at_has_a_slash(text: str) -> None:
+    assert listen_address(text) == text
+    with pytest.raises(click.BadParameter):
+        optional_tcp_listen_address(text)
+
+
+@pytest.mark.parametrize("text", ["auth", "auth:80", "[::1]:80", "http://a/b?c=d", "https://a:1"])
+def test_services(text: str) -> None:
+    assert http_service(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "a b", "ftp://a", "http://", "a:0", "a:65536", "://a", "a:b"])
+def test_what_is_no_service(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        http_service(text)
+
+
+def test_percentiles() -> None:
+    assert percentiles("0.99") == (0.99,)
+    assert percentiles("1.0, 0.5") == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0.9,", "0", "1.1", "-1", "nan", "inf", "0.5,99"])
+def test_what_is_no_percentile(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        percentiles(text)
+
+
+def value(kind: Integer | click.Choice[str] | click.Path, text: str) -> object:
+    """What a kind of values makes of a text."""
+    return kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "number"), [("10", 10), ("0x10", 16), ("1_000", 1000), ("0b11", 3)])
+def test_integers_are_go_s(text: str, number: int) -> None:
+    assert value(Integer(), text) == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.0", "010", "5", "1e3"])
+def test_what_is_no_integer_above_5(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        value(Integer(min=6), text)
+
+
+def test_booleans_are_go_s() -> None:
+    for word in ("1", "t", "T", "TRUE", "true", "True"):
+        assert value(Boolean(), word) is True
+        assert value(BooleanOrWord([]), word) == "true"
+    for word in ("0", "f", "F", "FALSE", "false", "False"):
+        assert value(Boolean(), word) is False
+        assert value(BooleanOrWord([]), word) == "false"
+    for word in ("", "yes", "2"):
+        for kind in (Boolean(), BooleanOrWord(["a"])):
+            with pytest.raises(click.BadParameter):
+                value(kind, word)
+
+
+def test_words() -> None:
+    assert value(Word(["a", "b"]), "B") == "b"
+    assert value(Word(["a", "b"], empty="a"), "") == "a"
+    assert value(BooleanOrWord(["a"]), "A") == "a"
+    for word in ("", "c"):
+        with pytest.raises(click.BadParameter, match="is not one of 'a', 'b'"):
+            value(Word(["a", "b"]), word)
+
+
+def test_an_empty_path_is_none() -> None:
+    assert value(PathOrNothing(), "") is None
+    assert value(PathOrNothing(), "a/b") == Path("a/b")
 
 
 @pytest.mark.parametrize(

@@ -1,78 +1,18 @@
 """`qcli serve`."""
 
-import dataclasses
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ssl
 from pathlib import Path
 
-import click
 import pytest
+import trustme
 
-from cli.support import Cli, Running
-from qcli.serve import broker_options, command
-from trio_nsq.broker import BrokerOptions
-from trio_nsq.protocol import Limits
-
-FREE_PORTS = ("--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
-
-
-@contextmanager
-def serving(tmp_path: Path, *flags: str) -> Iterator[Running]:
-    """A broker that is ready; `log` holds what it said until then."""
-    nowhere = Cli("127.0.0.1:1", "127.0.0.1:1")
-    with nowhere.running("serve", "--data-path", str(tmp_path / "data"), *FREE_PORTS, *flags) as broker:
-        yield broker
-
-
-def hear_until_ready(broker: Running) -> list[str]:
-    heard = [broker.hear_line()]
-    while not heard[-1].startswith("ready"):
-        heard.append(broker.hear_line())
-    return heard
-
-
-def options(*args: str) -> BrokerOptions:
-    """What the broker is told for these flags."""
-    with command.make_context("serve", list(args)) as ctx:
-        params = dict(ctx.params)
-    for other in ("address_file", "log_level", "log_prefix"):
-        del params[other]
-    return broker_options(params)
-
-
-def test_defaults_are_the_broker_s() -> None:
-    assert options() == BrokerOptions(data_path=Path())
-
-
-def test_every_option_of_the_broker_has_a_flag() -> None:
-    names = {param.name for param in command.params}
-    fields = {field.name for field in dataclasses.fields(BrokerOptions)} - {"limits"}
-    # nsqd has no flags for the first two; compression comes with a flag of its own.
-    limits = {field.name for field in dataclasses.fields(Limits)} - {
-        "heartbeat_interval_ms",
-        "output_buffer_size",
-        "max_deflate_level",
-    }
-    assert (fields | limits) - names == set()
-
-
-def test_flags_arrive() -> None:
-    given = options(
-        "--sync=interval", "--sync-timeout", "1m", "--msg-timeout=90s", "--max-msg-size", "10", "--node-id", "7",
-        "--http-address", "", "--mem-queue-size=0",
-    )  # fmt: skip
-    assert (given.sync, given.sync_timeout_ms, given.node_id, given.http_address) == (
-        "interval",
-        60_000,
-        7,
-        "",
-    )
-    assert (given.limits.msg_timeout_ms, given.limits.max_msg_size, given.mem_queue_size) == (90_000, 10, 0)
+from cli.serving import hear_until_ready, refusal, serving
+from cli.support import DEADLINE_S, Cli
 
 
 def test_ready_comes_after_the_address_file(tmp_path: Path) -> None:
@@ -136,15 +76,30 @@ def test_no_http(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "a.json").read_text())["http_address"] is None
 
 
-def refusal(tmp_path: Path, *flags: str) -> str:
-    """The one line that says why the broker does not start."""
-    with serving(tmp_path, *flags) as broker:
-        result = broker.end()
-    assert (result.code, result.out) == (1, b"")
-    errors = [line for line in result.err.splitlines() if not line.startswith("[qcli] ")]
-    assert len(errors) == 1
-    assert errors[0].startswith("Error: ")
-    return errors[0]
+def test_https_is_told_if_there_is_a_certificate(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    leaf = trustme.CA().issue_cert("127.0.0.1")
+    leaf.cert_chain_pems[0].write_to_path(certificate)
+    leaf.private_key_pem.write_to_path(key)
+    flags = [f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0"]
+    with serving(tmp_path, *flags, "--address-file", str(tmp_path / "a.json")) as broker:
+        ready = hear_until_ready(broker)[-1]
+        https_address = json.loads((tmp_path / "a.json").read_text())["https_address"]
+        assert f", https {https_address}, " in ready
+        host, port = https_address.split(":")
+        with ssl._create_unverified_context().wrap_socket(socket.create_connection((host, int(port)))):
+            pass
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
+    with serving(tmp_path, f"--tcp-address={tcp}", f"--http-address={http}") as broker:
+        assert f"ready: tcp {tcp}, http {http}, " in hear_until_ready(broker)[-1]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(DEADLINE_S)
+            client.connect(str(http))
+            client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.makefile("rb").read().endswith(b"OK")
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
@@ -188,19 +143,3 @@ def test_an_address_file_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o500)
     assert str(tmp_path / "data") in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--tcp-address=4150",
-        "--node-id=1024",
-        "--sync=never",
-        "--msg-timeout=60",
-        "--sync-every=0",
-        "--log-level=x",
-    ],
-)
-def test_bad_flags_are_usage_errors(flag: str) -> None:
-    with pytest.raises(click.UsageError):
-        options(flag)

@@ -1,8 +1,11 @@
 """Connections over real sockets, some of them made by a client nobody here wrote."""
 
 import logging
+import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from functools import partial
 
 import httpx
@@ -100,18 +103,23 @@ async def serving(
 
 
 async def receive_all(stream: trio.abc.ReceiveStream) -> bytes:
+    """All that comes, but for the dates."""
     with trio.fail_after(5):
-        return b"".join([bytes(data) async for data in stream])
+        return undated(b"".join([bytes(data) async for data in stream]))
+
+
+def undated(data: bytes) -> bytes:
+    return re.sub(rb"Date: [^\r]+\r\n", b"", data)
 
 
 async def receive_exactly(stream: trio.abc.ReceiveStream, expected: bytes) -> None:
     received = b""
     with trio.fail_after(5):
-        while len(received) < len(expected):
-            data = await stream.receive_some(len(expected) - len(received))
+        while len(undated(received)) < len(expected) or b"Date" in undated(received):
+            data = await stream.receive_some(1)
             assert data, f"closed after {received!r}"
             received += data
-    assert received == expected
+    assert undated(received) == expected
 
 
 async def exchange(port: int, *parts: bytes, eof: bool = True) -> bytes:
@@ -175,6 +183,19 @@ async def test_reply_whole_byte_by_byte_and_pipelined(request_: bytes, reply: by
         assert await exchange(port, request_) == reply
         assert await exchange(port, *(request_[i : i + 1] for i in range(len(request_)))) == reply
         assert await exchange(port, get("/ping") + request_ + get("/ping")) == OK + reply + OK
+
+
+async def test_every_answer_has_its_date() -> None:
+    async with serving() as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        before = int(time.time())
+        await stream.send_all(get("/ping") + get("/nope") + get("/crash") + b"nonsense\r\n\r\n")
+        with trio.fail_after(5):
+            answers = b"".join([bytes(data) async for data in stream])
+        dates = re.findall(r"^Date: (.*)\r$", answers.decode(), re.MULTILINE)
+        assert len(dates) == 4
+        for date in dates:
+            assert date.endswith(" GMT")
+            assert before <= parsedate_to_datetime(date).timestamp() <= time.time()
 
 
 async def test_another_client_agrees() -> None:

@@ -16,7 +16,7 @@ async def pieces() -> AsyncGenerator[bytes, None]:
 def head(
     response: Response, *, plain: bool = False, connection: bytes = b"", chunked: bool = True
 ) -> list[str]:
-    lines = encode_head(response, plain=plain, connection=connection, chunked=chunked).decode().split("\r\n")
+    lines = encode_head(response, plain=plain, about=connection, chunked=chunked).decode().split("\r\n")
     assert lines[-2:] == ["", ""]
     return lines[:-2]
 

@@ -19,7 +19,13 @@ DEADLINE_S = 10 * 60
 """For one download or build; the first one of the Go programs, caches empty, takes about a minute on two cores."""
 
 NSQ = "github.com/nsqio/nsq"
-GO_PACKAGES = ["./gopeer", f"{NSQ}/apps/nsqd", f"{NSQ}/bench/bench_reader", f"{NSQ}/bench/bench_writer"]
+GO_PACKAGES = [
+    "./gopeer",
+    f"{NSQ}/apps/nsqd",
+    f"{NSQ}/apps/nsqlookupd",
+    f"{NSQ}/bench/bench_reader",
+    f"{NSQ}/bench/bench_writer",
+]
 
 
 class PeerUnavailable(Exception):
@@ -32,7 +38,7 @@ _unavailable: dict[Path, PeerUnavailable] = {}
 
 @functools.cache
 def go_program(name: str) -> Path:
-    """Return the path of ``nsqd``, ``bench_reader``, ``bench_writer`` or ``gopeer``, built if need be.
+    """Return the path of ``nsqd``, ``nsqlookupd``, ``bench_reader``, ``bench_writer`` or ``gopeer``, built if need be.
 
     Raises:
         PeerUnavailable: there is no ``go``, or the modules could not be downloaded.
@@ -53,6 +59,20 @@ def go_program(name: str) -> Path:
         build,
     )
     return programs / name
+
+
+@functools.cache
+def nsq_sources() -> Path:
+    """Return the folder of NSQ's own sources, of the version that `go.mod` names.
+
+    Raises:
+        PeerUnavailable: there is no ``go``, or the module could not be downloaded.
+    """
+    go = _tool("go")
+    if failure := _run([go, "mod", "download", NSQ]):
+        raise PeerUnavailable(f"{NSQ} could not be downloaded: {failure}")
+    command = [go, "list", "-m", "-f", "{{.Dir}}", NSQ]
+    return Path(subprocess.check_output(command, cwd=INTEROP, text=True, timeout=DEADLINE_S).strip())
 
 
 @functools.cache

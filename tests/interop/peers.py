@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import pytest
 
-from interop.build import INTEROP, PeerUnavailable, go_program, node_modules
+from interop.build import INTEROP, PeerUnavailable, go_program, node_modules, nsq_sources
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 15.0
@@ -146,6 +146,8 @@ class Broker:
     http_address: str
     """``127.0.0.1:PORT``"""
     child: Child
+    https_address: str = ""
+    """``127.0.0.1:PORT``, or empty without ``--tls-cert``"""
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -190,7 +192,7 @@ class Broker:
 def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
     """Run the real nsqd on free loopback ports, with its data in ``data_path``; it has ended when the block is left.
 
-    ``flags`` are further flags of nsqd. The block may end the process itself.
+    ``flags`` are further flags of nsqd, each in the form ``--name=value``. The block may end the process itself.
     """
     with _or_skip():
         program = go_program("nsqd")
@@ -200,16 +202,18 @@ def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
         f"--data-path={data_path}",
         "--tcp-address=127.0.0.1:0",
         "--http-address=127.0.0.1:0",
+        "--https-address=127.0.0.1:0",
         "--broadcast-address=127.0.0.1",
         *flags,
     ]
+    listeners = {"TCP", "HTTP", "HTTPS"} if _has_tls(flags) else {"TCP", "HTTP"}
 
-    def addresses(child: Child) -> tuple[str, str]:
+    def addresses(child: Child) -> tuple[str, str, str]:
         found: dict[str, str] = {}
-        while not {"TCP", "HTTP"} <= found.keys():
+        while not listeners <= found.keys():
             listening = _await_line(child, re.compile(r"\b(\w+): listening on (\S+)"))
             found[listening[1]] = listening[2]
-        return found["TCP"], found["HTTP"]
+        return found["TCP"], found["HTTP"], found.get("HTTPS", "")
 
     with _broker(argv, addresses) as broker:
         yield broker
@@ -218,6 +222,45 @@ def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
             broker.process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
             pass  # as a connection that never sent its magic makes it do
+
+
+@contextmanager
+def nsqlookupd(*flags: str) -> Iterator[Broker]:
+    """Run the real nsqlookupd on free loopback ports; it has ended when the block is left.
+
+    ``flags`` are further flags of nsqlookupd, or the same ones again. The block may end the process itself.
+    """
+    with _or_skip():
+        program = go_program("nsqlookupd")
+    argv: list[str | Path] = [
+        program,
+        "--tcp-address=127.0.0.1:0",
+        "--http-address=127.0.0.1:0",
+        "--broadcast-address=127.0.0.1",
+        *flags,
+    ]
+
+    def addresses(child: Child) -> tuple[str, str, str]:
+        found: dict[str, str] = {}
+        while not {"TCP", "HTTP"} <= found.keys():
+            listening = _await_line(child, re.compile(r"\b(\w+): listening on (\S+)"))
+            found[listening[1]] = listening[2]
+        return found["TCP"], found["HTTP"], ""
+
+    with _broker(argv, addresses) as lookupd:
+        yield lookupd
+
+
+def nsqd_program() -> Path:
+    """Return nsqd, for a test that runs it in its own way."""
+    with _or_skip():
+        return go_program("nsqd")
+
+
+def nsqd_example_config() -> Path:
+    """Return the configuration file that comes with nsqd."""
+    with _or_skip():
+        return nsq_sources() / "contrib" / "nsqd.cfg.example"
 
 
 @contextmanager
@@ -233,14 +276,16 @@ def qcli_serve(data_path: Path, *flags: str) -> Iterator[Broker]:
         f"--data-path={data_path}",
         "--tcp-address=127.0.0.1:0",
         "--http-address=127.0.0.1:0",
+        "--broadcast-address=127.0.0.1",
+        *(["--https-address=127.0.0.1:0"] if _has_tls(flags) else []),
         f"--address-file={address_file}",
         *flags,
     ]
 
-    def addresses(child: Child) -> tuple[str, str]:
+    def addresses(child: Child) -> tuple[str, str, str]:
         _await_line(child, re.compile(r"^ready\b"))
         bound = json.loads(address_file.read_text())
-        return bound["tcp_address"], bound["http_address"]
+        return bound["tcp_address"], bound["http_address"], bound.get("https_address") or ""
 
     with _broker(argv, addresses) as broker:
         yield broker
@@ -250,12 +295,18 @@ def qcli_serve(data_path: Path, *flags: str) -> Iterator[Broker]:
                 broker.child.fail(f"SIGTERM ended it with exit code {code}")
 
 
+def _has_tls(flags: Iterable[str]) -> bool:
+    return any(flag.startswith("--tls-cert=") for flag in flags)
+
+
 @contextmanager
-def _broker(argv: Sequence[str | Path], addresses: Callable[[Child], tuple[str, str]]) -> Iterator[Broker]:
+def _broker(
+    argv: Sequence[str | Path], addresses: Callable[[Child], tuple[str, str, str]]
+) -> Iterator[Broker]:
     child = Child(argv)
     try:
-        tcp_address, http_address = addresses(child)
-        yield Broker(tcp_address, http_address, child)
+        tcp_address, http_address, https_address = addresses(child)
+        yield Broker(tcp_address, http_address, child, https_address)
     finally:
         child.close()
 

@@ -329,31 +329,12 @@ def test_finding_one_message_reads_little(tmp_path: Path) -> None:
     append_each(log, [batch(n, b"x" * 100) for n in range(15_000)])
     log.close()
     log = DiskLog(tmp_path, files=files)
-    log.read(5001, 0)  # makes the index of an old segment
     files.reset()
     for n in range(5000, 5700, 7):
         (found, *_) = log.read(n, 0)
         assert found == batch(n, b"x" * 100)
     assert files.read_bytes / 100 < 64 * 1024 + 4096
     assert files.reads / 100 < 64 / 4 + 4
-    log.close()
-
-
-def test_the_index_of_an_old_segment_is_made_only_as_far_as_needed(tmp_path: Path) -> None:
-    files = CountingFiles()
-    log = DiskLog(tmp_path, segment_bytes=2 * 10**6)
-    append_each(log, [batch(n, b"x" * 960) for n in range(4000)])
-    log.close()
-    log = DiskLog(tmp_path, files=files)
-    files.reset()
-    assert log.read(10, 0) == [batch(10, b"x" * 960)]
-    assert files.read_bytes < 3 * 64 * 1024
-    files.reset()
-    assert log.read(1900, 0) == [batch(1900, b"x" * 960)]
-    whole = files.read_bytes
-    files.reset()
-    assert log.read(1899, 0) == [batch(1899, b"x" * 960)]
-    assert files.read_bytes < whole / 10
     log.close()
 
 

@@ -335,7 +335,8 @@ def test_the_simulation_loses_what_was_not_synced(tmp_path: Path) -> None:
     with pytest.raises(LogWriteError):
         log.sync()
     disk.sync_fails = False
-    disk.sync(log._segments[0]._fd)  # the kernel has nothing more to write
+    with log._segments[0]._file as fd:
+        disk.sync(fd)  # the kernel has nothing more to write
     assert after_a_power_cut(disk, tmp_path / "2") == BEFORE
     log.close()
 

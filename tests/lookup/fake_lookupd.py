@@ -30,10 +30,12 @@ class Conversation:
         self.identity: dict[str, Any] = {}
         self.ended = False
         self._stream = stream
+        self._sending = trio.Lock()
 
     async def say(self, data: bytes) -> None:
         """Send bytes as they are."""
-        await self._stream.send_all(data)
+        async with self._sending:
+            await self._stream.send_all(data)
 
     async def hang_up(self) -> None:
         """Close the connection from this side."""
@@ -83,8 +85,11 @@ class FakeLookupd:
         """Wait until something holds that depends on what brokers do here."""
         with trio.fail_after(PATIENCE_S):
             while not condition():
-                self._happened = trio.Event()
                 await self._happened.wait()
+
+    def _note(self) -> None:
+        self._happened.set()
+        self._happened = trio.Event()
 
     async def conversation(self, index: int) -> Conversation:
         """The first, second ... connection, once it is there and the broker has introduced itself."""
@@ -109,7 +114,7 @@ class FakeLookupd:
             pass  # one of us has hung up
         finally:
             conversation.ended = True
-            self._happened.set()
+            self._note()
 
     async def _talk(self, conversation: Conversation, stream: trio.SocketStream) -> None:
         buffer = b""
@@ -138,10 +143,10 @@ class FakeLookupd:
                 reply = self._identity()
             else:
                 conversation.lines.append(command)
-            self._happened.set()
+            self._note()
             reply = self.replies.get(verb, reply)
             if reply is not None:
-                await stream.send_all(pack(">i", len(reply)) + reply)
+                await conversation.say(pack(">i", len(reply)) + reply)
 
     def _identity(self) -> bytes:
         host, _, port = self.http_address.rpartition(":")
@@ -165,7 +170,7 @@ class FakeLookupd:
         if topic is None:
             raise HTTPError(400, "MISSING_ARG_TOPIC")
         self.asked.append(topic)
-        self._happened.set()
+        self._note()
         await self.gate.wait()
         known = self.channels.get(topic, [])
         return known if isinstance(known, Response) else Response.json({"channels": known})

@@ -183,10 +183,10 @@ class Registered(RuleBasedStateMachine):
     @invariant()
     def what_is_known_is_here(self) -> None:
         if self.connected and not self.announcements.pending:
-            here = {(topic, None) for topic in self.topics}
+            here: set[tuple[str, str | None]] = {(topic, None) for topic in self.topics}
             here |= {(name, channel) for name, topic in self.topics.items() for channel in topic.channels}
             assert set(self.registered) == here
 
 
 TestRegistered = Registered.TestCase
-TestRegistered.settings = settings(max_examples=300)
+TestRegistered.settings = settings(max_examples=150)

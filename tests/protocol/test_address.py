@@ -1,6 +1,6 @@
 import pytest
 
-from trio_nsq.protocol.address import format_address, parse_address
+from trio_nsq.protocol.address import format_address, format_peer, parse_address
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,22 @@ def test_anything_else_is_refused_with_the_text_in_the_error(text: str) -> None:
         with pytest.raises(ValueError) as caught:
             parse_address(text, default_port)
         assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        (("127.0.0.1", 4150), "127.0.0.1:4150"),
+        (("::1", 4150, 0, 0), "[::1]:4150"),
+        ("", "@"),
+        (b"", "@"),
+        ("/run/client.sock", "/run/client.sock"),
+        (b"\0name", "@name"),
+        (b"\0a\0b\xff", r"'@a\x00b\\xff'"),
+        ("/tmp/a\nb\x1b[31m", r"'/tmp/a\nb\x1b[31m'"),
+    ],
+)
+def test_peers_are_shown_as_nsqd_does(
+    address: tuple[str, int] | tuple[str, int, int, int] | str | bytes, text: str
+) -> None:
+    assert format_peer(address) == text

@@ -107,6 +107,8 @@ def _finish(ctx: click.Context, command: DocumentedCommand, lines: list[str]) ->
         for param in each.params
         if isinstance(param, click.Option) and param.envvar
     }
+    if "Environment" in command.notes:
+        variables = {}  # that says more in fewer words
     if variables:
         lines.append(".SH ENVIRONMENT")
     for variable, param in variables.items():
@@ -171,7 +173,8 @@ def _options(options: Iterable[click.Option]) -> Iterator[str]:
         names = ", ".join(f"\\fB{_text(name)}\\fR" for name in _spelling(param))
         value = _metavar(param)
         yield ".TP"
-        yield f"{names} \\fI{_text(value)}\\fR" if value else names
+        blank = "" if value.startswith("[=") else " "
+        yield f"{names}{blank}\\fI{_text(value)}\\fR" if value else names
         yield _text(" ".join(_explanation(param)))
 
 

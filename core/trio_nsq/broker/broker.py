@@ -13,7 +13,7 @@ from .topic import Topic
 NODE_ID_BITS = 10
 COUNTER_BITS = 64 - NODE_ID_BITS
 _NS_PER_MS = 1_000_000
-_CHANNELS_AT_ONCE = 32
+_CHANNELS_AT_ONCE = 200
 _MESSAGES_AT_ONCE = 1000
 _DEAD_ALARMS = 100
 """So many alarms of deleted channels may stay until they ring, however few others there are."""

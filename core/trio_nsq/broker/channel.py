@@ -9,7 +9,7 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import LOOKED_AT, Consumer, Delivery
 from .quantiles import RecentSketch
+from .settings import ChannelSettings, change
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -49,6 +50,7 @@ class Channel:
         e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
+        settings: Those in force.
     """
 
     def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
@@ -81,6 +83,8 @@ class Channel:
         self._capped_count = 0
         self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
         self._paused = False
+        self.settings = ChannelSettings()
+        self._changes: dict[str, Any] = {}  # settings of its own, by name
         self._state: ChannelState | None = None  # as `state` gave it, unless something has changed since
 
     # ------------------------------------------------------------------ what is where
@@ -98,6 +102,11 @@ class Channel:
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
+        self._state = None
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        self.settings, self._changes = change(ChannelSettings(), self._changes, changes)
         self._state = None
 
     @property
@@ -544,6 +553,7 @@ class Channel:
             self._state = ChannelState(
                 self.name,
                 self._paused,
+                self._changes,
                 self.cursor,
                 list(self._holes),
                 list(self._requeued),
@@ -567,6 +577,7 @@ class Channel:
         """
         channel = cls(topic, str(state["name"]), min(int(state["cursor"]), log_end))
         channel.paused = bool(state["paused"])
+        channel.configure(state.get("settings", {}))
         for start, end in state["holes"]:
             channel.skip(int(start), min(int(end), log_end))
         unfinished = sorted((int(s), int(n)) for s, n in state["unfinished"] if s < log_end)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator
 from itertools import islice
+from typing import Any
 
 from .batch import Batch
 from .consumer import Delivery
@@ -18,13 +19,14 @@ class ChannelState:
     Making one costs no more than the copies that C makes; what costs Python work for each message is left to `encode`.
 
     Args:
-        name, paused, cursor: The channel's.
+        name, paused, settings, cursor: The channel's.
         holes, requeued, in_flight, deferred: Copies of the channel's, which become this object's own; `in_flight` is
             that of each consumer.
 
     Attributes:
-        text: The JSON object: name, paused, cursor, holes [[start, end]], unfinished [[sequence, attempts]],
-            deferred [[due_ns, sequence, attempts]]. Empty until `encode` has come to its end.
+        text: The JSON object: name, paused, settings (see `change`), cursor, holes [[start, end]],
+            unfinished [[sequence, attempts]], deferred [[due_ns, sequence, attempts]]. Empty until `encode` has
+            come to its end.
         first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
     """
 
@@ -34,6 +36,7 @@ class ChannelState:
         self,
         name: str,
         paused: bool,
+        settings: dict[str, Any],
         cursor: int,
         holes: list[tuple[int, int]],
         requeued: list[tuple[int, int, Batch | None]],
@@ -42,7 +45,8 @@ class ChannelState:
     ) -> None:
         self.text = ""
         self.first_needed = cursor
-        self._head = f'{{"name":"{name}","paused":{"true" if paused else "false"},"cursor":{cursor}'
+        head = {"name": name, "paused": paused, "settings": settings, "cursor": cursor}
+        self._head = json.dumps(head, separators=(",", ":"))[:-1]
         self._holes = holes
         self._requeued = requeued
         self._in_flight = in_flight

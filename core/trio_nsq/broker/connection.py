@@ -200,19 +200,26 @@ class Connection:
         await self.wire.linger()
 
     async def _send_heartbeats(self) -> None:
+        """Send heartbeats, and end a connection that is silent for two intervals; runs until cancelled."""
+        next_beat_s = trio.current_time() + self._heartbeat_interval_s
         while True:
-            interval_s = self._heartbeat_interval_s
-            with trio.move_on_after(interval_s):
+            # A silence that begins later than now cannot be too long before the next heartbeat.
+            too_long_s = self._silent_since + 2 * self._heartbeat_interval_s
+            with trio.move_on_at(min(next_beat_s, too_long_s)):
                 await self._settings_changed.wait()
                 self._settings_changed = trio.Event()
+                next_beat_s = trio.current_time() + self._heartbeat_interval_s
                 continue
-            if trio.current_time() - self._silent_since >= 2 * interval_s:
+            now_s = trio.current_time()
+            if now_s >= self._silent_since + 2 * self._heartbeat_interval_s:
                 logger.info("%s: closed, nothing heard for two heartbeats", self.peer)
                 self.close()
                 return
-            if self._reader.greeted and not self._upgrading:
-                self._answer(HEARTBEAT_FRAME)
-                self._flush_answers()
+            if now_s >= next_beat_s:
+                next_beat_s += self._heartbeat_interval_s
+                if self._reader.greeted and not self._upgrading:
+                    self._answer(HEARTBEAT_FRAME)
+                    self._flush_answers()
 
     async def _send_rest(self) -> None:
         """Take over sending whenever the socket is full, and give the client messages again afterwards."""

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,17 +154,17 @@ class DataFolder:
         if not folder.exists():
             return None
         retired = folder.with_name(f"{folder.name}-deleted-{time.time_ns()}")
-        folder.rename(retired)
+        self.files.rename(folder, retired)
         try:
             self.files.sync_folder(folder.parent)
         except OSError:
-            retired.rename(folder)
+            self.files.rename(retired, folder)
             raise
         return retired
 
     def remove_retired(self, folder: Path) -> None:
         """Remove what is left of a deleted topic; what resists is tried again at the next start."""
-        shutil.rmtree(folder, ignore_errors=True)
+        self.files.remove_folder(folder)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from ..http import HTTPError, Request, Response, Route, Router
 from ..log import LogError
-from ..protocol import CommandError, MessageSet, is_valid_name, pack_messages, walk_messages
+from ..protocol import CommandError, MessageSet, pack_messages, walk_messages
 from .addresses import BoundAddresses, Broadcast, port_of
-from .channel import Channel
 from .errors import PublishRefused
 from .http_config import ConfigEndpoints
 from .http_debug import DebugEndpoints
+from .http_settings import SettingsEndpoints
+from .http_targets import channel_names, find_channel, find_topic, given, valid_name
 from .publisher import Publication
 from .stats import broker_stats
 from .stats_text import render_text
-from .topic import Topic
 
 if TYPE_CHECKING:
     from .metrics import MetricsExposition
@@ -123,7 +123,7 @@ class Endpoints:
         """One message, the body; `defer` in milliseconds."""
         if not request.body:
             raise HTTPError(400, "MSG_EMPTY")
-        topic = _name(request, "topic", "INVALID_TOPIC")
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
         due_ns = 0
         if "defer" in request.query:
             text = request.query["defer"]
@@ -137,7 +137,7 @@ class Endpoints:
 
     async def mpub(self, request: Request) -> Response:
         """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
-        topic = _name(request, "topic", "INVALID_TOPIC")
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
         if "binary" in request.query and request.query["binary"] not in _FALSE:
             await self._publish(topic, self._binary(request.body))
             return _OK
@@ -176,12 +176,12 @@ class Endpoints:
 
     async def topic_create(self, request: Request) -> Response:
         """Make a topic, or leave it as it is."""
-        await self._create(_name(request, "topic", "INVALID_TOPIC"))
+        await self._create(valid_name(request, "topic", "INVALID_TOPIC"))
         return _EMPTY
 
     async def topic_delete(self, request: Request) -> Response:
         """Delete a topic, its channels and its files."""
-        topic = self._topic(_given(request, "topic"))
+        topic = find_topic(self._server, given(request, "topic"))
         try:
             await self._server.delete_topic(topic)
         except OSError as exc:
@@ -190,31 +190,25 @@ class Endpoints:
 
     async def topic_empty(self, request: Request) -> Response:
         """Drop what waits in the topic itself; its channels keep theirs."""
-        topic = self._topic(_name(request, "topic", "INVALID_TOPIC"))
+        topic = find_topic(self._server, valid_name(request, "topic", "INVALID_TOPIC"))
         topic.empty()
         await self._server.save(topic)
         return _EMPTY
 
     async def topic_pause(self, request: Request) -> Response:
         """Give nothing more to the channels."""
-        topic = self._topic(_given(request, "topic"))
+        topic = find_topic(self._server, given(request, "topic"))
         topic.pause()
         await self._server.save(topic)
         return _EMPTY
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
-        topic = self._topic(_given(request, "topic"))
+        topic = find_topic(self._server, given(request, "topic"))
         topic.unpause()
         self._server.pump_topic(topic)
         await self._server.save(topic)
         return _EMPTY
-
-    def _topic(self, name: str) -> Topic:
-        topic = self._server.broker.topics.get(name)
-        if topic is None:
-            raise HTTPError(404, "TOPIC_NOT_FOUND")
-        return topic
 
     async def _create(self, topic: str, channel: str | None = None) -> None:
         try:
@@ -228,62 +222,40 @@ class Endpoints:
 
     async def channel_create(self, request: Request) -> Response:
         """Make a channel of a topic that is there, or leave it as it is."""
-        topic, channel = _channel_names(request)
-        self._topic(topic)
+        topic, channel = channel_names(request)
+        find_topic(self._server, topic)
         await self._create(topic, channel)
         return _EMPTY
 
     async def channel_delete(self, request: Request) -> Response:
         """Delete a channel; its clients are disconnected."""
-        await self._server.delete_channel(self._channel(request))
+        await self._server.delete_channel(find_channel(self._server, request))
         return _EMPTY
 
     async def channel_empty(self, request: Request) -> Response:
         """Drop everything the channel has: ready, in flight and deferred."""
-        channel = self._channel(request)
+        channel = find_channel(self._server, request)
         channel.empty()
         await self._server.save(channel.topic)
         return _EMPTY
 
     async def channel_pause(self, request: Request) -> Response:
         """Send nothing more to its clients."""
-        await self._server.pause(self._channel(request))
+        await self._server.pause(find_channel(self._server, request))
         return _EMPTY
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        await self._server.unpause(self._channel(request))
+        await self._server.unpause(find_channel(self._server, request))
         return _EMPTY
-
-    def _channel(self, request: Request) -> Channel:
-        topic_name, channel_name = _channel_names(request)
-        channel = self._topic(topic_name).channels.get(channel_name)
-        if channel is None:
-            raise HTTPError(404, "CHANNEL_NOT_FOUND")
-        return channel
-
-
-def _given(request: Request, parameter: str) -> str:
-    """A parameter that has to be there, whatever it says."""
-    if parameter not in request.query:
-        raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
-    return request.query[parameter]
-
-
-def _name(request: Request, parameter: str, invalid: str) -> str:
-    """A parameter that has to be a valid name."""
-    name = _given(request, parameter)
-    if not is_valid_name(name):
-        raise HTTPError(400, invalid)
-    return name
-
-
-def _channel_names(request: Request) -> tuple[str, str]:
-    topic = _name(request, "topic", "INVALID_ARG_TOPIC")
-    return topic, _name(request, "channel", "INVALID_ARG_CHANNEL")
 
 
 def make_router(server: "Server", bound: BoundAddresses) -> Router:
     """The broker's routes."""
-    parts = (Endpoints(server, bound), ConfigEndpoints(server, bound), DebugEndpoints(server))
+    parts = (
+        Endpoints(server, bound),
+        ConfigEndpoints(server, bound),
+        DebugEndpoints(server),
+        SettingsEndpoints(server),
+    )
     return Router(route for part in parts for route in part.routes())

@@ -146,7 +146,8 @@ class Server:
             self._timer_moved = trio.Event()
             for channel in self.broker.tick(self.now_ns()):
                 self.broker.changed.add(channel.topic.name)
-                self.pump(channel)
+                if channel.hungry:
+                    self._in_line[channel] = None
             for channel in list(islice(self._in_line, _CHANNELS_PER_TURN)):
                 del self._in_line[channel]
                 self.pump(channel)

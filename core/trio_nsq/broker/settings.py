@@ -59,22 +59,32 @@ _MAY_BE_FOREVER = ("retention_time_ms", "retention_bytes")
 _BIGGEST = 2**53  # what every JSON reader can hold
 
 
-def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def change(
+    defaults: Settings, own: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[Settings, dict[str, Any]]:
     """Settings with some of them changed.
 
     Args:
-        changes: New values by name, as JSON has them; None is the default.
+        defaults: What holds where nothing else is said.
+        own: Values by name that are said already.
+        changes: New ones, as JSON has them; None goes back to the default.
+
+    Returns:
+        The settings in force, and the values that are now said.
 
     Raises:
-        SettingsError: Nothing is changed.
+        SettingsError: One of the changes is none.
     """
-    known = {field.name: field.default for field in fields(settings)}
-    values: dict[str, Any] = {}
+    kinds = {field.name: field.default for field in fields(defaults)}
+    said = dict(own)
     for name, value in changes.items():
-        if name not in known:
-            raise SettingsError(f"there is no setting {name}; there are {', '.join(known)}")
-        values[name] = known[name] if value is None else _checked(name, value, known[name])
-    return replace(settings, **values)
+        if name not in kinds:
+            raise SettingsError(f"there is no setting {name}; there are {', '.join(kinds)}")
+        if value is None:
+            said.pop(name, None)
+        else:
+            said[name] = _checked(name, value, kinds[name])
+    return replace(defaults, **said), said
 
 
 def _checked(name: str, value: Any, default: object) -> Any:

@@ -264,6 +264,8 @@ class TLSStream(trio.abc.HalfCloseableStream):
                 await self._send_outgoing()
             if not done and not (data := bytes(await self.transport.receive_some(_READ_BYTES))):
                 raise TLSError("the client left during the handshake")
+        self._received = list(self._session.decode(b""))[::-1]  # what came along with the end of it
+        await self._send_outgoing()
 
     async def _send_outgoing(self) -> None:
         if data := self._session.outgoing():

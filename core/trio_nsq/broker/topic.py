@@ -11,7 +11,7 @@ ahead of it for a moment.
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -22,6 +22,7 @@ from .batch import Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
+from .settings import SettingsError, TopicSettings, change
 
 STATE_FORMAT = 1
 _CHANNEL_COST = 10
@@ -40,12 +41,13 @@ class StateError(ValueError):
 class Checkpoint:
     """A topic at one moment, on its way to disk.
 
-    It is a JSON object: format, name, paused, distribution_point, end (of the topic), ephemeral_needed (the oldest
+    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic),
+    ephemeral_needed (the oldest
     sequence that the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after
     last, due_ns]], channels (see `ChannelState`).
 
     Args:
-        head: The first five of these.
+        head: The first six of these.
         waiting_deferred: A copy of the topic's.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
 
@@ -100,19 +102,29 @@ class Topic:
         cache: The broker's decoded batches.
         mem_queue_size: How many of the newest messages to keep decoded.
         e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
+        defaults: Its settings, but for those that `configure` changes.
 
     Attributes:
         distribution_point: See above.
         paused: Nothing is distributed.
+        settings: Those in force.
         ephemeral: It lives in memory only.
         message_count, message_bytes: Published since the broker started; bytes of bodies.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
     def __init__(
-        self, name: str, log: Log, cache: BatchCache, mem_queue_size: int, e2e_window_ns: int = 0
+        self,
+        name: str,
+        log: Log,
+        cache: BatchCache,
+        mem_queue_size: int,
+        e2e_window_ns: int = 0,
+        defaults: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.name = name
+        self.settings = self._defaults = defaults
+        self._changes: dict[str, Any] = {}  # settings of its own, by name
         self.log = log
         self.e2e_window_ns = e2e_window_ns
         self.channels: dict[str, Channel] = {}
@@ -135,6 +147,10 @@ class Topic:
         # Deferred by their publisher and behind the distribution point: (first, after last, due_ns, held), the
         # last of which is for the topics that have nothing but memory, see `Delivery.held`.
         self._waiting_deferred: list[tuple[int, int, int, Batch | None]] = []
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        self.settings, self._changes = change(self._defaults, self._changes, changes)
 
     @property
     def depth(self) -> int:
@@ -320,6 +336,7 @@ class Topic:
                 "format": STATE_FORMAT,
                 "name": self.name,
                 "paused": self.paused,
+                "settings": self._changes,
                 "distribution_point": self.distribution_point,
                 "end": self._end,
             },
@@ -356,7 +373,7 @@ class Topic:
                 ahead = int(state["end"]) > end
                 scanned = min(int(state["end"]), end)
                 self._take_up(state)
-            except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
                 raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
         for header in self.log.headers(scanned):
             if header.due_ns:
@@ -372,6 +389,7 @@ class Topic:
             raise StateError(f"it is the state of topic {state['name']}")
         end = self._end
         self.paused = bool(state["paused"])
+        self.configure(state.get("settings", {}))
         self.distribution_point = max(self._first, min(int(state["distribution_point"]), end))
         self._waiting_deferred = [
             (int(a), min(int(b), end), int(due_ns), None)

@@ -6,8 +6,11 @@ begun to arrive, for the client to take its answer. While a handler works there 
 
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from email.utils import formatdate
+from functools import lru_cache
 from typing import TypeAlias
 
 import trio
@@ -192,7 +195,13 @@ def _head(exchange: Exchange, response: Response) -> bytes:
     elif not exchange.chunked:  # HTTP/1.0 closes unless both sides say otherwise
         connection = _KEEP_ALIVE
     plain = isinstance(exchange.answer, Route) and exchange.answer.plain
-    return encode_head(response, plain=plain, connection=connection, chunked=exchange.chunked)
+    about = _date(int(time.time())) + connection
+    return encode_head(response, plain=plain, about=about, chunked=exchange.chunked)
+
+
+@lru_cache(maxsize=1)
+def _date(unix_s: int) -> bytes:
+    return f"Date: {formatdate(unix_s, usegmt=True)}\r\n".encode()  # RFC 9110 6.6.1 demands it
 
 
 def _can_go_on(exchange: Exchange, response: Response) -> bool:

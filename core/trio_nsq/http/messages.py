@@ -51,7 +51,7 @@ class Response:
             notices when it sends the next piece. An exception in it is logged and cuts the response off, so that
             the client can tell.
         content_type: The Content-Type header; None for none.
-        headers: More headers. Content-Length, Transfer-Encoding and Connection are the server's.
+        headers: More headers. Content-Length, Transfer-Encoding, Date and Connection are the server's.
     """
 
     status: int = 200
@@ -150,13 +150,13 @@ def _single_line(header: str) -> str:
     return header
 
 
-def encode_head(response: Response, *, plain: bool, connection: bytes, chunked: bool) -> bytes:
+def encode_head(response: Response, *, plain: bool, about: bytes, chunked: bool) -> bytes:
     """The status line and headers of a response, with the blank line that ends them.
 
     Args:
         response: The response.
         plain: Leave out NSQ's own header.
-        connection: The Connection header as a whole line, or `b""`.
+        about: Whole lines about the message rather than its content: Date, Connection.
         chunked: If the body is a generator, announce it as chunked; without it, such a body ends when the
             connection does, which is all that HTTP/1.0 has.
 
@@ -175,4 +175,4 @@ def encode_head(response: Response, *, plain: bool, connection: bytes, chunked: 
         lines = (_single_line(f"{name}: {value}") + "\r\n" for name, value in response.headers.items())
         extra = "".join(lines).encode("latin-1")
     head = _constant_head(response.status, response.content_type, plain)
-    return b"%b%b%b%b\r\n" % (head, framing, connection, extra)
+    return b"%b%b%b%b\r\n" % (head, framing, about, extra)

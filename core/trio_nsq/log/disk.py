@@ -9,7 +9,9 @@ from threading import Lock
 
 from .errors import LogReadError, LogWriteError
 from .files import Files
+from .index import SUFFIX as INDEX_SUFFIX
 from .interface import READ_BYTES, check_order
+from .open_files import OpenFiles, reasonable_limit
 from .records import RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
 
@@ -30,6 +32,8 @@ class DiskLog:
         folder: Holds the segments and nothing else named `*.log`.
         segment_bytes: Begin a new segment once the last one would grow past this.
         files: The file system; a test may bring its own.
+        open_files: Shared with other logs, so that together they do not have too many files open; it has a file
+            system of its own.
         now_ns: The wall clock, Unix nanoseconds; stamps new segments.
 
     Raises:
@@ -43,11 +47,13 @@ class DiskLog:
         *,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         files: Files | None = None,
+        open_files: OpenFiles | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.folder = folder
         self._segment_bytes = segment_bytes
-        self._files = files or Files()
+        self._open_files = open_files or OpenFiles(files or Files(), reasonable_limit())
+        self._files = self._open_files.files
         self._now_ns = now_ns
         # Replaced, never changed: a reader in another thread keeps to the one it began with.
         self._segments: tuple[Segment, ...] = ()
@@ -70,7 +76,7 @@ class DiskLog:
             raise LogReadError(self.folder, exc) from exc
         paths = [self.folder / name for name in sorted(names) if name.endswith(SUFFIX)]
         for path in paths:
-            segment = Segment.open(self._files, path)
+            segment = Segment.open(self._open_files, path)
             if segment is not None and (segment.size > FILE_HEADER_BYTES or path == paths[-1]):
                 self._segments += (segment,)
                 continue
@@ -83,8 +89,23 @@ class DiskLog:
             return
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             segment.next_sequence = following.base_sequence
+        self._check_indexes(set(names))
         self._segments[-1].recover()
         self._next_sequence = self._segments[-1].next_sequence
+
+    def _check_indexes(self, names: set[str]) -> None:
+        """Make those that are missing while nobody waits for a message yet, and remove those that nobody needs."""
+        for segment in self._segments[:-1]:
+            if segment.index_path.name not in names and segment.is_worth_an_index:
+                logger.info("%s: making its index, which is lost", segment.path)
+                segment.make_index()
+        needed = {segment.index_path.name for segment in self._segments}
+        for name in sorted(names - needed):
+            if INDEX_SUFFIX in name:
+                try:
+                    self._files.unlink(self.folder / name)
+                except OSError as exc:
+                    raise LogWriteError(self.folder / name, exc) from exc
 
     @property
     def first_sequence(self) -> int:
@@ -100,6 +121,13 @@ class DiskLog:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
+    def begins_file(self, size: int) -> bool:
+        return not self._segments or not self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        last = self._segments[-1]
+        return last.size == FILE_HEADER_BYTES or last.size + size <= self._segment_bytes
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         check_order(batches, self._next_sequence)
         size = sum(batch.record_bytes for batch in batches)
@@ -108,11 +136,10 @@ class DiskLog:
 
     def _segment_for(self, size: int) -> Segment:
         if self._segments:
-            last = self._segments[-1]
-            if last.size == FILE_HEADER_BYTES or last.size + size <= self._segment_bytes:
-                return last
-            last.seal()  # so that only the last segment can be torn
-        segment = Segment.create(self._files, self.folder, self._next_sequence, self._now_ns())
+            if self._fits(size):
+                return self._segments[-1]
+            self._segments[-1].seal()  # so that only the last segment can be torn
+        segment = Segment.create(self._open_files, self.folder, self._next_sequence, self._now_ns())
         with self._replacing:
             self._segments += (segment,)
         return segment

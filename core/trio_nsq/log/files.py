@@ -1,6 +1,7 @@
 """The few file operations the log is made of, so that tests can make each of them fail or be recorded."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,26 +67,40 @@ class Files:
         """The names in this folder."""
         return [entry.name for entry in path.iterdir()]
 
+    def create_folder(self, path: Path) -> None:
+        """Make a folder, private to the user; it must not exist."""
+        path.mkdir(mode=0o700)
+
     def make_folder(self, path: Path) -> None:
         """Make the folder, private to the user, unless it is there, and make its name durable."""
         if not path.is_dir():
-            path.mkdir(mode=0o700)
+            self.create_folder(path)
             self.sync_folder(path.parent)
+
+    def create_or_empty(self, path: Path) -> int:
+        """Make a new file, private to the user, or empty the one that is there, and open it for writing."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file or a folder another name; a file of that name is replaced."""
+        path.replace(to)
 
     def replace(self, path: Path, content: bytes) -> None:
         """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename."""
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = self.create_or_empty(temporary)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fdatasync(fd)
+            self.write(fd, 0, [content])
+            self.sync(fd)
         finally:
-            os.close(fd)
-        temporary.replace(path)
+            self.close(fd)
+        self.rename(temporary, path)
         self.sync_folder(path.parent)
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder and what is in it; what resists stays."""
+        shutil.rmtree(path, ignore_errors=True)

@@ -31,6 +31,10 @@ class Log(Protocol):
         """What the log occupies."""
         ...
 
+    def begins_file(self, size: int) -> bool:
+        """Whether an append of so many bytes of records begins a new file, and so has to wait for the disk."""
+        ...
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """Store batches, the first of which starts at `next_sequence`, each where the one before it ended.
 
@@ -56,7 +60,8 @@ class Log(Protocol):
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """The batches from the one that holds `sequence` on, in order, undamaged ones only.
 
-        At least one if there is one, then more while they fit in `max_bytes` of records; fewer where a file ends.
+        At least one if there is one, then more while they fit in `max_bytes` of records; fewer where a file ends, or
+        when they are many and small.
         The first begins after `sequence` if messages are missing there (damaged, or no longer kept). Empty when
         nothing is left: at the end of the log, or before damage that reaches up to it.
 

@@ -43,6 +43,10 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return self._size_bytes
 
+    def begins_file(self, size: int) -> bool:
+        """Never."""
+        return False
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` means nothing here."""
         check_order(batches, self._next_sequence)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from errno import EIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -87,11 +88,15 @@ class SegmentPath(NamedTuple):
 def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[Finding]]:
     """The segments of a log, oldest first, and what is named like one and is none.
 
+    A folder that is not there has none: a broker makes it with the first message, and may delete it any time.
+
     Raises:
         LogReadError: The folder cannot be read.
     """
     try:
         paths = sorted(folder / name for name in files.names(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return [], []
     except OSError as exc:
         raise LogReadError(folder, exc) from exc
     bases: dict[Path, int] = {}
@@ -102,10 +107,8 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         except NotASegmentError as exc:
             what = f"not a segment: {exc.reason}; a broker does not start over it"
             findings.append(Finding(Kind.DAMAGE, path, 0, 0, what))
-    named = list(bases.items())
-    limits = [base for _, base in named[1:]]
-    segments = [SegmentPath(path, limit) for (path, _), limit in zip(named, [*limits, None], strict=True)]
-    return segments, findings
+    limits = chain(islice(bases.values(), 1, None), [None])
+    return [SegmentPath(path, limit) for path, limit in zip(bases, limits, strict=False)], findings
 
 
 def scan_segment(

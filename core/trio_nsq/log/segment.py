@@ -15,8 +15,6 @@ length but does not match its checksum is damage: it stays, its sequences stay u
 
 import logging
 import weakref
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
 from pathlib import Path
@@ -26,6 +24,10 @@ from zlib import crc32
 
 from .errors import LogReadError, LogWriteError, NotASegmentError
 from .files import Files
+from .index import SUFFIX as INDEX_SUFFIX
+from .index import SparseIndex
+from .open_files import LogFile, OpenFiles
+from .reading import Reader
 from .records import (
     HEADER_BYTES,
     RecordBatch,
@@ -45,8 +47,8 @@ _FILE_HEADER = Struct(">8sHHI16s")
 _RANGE = Struct(">QQ")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _NAME_DIGITS = 20
-_INDEX_EVERY_BYTES = 64 * 1024
-"""One index entry for so many bytes: a look-up reads at most this much too much, and costs 16 bytes of memory."""
+_RECORDS_AT_ONCE = 512
+"""A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
 _SMALL_WALK_BYTES = 4 * 1024
 _WALK_BYTES = 64 * 1024
 _SCAN_BYTES = 1024 * 1024
@@ -57,13 +59,13 @@ class _Window:
     """What was last read of a file: one system call for many records.
 
     Args:
-        read: Reads so many bytes from such an offset on, or fewer at the end.
-        at_a_time: How many bytes to read at least.
+        read: Reads up to so many bytes from such an offset on, and at least so many, or fewer at the end.
+        at_a_time: How many bytes to ask for at least.
     """
 
     __slots__ = ("_at_a_time", "_read", "_start", "data")
 
-    def __init__(self, read: Callable[[int, int], bytes], at_a_time: int) -> None:
+    def __init__(self, read: Callable[[int, int, int], bytes], at_a_time: int) -> None:
         self.data = b""
         self._start = 0
         self._read = read
@@ -73,32 +75,30 @@ class _Window:
         """Where in `data` the file's byte at `offset` is; `size` bytes follow there, if the file has them."""
         position = offset - self._start
         if position < 0 or position + size > len(self.data):
-            self.data = self._read(max(size, self._at_a_time), offset)
+            self.data = self._read(max(size, self._at_a_time), offset, size)
             self._start, position = offset, 0
         return position
 
 
 class Segment:
-    """A file of record batches, open for reading, and for appending if it is the log's last.
+    """A file of record batches, for reading, and for appending if it is the log's last.
 
     Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and known; bytes past
     `size` are never read. One thread may append while others read or sync.
     """
 
-    def __init__(self, files: Files, path: Path, fd: int, base_sequence: int, seed: int) -> None:
-        self.path = path
+    def __init__(self, files: Files, file: LogFile, base_sequence: int, seed: int) -> None:
+        self.path = file.path
         self.base_sequence = base_sequence
         self.next_sequence = base_sequence
         self.size = FILE_HEADER_BYTES
         self._files = files
-        self._fd = fd
+        self._file = file
+        self._reader = Reader(files, file)
         self._seed = seed
         # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
-        self._release = weakref.finalize(self, files.close, fd)
-        # Sparse index: the batch at offset o begins at sequence s. Complete up to the offset `_indexed_to`.
-        self._sequences = array("Q")
-        self._offsets = array("Q")
-        self._indexed_to = FILE_HEADER_BYTES
+        self._release = weakref.finalize(self, file.close)
+        self._index = SparseIndex(FILE_HEADER_BYTES)
         self._index_lock = Lock()
         self._reported: set[int] = set()  # where damage was found: each is reported once
         self._synced_to = FILE_HEADER_BYTES
@@ -114,20 +114,22 @@ class Segment:
         return folder / f"{base_sequence:0{_NAME_DIGITS}d}{SUFFIX}"
 
     @classmethod
-    def create(cls, files: Files, folder: Path, base_sequence: int, now_ns: int) -> "Segment":
+    def create(cls, open_files: OpenFiles, folder: Path, base_sequence: int, now_ns: int) -> "Segment":
         """Make an empty segment, its name durable. Raises LogWriteError."""
+        files = open_files.files
         path = cls.path_for(folder, base_sequence)
         span = _RANGE.pack(base_sequence, now_ns)
         seed = crc32(span)
         try:
             files.make_folder(folder)
-            fd = cls._create_file(files, path)
+            file = cls._create_file(open_files, path)
             try:
-                files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, seed, span)])
-                files.sync(fd)
-                files.sync_folder(folder)
+                with file as fd:
+                    files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, seed, span)])
+                    files.sync(fd)
+                    files.sync_folder(folder)
             except BaseException:
-                files.close(fd)
+                file.close()
                 try:
                     files.unlink(path)
                 except OSError:
@@ -135,21 +137,22 @@ class Segment:
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(files, path, fd, base_sequence, seed)
+        return cls(files, file, base_sequence, seed)
 
     @staticmethod
-    def _create_file(files: Files, path: Path) -> int:
+    def _create_file(open_files: OpenFiles, path: Path) -> LogFile:
         try:
-            return files.create(path)
+            return open_files.create(path)
         except FileExistsError:
-            fd = files.open(path)
-            if files.size(fd) <= FILE_HEADER_BYTES:
-                return fd  # left by an attempt that failed
-            files.close(fd)
+            file = open_files.open(path)
+            with file as fd:
+                if open_files.files.size(fd) <= FILE_HEADER_BYTES:
+                    return file  # left by an attempt that failed
+            file.close()
             raise
 
     @classmethod
-    def open(cls, files: Files, path: Path) -> "Segment | None":
+    def open(cls, open_files: OpenFiles, path: Path) -> "Segment | None":
         """Open a segment. Its size is the file's and its index not made yet: see `recover` for the last one.
 
         Returns:
@@ -160,24 +163,26 @@ class Segment:
             LogReadError: The operating system refused.
         """
         cls.base_in_name(path)
+        files = open_files.files
         try:
-            fd = files.open(path)
+            file = open_files.open(path)
         except OSError as exc:
             raise LogReadError(path, exc) from exc
         try:
-            head = files.read(fd, FILE_HEADER_BYTES, 0)
-            size = files.size(fd)
+            with file as fd:
+                head = files.read(fd, FILE_HEADER_BYTES, 0)
+                size = files.size(fd)
             if size <= FILE_HEADER_BYTES and cls.is_unfinished(head):
-                files.close(fd)
+                file.close()
                 return None
             base_sequence, seed = cls.decode_file_header(path, head)
         except OSError as exc:
-            files.close(fd)
+            file.close()
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
-            files.close(fd)
+            file.close()
             raise
-        segment = cls(files, path, fd, base_sequence, seed)
+        segment = cls(files, file, base_sequence, seed)
         segment.size = segment._synced_to = size
         return segment
 
@@ -217,7 +222,12 @@ class Segment:
             parts += (encode_header(batch, self._seed), batch.messages.data)
         start = end = self.size
         try:
-            self._files.write(self._fd, start, parts)
+            self._file.hold(True)
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
+        try:
+            with self._file as fd:
+                self._files.write(fd, start, parts)
             if sync:
                 self._sync()
         except BaseException as exc:
@@ -226,14 +236,15 @@ class Segment:
                 raise LogWriteError(self.path, exc) from exc
             raise
         for batch in batches:
-            self._note(batch.base_sequence, end)
+            self._index.note(batch.base_sequence, end)
             end += batch.record_bytes
-        self._indexed_to = end
+        self._index.up_to = end
         # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
         self.next_sequence = batches[-1].next_sequence
         self.size = end
         if sync:
             self._synced_to = end
+        self._file.hold(not sync)  # a sync beside the append may have let go of it
 
     def _take_back(self) -> None:
         try:
@@ -246,7 +257,8 @@ class Segment:
         """Make the file end where what counts ends."""
         self._torn = True
         try:
-            self._files.truncate(self._fd, self.size)
+            with self._file as fd:
+                self._files.truncate(fd, self.size)
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._torn = False
@@ -259,12 +271,15 @@ class Segment:
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._synced_to = max(self._synced_to, size)
+        if self._synced_to == self.size and not self._torn:
+            self._file.hold(False)
 
     def seal(self) -> None:
         """Return when the file is as it will stay and on stable storage. Raises LogWriteError."""
         if self._torn:
             self._cut()
         self.sync()
+        self._save_index()
 
     def _sync(self) -> None:
         """Sync the file; after a failure, write again first what was not synced before.
@@ -272,17 +287,17 @@ class Segment:
         A sync that fails leaves the kernel with pages that it calls clean, though the disk does not have them. The
         next sync would not write them and would report success.
         """
-        with self._sync_lock:
+        with self._sync_lock, self._file as fd:
             if self._sync_failed:
                 offset, end = self._synced_to, self.size
                 while offset < end:
-                    data = self._files.read(self._fd, min(_SCAN_BYTES, end - offset), offset)
+                    data = self._files.read(fd, min(_SCAN_BYTES, end - offset), offset)
                     if not data:
                         raise OSError(EIO, "the file was cut by somebody else")
-                    self._files.write(self._fd, offset, [data])
+                    self._files.write(fd, offset, [data])
                     offset += len(data)
             self._sync_failed = True
-            self._files.sync(self._fd)
+            self._files.sync(fd)
             self._sync_failed = False
 
     def close(self) -> None:
@@ -290,16 +305,21 @@ class Segment:
         if self._torn and self._release.alive:
             self._take_back()
         self._release()
-        self._fd = -1  # the number may soon be another file's
 
     def remove(self) -> None:
         """Delete the file; who is reading it may finish. Raises LogWriteError."""
         try:
+            self._file.hold(True)
             self._files.unlink(self.path)
         except FileNotFoundError:
             pass
         except OSError as exc:
+            self._file.hold(False)
             raise LogWriteError(self.path, exc) from exc
+        try:
+            self._files.unlink(self.index_path)
+        except OSError:
+            pass  # there is none; or the next start removes it
 
     # ------------------------------------------------------------------ recovery
 
@@ -320,10 +340,10 @@ class Segment:
             payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
             if crc32(payload) != header.payload_crc:
                 self._report_record(offset)
-            self._note(header.base_sequence, offset)
+            self._index.note(header.base_sequence, offset)
             self.next_sequence = header.next_sequence
             end = following
-        self.size = self._indexed_to = end
+        self.size = self._index.up_to = end
         if end < size:
             logger.warning("%s: cut %d bytes of an unfinished record at byte %d", self.path, size - end, end)
             self._cut()
@@ -333,9 +353,12 @@ class Segment:
 
     # ------------------------------------------------------------------ reading
 
-    def _read(self, size: int, offset: int) -> bytes:
+    def _read(self, size: int, offset: int, needed: int) -> bytes:
+        size = min(size, self.size - offset)
+        if size <= 0:
+            return b""
         try:
-            return self._files.read(self._fd, max(0, min(size, self.size - offset)), offset)
+            return self._reader.read(size, offset, min(needed, size))
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
 
@@ -374,7 +397,8 @@ class Segment:
         """The next header after the damage at `offset` whose sequences fit in; None if none follows."""
         start = offset + 1
         while start < end:
-            window = self._read(min(_SCAN_BYTES + HEADER_BYTES, end - start), start)
+            size = min(_SCAN_BYTES + HEADER_BYTES, end - start)
+            window = self._read(size, start, size)
             for found, header in find_headers(window, 0, self._seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
@@ -391,34 +415,54 @@ class Segment:
             self._reported.add(offset)
             logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
 
-    def _note(self, sequence: int, offset: int) -> bool:
-        """Make an index entry, if it is time for one."""
-        if self._offsets and (
-            offset - self._offsets[-1] < _INDEX_EVERY_BYTES or sequence <= self._sequences[-1]
-        ):
-            return False
-        self._sequences.append(sequence)
-        self._offsets.append(offset)
-        return True
+    # ------------------------------------------------------------------ looking up
 
     def locate(self, sequence: int) -> int:
         """The offset of a record at or shortly before the one that holds `sequence`."""
         if sequence <= self.base_sequence:
             return FILE_HEADER_BYTES  # who reads one segment after the other needs no index
         with self._index_lock:
-            if self._indexed_to < self.size:
-                self._index_up_to(sequence)
-            index = bisect_right(self._sequences, sequence) - 1
-            return self._offsets[index] if index >= 0 else FILE_HEADER_BYTES
+            if self._index.up_to < self.size:
+                self._index = self._saved_index() or self._read_index()
+            offset = self._index.find(sequence)
+        return FILE_HEADER_BYTES if offset is None else offset
 
-    def _index_up_to(self, sequence: int) -> None:
-        """Go on with the index, up to an entry past `sequence`: the next ones asked for are often near."""
-        for offset, header, _ in self._walk(self._indexed_to, _WALK_BYTES):
-            noted = self._note(header.base_sequence, offset)
-            self._indexed_to = offset + header.record_bytes
-            if noted and header.base_sequence > sequence:
-                return
-        self._indexed_to = self.size
+    @property
+    def index_path(self) -> Path:
+        """Where the index is saved, once the segment is full, if it is worth it."""
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    @property
+    def is_worth_an_index(self) -> bool:
+        """It is so long that looking for something without one would take time."""
+        return self.size > 2 * _WALK_BYTES
+
+    def make_index(self) -> None:
+        """Read the whole segment to make the index, and save it. Raises LogReadError."""
+        self._index = self._read_index()
+        self._save_index()
+
+    def _read_index(self) -> SparseIndex:
+        index = SparseIndex(self.size)
+        for offset, header, _ in self._walk(FILE_HEADER_BYTES, _SCAN_BYTES):
+            index.note(header.base_sequence, offset)
+        return index
+
+    def _save_index(self) -> None:
+        if self.is_worth_an_index:
+            try:
+                self._files.replace(self.index_path, self._index.encode(self._seed))
+            except OSError as exc:
+                logger.warning("%s", LogWriteError(self.index_path, exc))  # it is but slower without
+
+    def _saved_index(self) -> SparseIndex | None:
+        try:
+            data = self.index_path.read_bytes()
+        except OSError:
+            return None
+        return SparseIndex.decode(data, self._seed, self.size)
+
+    # ------------------------------------------------------------------ records
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """The headers of the batches that reach past `sequence`."""
@@ -439,20 +483,24 @@ class Segment:
         """
         found: list[RecordBatch] = []
         room = max_bytes
-        for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
-            if header.next_sequence <= sequence:
-                continue
-            record_bytes = header.record_bytes
-            if found and record_bytes > room:
-                break
-            begin = window.at(at, record_bytes)
-            offset = at + record_bytes
-            batch = decode_payload(header, window.data[begin + HEADER_BYTES : begin + record_bytes])
-            if batch is None:
-                self._report_record(at)
-                continue
-            found.append(batch)
-            room -= record_bytes
-            if room <= HEADER_BYTES:
-                break  # without another system call
+        try:
+            for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
+                if header.next_sequence <= sequence:
+                    continue
+                record_bytes = header.record_bytes
+                if found and record_bytes > room:
+                    break
+                begin = window.at(at, record_bytes)
+                offset = at + record_bytes
+                batch = decode_payload(header, window.data[begin + HEADER_BYTES : begin + record_bytes])
+                if batch is None:
+                    self._report_record(at)
+                    continue
+                found.append(batch)
+                room -= record_bytes
+                if room <= HEADER_BYTES or len(found) == _RECORDS_AT_ONCE:
+                    break  # without another system call
+        except LogReadError:
+            if not found:
+                raise  # otherwise the next call meets it again
         return found, offset

@@ -28,8 +28,7 @@ class Selection:
     def touches(self, header: RecordHeader) -> bool:
         """Whether any of the record's messages is among them."""
         return (
-            header.next_sequence > self.first_sequence
-            and header.base_sequence < self.end_sequence
+            max(header.base_sequence, self.first_sequence) < min(header.next_sequence, self.end_sequence)
             and self.first_ns <= header.timestamp_ns < self.end_ns
         )
 

@@ -78,13 +78,14 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
     return _verify(report, own, files, progress)
 
 
-def _size(path: Path) -> int:
+def segment_bytes(segment: SegmentPath) -> int:
+    """The size of a segment; 0 if a broker has just deleted it. Raises LogReadError."""
     try:
-        return path.stat().st_size
+        return segment.path.stat().st_size
     except FileNotFoundError:
-        return 0  # a broker has just deleted it
+        return 0
     except OSError as exc:
-        raise LogReadError(path, exc) from exc
+        raise LogReadError(segment.path, exc) from exc
 
 
 def _verify(
@@ -96,7 +97,7 @@ def _verify(
 
 
 def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:
-    size = _size(segment.path)
+    size = segment_bytes(segment)
     base_sequence = Segment.base_in_name(segment.path)
     if not report.segments:
         report.first_sequence = base_sequence

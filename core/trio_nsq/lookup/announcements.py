@@ -100,12 +100,11 @@ class Announcements:
         topic = self._topics.get(topic_name)
         known = self._known.get(topic_name)
         channel = topic.channels.get(name) if topic is not None else None
-        if known is None or known.topic is not topic:
-            if known is None and topic is not None and channel is not None:
-                known = self._known[topic_name] = _Known(topic)  # registered with its channel
-            else:
-                self._compare_topic(topic_name, commands)
-                known = self._known.get(topic_name)
+        if known is None and topic is not None and channel is not None:
+            known = self._known[topic_name] = _Known(topic)  # it will be registered with its channel
+        elif known is None or known.topic is not topic:
+            self._compare_topic(topic_name, commands)
+            known = self._known.get(topic_name)
         if known is not None and name in known.channels and known.channels[name] is not channel:
             commands.append(Unregister(topic_name, name))
             del known.channels[name]

@@ -6,7 +6,7 @@ flags, and which channel has what. Nothing in nsqd's folder is changed.
 
 from .errors import ImportRefused
 from .folder import NsqdFolder
-from .importing import ChannelReport, IfExists, Outcome, TopicReport, import_topics
+from .importing import ChannelReport, IfExists, Outcome, TopicReport, import_topics, queue_bytes
 
 __all__ = [
     "ChannelReport",
@@ -16,4 +16,5 @@ __all__ = [
     "Outcome",
     "TopicReport",
     "import_topics",
+    "queue_bytes",
 ]

@@ -128,7 +128,11 @@ class Queue:
             size = path.stat().st_size
             what = "put aside by nsqd, which could not read it, and not imported"
             self.findings.append(Finding(Kind.NOTE, path, 0, size, what))
-        meta = self._read_meta()
+        meta_path = self._files.meta
+        if meta_path is None:
+            self._report_no_meta()
+            return
+        meta = self._read_meta(meta_path)
         if meta is None:
             return
         depth, read_file, start, write_file, write_position = meta
@@ -140,7 +144,7 @@ class Queue:
                 f"older than its files (nsqd was killed): {written.name} is read up to byte {size}, not "
                 f"{write_position}; messages may be among them that were finished"
             )
-            self.findings.append(Finding(Kind.NOTE, self._files.meta, 0, 0, what))
+            self.findings.append(Finding(Kind.NOTE, meta_path, 0, 0, what))
             stale, write_file, write_position = True, write_file + 1, 0
         damage = len(self.findings)
         found = 0
@@ -151,19 +155,15 @@ class Queue:
                 end = path.stat().st_size if number < write_file else write_position
                 yield from self._read_file(path, number, begin, end)
         missing = write_file - read_file + (write_position > 0) - found
-        self._judge(depth, missing, complete=not stale and len(self.findings) == damage)
+        self._judge(meta_path, depth, missing, complete=not stale and len(self.findings) == damage)
 
-    def _read_meta(self) -> _Meta | None:
-        path = self._files.meta
-        if path is None:
-            if self._files.data:
-                first = self._files.data[min(self._files.data)]
-                what = (
-                    f"one of {len(self._files.data)} files, {self._files.size_bytes} bytes, without a meta file: nsqd would "
-                    "not read them, and they are not imported"
-                )
-                self.findings.append(Finding(Kind.DAMAGE, first, 0, 0, what, messages=None))
-            return None
+    def _report_no_meta(self) -> None:
+        if self._files.data:
+            first, *others = self._files.data.values()
+            what = f"without a meta file nsqd does not read it (nor the {len(others)} after it): not imported"
+            self.findings.append(Finding(Kind.DAMAGE, first, 0, self._files.size_bytes, what, messages=None))
+
+    def _read_meta(self, path: Path) -> _Meta | None:
         content = path.read_bytes()
         found = _META.fullmatch(content)
         if found is not None:
@@ -174,10 +174,11 @@ class Queue:
         self.findings.append(Finding(Kind.DAMAGE, path, 0, len(content), what, messages=None))
         return None
 
-    def _judge(self, depth: int, missing: int, *, complete: bool) -> None:
+    def _judge(self, meta: Path, depth: int, missing: int, *, complete: bool) -> None:
         """Compare what was found with what the meta file says.
 
         Args:
+            meta: The file.
             depth: The messages it counts.
             missing: Files that should be there and are not.
             complete: Whether all there was could be read, and the meta file is as old as the others.
@@ -188,10 +189,10 @@ class Queue:
         messages = max(0, fewer) if kind is Kind.DAMAGE else 0
         if missing:
             what = f"{missing} of the files it names, or that lie between them, are gone"
-            self.findings.append(Finding(kind, self._files.meta, 0, 0, what, messages=messages))
+            self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
         elif complete and fewer:
             what = f"counts {depth} messages, there are {self.messages}"
-            self.findings.append(Finding(kind, self._files.meta, 0, 0, what, messages=messages))
+            self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
 
     def _read_file(self, path: Path, number: int, offset: int, end: int) -> Iterator[QueueMessage]:
         """The messages in a file that begin at `offset` or later, and before `end`."""

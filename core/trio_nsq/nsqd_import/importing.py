@@ -8,14 +8,14 @@ the files they came from.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from ..broker.data_folder import STATE_FILE, SUFFIX, DataFolder
-from ..log import DiskLog
+from ..log import DiskLog, Files
 from ..log.scan import Finding
 from ..log.verify import Progress
 from .building import BodyReader, ChannelPlan, LogWriter, topic_state
@@ -98,6 +98,7 @@ def import_topics(
     if_exists: IfExists = IfExists.REFUSE,
     dry_run: bool = False,
     progress: Progress | None = None,
+    files: Files | None = None,
 ) -> Iterator[TopicReport]:
     """Import all topics, one with each step of the iterator.
 
@@ -107,6 +108,7 @@ def import_topics(
         if_exists: See there.
         dry_run: Only count; nothing is made nor changed.
         progress: Told how many bytes more of `queue_bytes` are done.
+        files: The file system the data folder lies in; a test may bring its own.
 
     Raises:
         ImportRefused, StartupError: Nothing was done, because the data folder cannot be used, or has such topics.
@@ -123,7 +125,7 @@ def import_topics(
         for topic in source.topics:
             yield _import(source, topic, outcomes[topic.name], None, progress)
         return
-    with closing(DataFolder(data_path)) as folder:
+    with closing(DataFolder(data_path, files)) as folder:
         outcomes = _outcomes(source, data_path, if_exists)
         for topic in source.topics:
             yield _import(source, topic, outcomes[topic.name], folder, progress)

@@ -78,14 +78,14 @@ class Merger:
 
     def _spill(self) -> None:
         self._keys.sort()
-        run = tempfile.TemporaryFile(dir=self._folder)
+        run = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `close` closes it
         self._runs.append(run)
         for start in range(0, len(self._keys), _READ_KEYS):
             run.write(b"".join(self._keys[start : start + _READ_KEYS]))
         self._keys.clear()
 
     def merged(self) -> Iterator[MergedMessage]:
-        """All messages, by id. A queue that holds a message twice has one copy, with the most attempts. Raises OSError."""
+        """All messages, by id; of one that is in a queue twice, the copy with the most attempts. Raises OSError."""
         self._keys.sort()
         keys = merge(*map(_read_run, self._runs), self._keys) if self._runs else self._keys
         for _, same in groupby(keys, key=_identity):

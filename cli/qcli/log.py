@@ -1,0 +1,34 @@
+"""`qcli log`: what can be done with data folders while no broker runs."""
+
+from __future__ import annotations
+
+import click
+
+from .commands import DocumentedGroup, Example
+from .exit_codes import ExitCode
+from .log_dump import command as dump
+from .log_import import command as import_
+from .log_verify import command as verify
+
+
+@click.group(
+    "log",
+    cls=DocumentedGroup,
+    short_help="Check, print and import data folders, without a broker.",
+    examples=[
+        Example("is anything damaged?", "qcli log verify ./data"),
+        Example("what is in it?", "qcli log dump ./data --format json | jq ."),
+        Example("come over from nsqd", "qcli log import /var/lib/nsqd --data-path ./data"),
+    ],
+    exits={ExitCode.DAMAGED: ExitCode.DAMAGED.meaning},
+)
+def command() -> None:
+    """Check, print and import data folders, without a broker.
+
+    A data folder is what --data-path of 'qcli serve' names. Each of its topics has a folder in it, topics/NAME.topic,
+    with the segments of its log and what is saved of its channels.
+    """
+
+
+for _command in (verify, dump, import_):
+    command.add_command(_command)

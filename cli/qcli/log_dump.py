@@ -1,0 +1,302 @@
+"""`qcli log dump`: messages out of a data folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .exit_codes import ExitCode
+from .log_findings import describe
+from .log_paths import Place, places
+from .log_positions import Position, moment, position
+from .output import RawOutput, body_field, json_lines, talk
+from .params import delimiter
+
+if TYPE_CHECKING:
+    from trio_nsq.log import RecordBatch
+    from trio_nsq.log.scan import Finding, ScannedRecord
+    from trio_nsq.log.selection import Selection
+
+    _RenderMessages = Callable[[Place, RecordBatch, range], bytes]
+    _RenderHeader = Callable[[Place, ScannedRecord, bool], bytes]
+
+OUTPUT, SELECTION = "Output", "Which messages"
+_WRITE_BYTES = 256 * 1024
+
+
+@click.command(
+    "dump",
+    cls=DocumentedCommand,
+    short_help="Print messages, also past damage.",
+    examples=[
+        Example("the messages of a topic", "qcli log dump ./data/topics/clicks.topic"),
+        Example(
+            "ten of them, from sequence 1000 on", "qcli log dump ./data/topics/clicks.topic --from 1000 -n 10"
+        ),
+        Example(
+            "what was published in the last hour, as JSON",
+            "qcli log dump ./data/topics/clicks.topic --from 1h --format json",
+        ),
+        Example(
+            "publish a topic's log again", "qcli log dump -0 ./data/topics/clicks.topic | qcli pub -0 clicks2"
+        ),
+        Example("where a segment's record batches lie", "qcli log dump --headers 00000000000000000000.log"),
+    ],
+    exits={
+        ExitCode.OK: "What was asked for was written, or the reader of standard output went away.",
+        ExitCode.FAILURE: "It cannot be read, or standard output cannot be written.",
+        ExitCode.DAMAGED: "Damage was passed over; standard error says where.",
+    },
+    notes={
+        "What is printed": "What is in the log: a message stays there until every channel has finished it, and those "
+        "beside it. So this is more than the channels would deliver. Channels and their positions are in state.json.",
+        "Positions": "--from and --to take a sequence, such as 1000 (messages of a topic are counted from 0); a time, "
+        "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it says otherwise; or how long ago, such as "
+        "15m. A time is that of the publish.",
+        "JSON": "One object per message: topic, sequence, id, timestamp_ns (when it was published), due_ns (when it "
+        "may be delivered; null: at once), and body, a string; for a body that is not UTF-8, body_base64 stands in its "
+        "place. With --headers, one object per record batch: topic, file, offset, sequence, count, id (of the first "
+        "message), timestamp_ns, due_ns and bytes.",
+    },
+)
+@click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
+@option(
+    SELECTION,
+    "--from",
+    "first",
+    type=position,
+    metavar="POSITION",
+    help="Begin with the message of this sequence, or with those published at this time.",
+)
+@option(
+    SELECTION,
+    "--to",
+    "end",
+    type=position,
+    metavar="POSITION",
+    help="End before the message of this sequence, or before those published at this time.",
+)
+@option(
+    SELECTION,
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End after N messages, or record batches, of all topics together.",
+)
+@option(
+    OUTPUT,
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="raw: bodies as they are. json: an object per message and line, see below.",
+)
+@option(
+    OUTPUT,
+    "--delimiter",
+    "-d",
+    "separator",
+    type=delimiter,
+    default=r"\n",
+    metavar="TEXT",
+    show_default=True,
+    help=r"What follows each body. \n, \t, \0, \xNN and the like are understood.",
+)
+@option(OUTPUT, "--null", "-0", is_flag=True, help=r"The same as --delimiter '\0', for xargs -0.")
+@option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
+@option(
+    OUTPUT,
+    "--headers",
+    is_flag=True,
+    help="Record batches instead of messages: what was published together, and where in the file it lies.",
+)
+def command(
+    path: Path,
+    first: Position | None,
+    end: Position | None,
+    count: int | None,
+    form: str,
+    separator: bytes,
+    null: bool,
+    print_topic: bool,
+    headers: bool,
+) -> int:
+    """Print the messages in a data folder, in one topic's folder, or in one segment file.
+
+    In the order of their sequences, one topic after the other. Damage is passed over with a note on standard error.
+    It writes nothing into the folder, needs no broker, and may be run beside one.
+    """
+    if null and separator != b"\n":
+        raise click.UsageError("--null and --delimiter exclude each other.")
+    if (form == "json" or headers) and (null or separator != b"\n" or print_topic):
+        raise click.UsageError("--null, --delimiter and --print-topic are for bodies only.")
+    selection = _selection(first, end)
+    sink = _Sink(count)
+    for place in places(path):
+        topic = place.topic
+        if headers:
+            _dump_headers(place, selection, sink, _json_header if form == "json" else _header_line)
+        elif form == "json":
+            _dump_messages(place, selection, sink, _json_messages)
+        else:
+            prefix = f"{topic or place.path} | ".encode() if print_topic else b""
+            _dump_messages(place, selection, sink, _bodies(prefix, b"\0" if null else separator))
+        if not sink.left:
+            break
+    sink.flush()
+    return ExitCode.DAMAGED if sink.damaged else ExitCode.OK
+
+
+def _selection(first: Position | None, end: Position | None) -> Selection:
+    from trio_nsq.log.selection import Selection
+
+    selection = Selection()
+    if first is not None:
+        selection = (
+            replace(selection, first_ns=first.value)
+            if first.is_time
+            else replace(selection, first_sequence=first.value)
+        )
+    if end is not None:
+        selection = (
+            replace(selection, end_ns=end.value)
+            if end.is_time
+            else replace(selection, end_sequence=end.value)
+        )
+    return selection
+
+
+class _Sink:
+    """Where messages and notes go.
+
+    Args:
+        count: How many messages are wanted; None: all.
+
+    Attributes:
+        left: How many more.
+        damaged: Whether a note was about damage.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self.left = math.inf if count is None else count
+        self.damaged = False
+        self._output = RawOutput()
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def take(self, text: bytes, count: int) -> None:
+        """Write the text of so many messages; it may be kept for a while to be written with others."""
+        self.left -= count
+        self._parts.append(text)
+        self._bytes += len(text)
+        if self._bytes >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        self._output.write(b"".join(self._parts))
+        self._parts.clear()
+        self._bytes = 0
+
+    def note(self, finding: Finding) -> None:
+        """Say what was passed over."""
+        self.flush()  # so that on a terminal it stands where it belongs
+        talk(f"{str(finding.kind).capitalize()}: {describe(finding)}")
+        self.damaged = self.damaged or finding.kind == "damage"
+
+
+def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _RenderMessages) -> None:
+    from trio_nsq.log import Files
+    from trio_nsq.log.scan import Finding
+    from trio_nsq.log.selection import select_batches
+
+    segments, findings = place.segments()
+    for found in chain(findings, select_batches(segments, selection, Files())):
+        if isinstance(found, Finding):
+            sink.note(found)
+            continue
+        indexes = selection.indexes(found)
+        indexes = indexes[: int(min(len(indexes), sink.left))]
+        sink.take(render(place, found, indexes), len(indexes))
+        if not sink.left:
+            return
+
+
+def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _RenderHeader) -> None:
+    from trio_nsq.log import Files
+    from trio_nsq.log.scan import Finding
+    from trio_nsq.log.selection import select_headers
+
+    segments, findings = place.segments()
+    path = None
+    for found in chain(findings, select_headers(segments, selection, Files())):
+        if isinstance(found, Finding):
+            sink.note(found)
+            continue
+        sink.take(render(place, found, found.path != path), 1)
+        path = found.path
+        if not sink.left:
+            return
+
+
+# ---------------------------------------------------------------------- what a message, or a header, looks like
+
+
+def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
+    def render(_place: Place, batch: RecordBatch, indexes: range) -> bytes:
+        bodies = batch.messages.bodies()[indexes.start : indexes.stop]
+        # The empty string at the end puts a separator behind the last one too.
+        return prefix + (separator + prefix).join(bodies) + separator if bodies else b""
+
+    return render
+
+
+def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
+    bodies = batch.messages.bodies()
+    return json_lines(
+        {
+            "topic": place.topic,
+            "sequence": batch.base_sequence + index,
+            "id": f"{batch.first_id + index:016x}",
+            "timestamp_ns": batch.timestamp_ns,
+            "due_ns": batch.due_ns or None,
+            **body_field(bodies[index]),
+        }
+        for index in indexes
+    ).encode()
+
+
+def _json_header(place: Place, found: ScannedRecord, _begins_file: bool) -> bytes:
+    header = found.header
+    record = {
+        "topic": place.topic,
+        "file": str(found.path),
+        "offset": found.offset,
+        "sequence": header.base_sequence,
+        "count": header.count,
+        "id": f"{header.first_id:016x}",
+        "timestamp_ns": header.timestamp_ns,
+        "due_ns": header.due_ns or None,
+        "bytes": header.record_bytes,
+    }
+    return json_lines([record]).encode()
+
+
+def _header_line(_place: Place, found: ScannedRecord, begins_file: bool) -> bytes:
+    header = found.header
+    lines = ""
+    if begins_file:
+        lines = f"{found.path}\n{'OFFSET':>11} {'SEQUENCE':>12} {'COUNT':>7} {'BYTES':>9}  TIME\n"
+    due = f"  due {moment(header.due_ns)}" if header.due_ns else ""
+    time = moment(header.timestamp_ns)
+    lines += f"{found.offset:>11} {header.base_sequence:>12} {header.count:>7} {header.record_bytes:>9}  {time}{due}\n"
+    return lines.encode()

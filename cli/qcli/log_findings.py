@@ -1,0 +1,54 @@
+"""How the commands of `qcli log` say what is not as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .output import is_live_terminal, styled
+
+if TYPE_CHECKING:
+    from trio_nsq.log.scan import Finding
+
+_STYLES = {"damage": "red", "torn": "yellow", "note": ""}
+
+
+def finding_record(finding: Finding) -> dict[str, Any]:
+    """A finding as an object in a JSON report."""
+    return {
+        "kind": finding.kind,
+        "file": str(finding.path),
+        "offset": finding.offset,
+        "end": finding.end,
+        "what": finding.what,
+        "sequence": finding.sequence,
+        "messages": finding.messages,
+    }
+
+
+def finding_lines(findings: Sequence[Finding]) -> str:
+    """Findings below a table on standard output, a line each; nothing if there are none."""
+    coloured = is_live_terminal()
+    lines = [
+        f"\n{styled(_STYLES[finding.kind] if coloured else '', finding.kind)}  {describe(finding)}"
+        for finding in findings
+    ]
+    return "".join([*lines, "\n"]) if lines else ""
+
+
+def describe(finding: Finding) -> str:
+    """A finding in a line: file, place, what, and what it costs."""
+    text = str(finding.path)
+    if finding.end > finding.offset:
+        text += f", byte {finding.offset} to {finding.end}"
+    elif finding.offset:
+        text += f", at byte {finding.offset}"
+    text += f": {finding.what}"
+    if finding.messages is None:
+        text += "; how many messages it costs is not known"
+    elif finding.messages:
+        plural = "s" if finding.messages > 1 else ""
+        text += f"; {finding.messages:,} message{plural} lost"
+        if finding.sequence is not None:
+            text += f", from sequence {finding.sequence} on"
+    return text

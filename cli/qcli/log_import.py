@@ -1,0 +1,184 @@
+"""`qcli log import`: the queues of an nsqd into a data folder of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .errors import Failure, translate
+from .exit_codes import ExitCode
+from .log_findings import finding_lines, finding_record
+from .log_progress import progress_bar
+from .output import json_lines, plain_table, size, write
+
+if TYPE_CHECKING:
+    from trio_nsq.nsqd_import import NsqdFolder, TopicReport
+
+HEADINGS = ("TOPIC", "CHANNEL", "PAUSED", "OUTCOME", "MESSAGES", "ATTEMPTED", "SIZE")
+_LEFT_COLUMNS = 4
+
+
+@click.command(
+    "import",
+    cls=DocumentedCommand,
+    short_help="Take over the data folder of an nsqd.",
+    examples=[
+        Example("what there is to import", "qcli log import /var/lib/nsqd --data-path ./data --dry-run"),
+        Example("import it", "qcli log import /var/lib/nsqd --data-path ./data"),
+        Example("and go on with it", "qcli serve --data-path ./data"),
+        Example(
+            "only the topics that are not there yet",
+            "qcli log import /var/lib/nsqd --data-path ./data --if-exists skip",
+        ),
+    ],
+    exits={
+        ExitCode.OK: "All was imported, or would be.",
+        ExitCode.FAILURE: "Nothing was imported; the reason is on standard error.",
+        ExitCode.PARTIAL: "It failed after some of the topics; those that were imported are in the report.",
+        ExitCode.DAMAGED: "What could be read was imported, but files of nsqd are damaged; the report says which.",
+    },
+    notes={
+        "What is imported": "Every topic and channel in nsqd.dat, with its pause, and every message in their queues, "
+        "with its id, publish time, attempts and body. A message that several channels have is stored once. Each "
+        "channel gets what it had in nsqd, and what waits in a topic waits there. Messages come in the order in which "
+        "they were published; those that were delivered before come in turn with the others. Messages that were "
+        "deferred when nsqd stopped come at once, as after a restart of nsqd: it does not keep their time. Queues "
+        "that nsqd.dat does not know are named, and left.",
+        "Damage": "A file of nsqd that is damaged is read up to there, and the next one begun, as nsqd does; the "
+        "report says where. Files that nsqd has put aside (*.bad) are named, and left.",
+        "Cut short": "A topic is there in whole or not at all. After an interruption, a crash or a full disk run the "
+        "same command again: topics that were imported are passed over, as long as nsqd has not gone on with them.",
+        "JSON": "One object per topic and line: topic, outcome (imported; planned, with --dry-run; imported earlier; "
+        "skipped), paused, messages (stored, each once), body_bytes, waiting (messages in no channel yet), channels: "
+        "a list of objects with channel, paused, messages and attempted (delivered before); and findings, as those "
+        "of 'qcli log verify'. A last one, with the topic null, has the findings that concern no topic, if any.",
+    },
+)
+@click.argument(
+    "nsqd_data_path",
+    metavar="NSQD_DATA_PATH",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@option(
+    "Import",
+    "--data-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="The data folder to import into, as that of 'qcli serve'. It is made if it is missing; its parent is not.",
+)
+@option(
+    "Import",
+    "--if-exists",
+    "if_exists",
+    type=click.Choice(["refuse", "skip", "replace"]),
+    default="refuse",
+    show_default=True,
+    help="What to do if there are topics of the same name that do not come from this import. refuse: nothing at all. "
+    "skip: import the others. replace: delete them, with their messages.",
+)
+@option("Import", "--dry-run", is_flag=True, help="Read everything and report, but make and change nothing.")
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: a table, and a line per finding. json: an object per topic, see below.",
+)
+def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool, form: str) -> int:
+    """Import the data folder of an nsqd 1.3.0 that has been stopped.
+
+    Its folder is only read. Neither an nsqd nor a broker may be running in the two folders.
+    """
+    from trio_nsq.nsqd_import import NsqdFolder
+
+    with closing(NsqdFolder(nsqd_data_path)) as source:
+        reports, failure = _import(source, data_path, if_exists, dry_run)
+        write(_json(source, reports) if form == "json" else _text(source, reports))
+    if failure is not None:
+        raise failure
+    findings = [*source.findings, *(finding for report in reports for finding in report.findings)]
+    return ExitCode.DAMAGED if any(finding.kind == "damage" for finding in findings) else ExitCode.OK
+
+
+def _import(
+    source: NsqdFolder, data_path: Path, if_exists: str, dry_run: bool
+) -> tuple[list[TopicReport], Failure | None]:
+    """What became of the topics, and why that is not all of them.
+
+    Raises:
+        ImportRefused, StartupError, LogError, OSError: Before anything was imported.
+    """
+    from trio_nsq import NSQError
+    from trio_nsq.nsqd_import import IfExists, Outcome, import_topics, queue_bytes
+
+    reports: list[TopicReport] = []
+    with progress_bar(queue_bytes(source), "Reading" if dry_run else "Importing") as progress:
+        try:
+            for report in import_topics(
+                source, data_path, if_exists=IfExists(if_exists), dry_run=dry_run, progress=progress
+            ):
+                reports.append(report)  # one by one: the next may fail
+        except (NSQError, OSError) as exc:
+            outcome = translate(exc)
+            if not isinstance(outcome, Failure) or all(
+                each.outcome is not Outcome.IMPORTED for each in reports
+            ):
+                raise
+            left = len(source.topics) - len(reports)
+            return reports, Failure(
+                f"{outcome.message.rstrip('.')}. {left} of {len(source.topics)} topics were not imported; when that is "
+                "mended, run the same command again for them.",
+                ExitCode.PARTIAL,
+            )
+    return reports, None
+
+
+def _json(source: NsqdFolder, reports: Sequence[TopicReport]) -> str:
+    records: list[dict[str, Any]] = [
+        {
+            "topic": report.name,
+            "outcome": report.outcome,
+            "paused": report.paused,
+            "messages": report.messages,
+            "body_bytes": report.body_bytes,
+            "waiting": report.waiting,
+            "channels": [
+                {
+                    "channel": channel.name,
+                    "paused": channel.paused,
+                    "messages": channel.messages,
+                    "attempted": channel.attempted,
+                }
+                for channel in report.channels
+            ],
+            "findings": [finding_record(finding) for finding in report.findings],
+        }
+        for report in reports
+    ]
+    if source.findings:
+        records.append({"topic": None, "findings": [finding_record(finding) for finding in source.findings]})
+    return json_lines(records)
+
+
+def _text(source: NsqdFolder, reports: Sequence[TopicReport]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for report in reports:
+        counted = report.outcome in ("imported", "planned")
+        sizes = (f"{report.messages:,}", "", size(report.body_bytes)) if counted else ("", "", "")
+        rows.append((report.name, "", "paused" if report.paused else "", report.outcome, *sizes))
+        if report.waiting:
+            rows.append((report.name, "(in none yet)", "", "", f"{report.waiting:,}", "", ""))
+        for channel in report.channels:
+            counts = (f"{channel.messages:,}", f"{channel.attempted:,}", "")
+            rows.append((report.name, channel.name, "paused" if channel.paused else "", "", *counts))
+    table = plain_table([HEADINGS, *rows], _LEFT_COLUMNS) if rows else "There are no topics.\n"
+    findings = [*source.findings, *(finding for report in reports for finding in report.findings)]
+    return table + finding_lines(findings)

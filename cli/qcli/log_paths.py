@@ -1,0 +1,75 @@
+"""What the commands of `qcli log` are pointed at: a data folder, a topic's folder, or one segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import Failure
+
+if TYPE_CHECKING:
+    from trio_nsq.log.scan import Finding, SegmentPath
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A topic's log, or one segment of it.
+
+    Attributes:
+        path: The folder, or the segment.
+        topic: Whose it is; None for a segment that lies somewhere else.
+    """
+
+    path: Path
+    topic: str | None
+
+    def segments(self) -> tuple[list[SegmentPath], list[Finding]]:
+        """Its segments, or the one, each with where it has to end; and files that are none. Raises LogReadError."""
+        from trio_nsq.log import Files
+        from trio_nsq.log.scan import segment_paths
+
+        if self.path.is_dir():
+            return segment_paths(self.path, Files())
+        segments, findings = segment_paths(self.path.parent, Files())
+        return (
+            [segment for segment in segments if segment.path == self.path],
+            [finding for finding in findings if finding.path == self.path],
+        )
+
+
+def is_data_folder(path: Path) -> bool:
+    """Whether topics lie in it."""
+    return (path / "topics").is_dir()
+
+
+def places(path: Path) -> list[Place]:
+    """All topics of a data folder, or the one place that is meant.
+
+    Raises:
+        Failure: It is something else.
+    """
+    from trio_nsq.broker.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
+    from trio_nsq.broker.verify import topic_folders, topic_name
+    from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+
+    if is_data_folder(path):
+        return [Place(folder, topic_name(folder)) for folder in topic_folders(path)]
+    if path.is_file() and path.suffix == SEGMENT_SUFFIX:
+        # A relative name has a parent without a name of its own.
+        folder = path.resolve().parent
+        return [Place(path, topic_name(folder) if folder.name.endswith(SUFFIX) else None)]
+    if path.is_dir() and (path.name.endswith(SUFFIX) or (path / STATE_FILE).exists() or _has_segments(path)):
+        return [Place(path, topic_name(path.resolve()))]
+    if (path / NSQD_FILE).exists():
+        raise Failure(f"{path} is the data folder of an nsqd: see 'qcli log import --help'.")
+    raise Failure(
+        f"{path} is neither a broker's data folder nor a topic's folder in one (DATA/topics/NAME{SUFFIX}) nor a "
+        f"segment of its log (*{SEGMENT_SUFFIX})."
+    )
+
+
+def _has_segments(folder: Path) -> bool:
+    from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+
+    return any(path.suffix == SEGMENT_SUFFIX for path in folder.iterdir())

@@ -1,0 +1,555 @@
+"""The options of `qcli serve`: one table, from which its flags, environment variables and configuration keys come.
+
+Names, defaults and keys are nsqd's. What differs stands in docs/differences.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from .commands import GroupedOption
+from .errors import Failure
+from .params import (
+    Boolean,
+    BooleanOrWord,
+    Integer,
+    PathOrNothing,
+    Word,
+    address,
+    duration,
+    http_service,
+    listen_address,
+    optional_address,
+    optional_listen_address,
+    optional_tcp_listen_address,
+    optional_text,
+    percentiles,
+    positive_duration,
+)
+
+if TYPE_CHECKING:
+    from trio_nsq.broker import BrokerOptions
+
+PREFIX = "QCLI_"
+"""What the names of environment variables begin with."""
+
+LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
+
+MIB = 1024**2
+
+ADDRESSES = "Addresses"
+STORAGE = "Storage"
+TIMES = "Message timeouts"
+LIMITS = "What clients may ask for"
+TLS = "TLS"
+COMPRESSION = "Compression"
+AUTH = "Authorization"
+DISCOVERY = "Discovery"
+STATSD = "statsd"
+LATENCY = "End-to-end latency"
+REQUESTS = "HTTP requests of the broker's own"
+CONFIGURATION = "Configuration"
+LOGGING = "Logging"
+IGNORED = "Accepted from nsqd, without effect here"
+
+
+class Kind(NamedTuple):
+    """How values of one kind are written."""
+
+    type: Any
+    """Makes the value from text, for click."""
+    metavar: str | None
+    toml: tuple[type, ...] = (str,)
+    """What it may be in a configuration file; a number there means what the same digits mean as text."""
+    wanted: str = "a string"
+    """In words, what it has to be there."""
+    unit: str = ""
+    """What is put behind a number in a configuration file to make it the text of a flag."""
+
+
+def _number(range_: Integer, metavar: str = "N") -> Kind:
+    return Kind(range_, metavar, (int, str), "an integer")
+
+
+def _duration(convert: Any) -> Kind:
+    return Kind(
+        convert, "DURATION", (int, str), 'a duration such as "1m30s", or an integer, milliseconds', "ms"
+    )
+
+
+TEXT = Kind(click.STRING, "TEXT")
+HOST = Kind(optional_text, "HOST")
+FILE = Kind(PathOrNothing(dir_okay=False), "FILE")
+FOLDER = Kind(PathOrNothing(file_okay=False), "FOLDER")
+BOOLEAN = Kind(Boolean(), "[=BOOL]", (bool, str), "true or false")
+COUNT = _number(Integer(min=0))
+POSITIVE = _number(Integer(min=1))
+COUNT_BYTES = _number(Integer(min=0), "BYTES")
+POSITIVE_BYTES = _number(Integer(min=1), "BYTES")
+PORT = _number(Integer(0, 65535), "PORT")
+DURATION = _duration(duration)
+POSITIVE_DURATION = _duration(positive_duration)
+LISTEN = "HOST:PORT|PATH"
+
+
+class Setting(GroupedOption):
+    """One option, with its environment variable and its key in a configuration file.
+
+    Args:
+        flag: The name on the command line, without dashes.
+        section: The heading it stands under.
+        kind: How its values are written.
+        default: As it would be written; None: there is none, and the help says what then holds.
+        field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores. A time
+            in milliseconds ends in `_ms`.
+        key: The key, as a rule the field without its unit.
+        ignored: Why it has no effect here; None: it has one.
+        alone: See `GroupedOption`.
+    """
+
+    def __init__(
+        self,
+        flag: str,
+        section: str,
+        kind: Kind,
+        default: str | int | None = None,
+        *,
+        field: str | None = None,
+        key: str | None = None,
+        ignored: str | None = None,
+        **attributes: Any,
+    ) -> None:
+        name = field or flag.replace("-", "_")
+        if default is not None:
+            attributes["default"] = default
+        super().__init__(
+            [f"--{flag}", name],
+            section=section,
+            type=kind.type,
+            metavar=kind.metavar,
+            envvar=PREFIX + flag.replace("-", "_").upper(),
+            show_default=default not in (None, ""),
+            **attributes,
+        )
+        self.kind = kind
+        self.key = key or name.removesuffix("_ms")
+        self.ignored = ignored
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """The text in the environment; several values are separated by commas."""
+        text = self.resolve_envvar_value(ctx)
+        return text.split(",") if text is not None and self.multiple else text
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Where a bad value stands."""
+        if ctx and self.name and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT:
+            return f"'{self.envvar}' in the environment"
+        return super().get_error_hint(ctx)
+
+
+def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple[float, ...], ...]) -> Any:
+    return tuple(sorted(itertools.chain(*given), reverse=True))
+
+
+SETTINGS = [
+    Setting(
+        "tcp-address",
+        ADDRESSES,
+        Kind(listen_address, LISTEN),
+        "127.0.0.1:4150",
+        help="Where clients connect. Port 0 picks a free one; :4150 is every interface; a path is a unix socket.",
+    ),
+    Setting(
+        "http-address",
+        ADDRESSES,
+        Kind(optional_listen_address, LISTEN),
+        "127.0.0.1:4151",
+        help="Where HTTP is served, likewise; '' serves none.",
+    ),
+    Setting(
+        "https-address",
+        ADDRESSES,
+        Kind(optional_tcp_listen_address, "HOST:PORT"),
+        "127.0.0.1:4152",
+        help="Where HTTPS is served, if there is a certificate; '' serves none.",
+    ),
+    Setting(
+        "address-file",
+        ADDRESSES,
+        FILE,
+        help="Once ready, write the bound addresses here, as JSON with the keys tcp_address, http_address and "
+        "https_address. The file appears whole, and goes away with the broker.",
+    ),
+    Setting(
+        "node-id",
+        ADDRESSES,
+        _number(Integer(0, 1023)),
+        key="id",
+        help="Part of every message id, 0 to 1023. Not given: derived from the host name.",
+    ),
+    Setting(
+        "data-path",
+        STORAGE,
+        FOLDER,
+        ".",
+        help="Where messages are kept. Made if it is missing; its parent has to exist.",
+    ),
+    Setting(
+        "sync",
+        STORAGE,
+        Kind(Word(["always", "interval"]), None),
+        "always",
+        help="always: every OK is on stable storage. interval: see --sync-every and --sync-timeout.",
+    ),
+    Setting(
+        "sync-every",
+        STORAGE,
+        POSITIVE,
+        2500,
+        help="With --sync interval: sync a topic's file after so many messages.",
+    ),
+    Setting(
+        "sync-timeout",
+        STORAGE,
+        POSITIVE_DURATION,
+        "2s",
+        field="sync_timeout_ms",
+        help="With --sync interval: sync after so long, if there is anything to sync.",
+    ),
+    Setting(
+        "checkpoint-interval",
+        STORAGE,
+        POSITIVE_DURATION,
+        "2s",
+        field="checkpoint_interval_ms",
+        help="How often the positions of channels are written. After a crash, what was finished since is "
+        "delivered again.",
+    ),
+    Setting(
+        "mem-queue-size",
+        STORAGE,
+        COUNT,
+        10_000,
+        help="Messages of each topic, the newest, that are kept in memory besides the file.",
+    ),
+    Setting(
+        "cache-bytes",
+        STORAGE,
+        COUNT_BYTES,
+        64 * MIB,
+        help="Bytes of messages kept in memory, over all topics, whatever --mem-queue-size says.",
+    ),
+    Setting(
+        "max-bytes-per-file",
+        STORAGE,
+        POSITIVE_BYTES,
+        100 * MIB,
+        help="Size at which a topic's log goes on in a new file.",
+    ),
+    Setting(
+        "msg-timeout",
+        TIMES,
+        POSITIVE_DURATION,
+        "1m",
+        field="msg_timeout_ms",
+        help="A message not finished in this time is delivered again, unless the client asks for another time.",
+    ),
+    Setting(
+        "max-msg-timeout",
+        TIMES,
+        POSITIVE_DURATION,
+        "15m",
+        field="max_msg_timeout_ms",
+        help="The longest such time a client may ask for, also by touching a message.",
+    ),
+    Setting(
+        "max-req-timeout",
+        TIMES,
+        DURATION,
+        "1h",
+        field="max_req_timeout_ms",
+        help="How long a message may be deferred at most.",
+    ),
+    Setting("max-msg-size", LIMITS, POSITIVE_BYTES, MIB, help="Size of one message."),
+    Setting(
+        "max-body-size",
+        LIMITS,
+        POSITIVE_BYTES,
+        5 * MIB,
+        help="Size of one command's body, such as that of an MPUB.",
+    ),
+    Setting("max-rdy-count", LIMITS, POSITIVE, 2500, help="Messages one connection may have in flight."),
+    Setting("max-channel-consumers", LIMITS, COUNT, 0, help="Consumers of one channel; 0: any number."),
+    Setting(
+        "max-heartbeat-interval",
+        LIMITS,
+        POSITIVE_DURATION,
+        "1m",
+        field="max_heartbeat_interval_ms",
+        help="Longest time between heartbeats.",
+    ),
+    Setting(
+        "max-output-buffer-size",
+        LIMITS,
+        POSITIVE_BYTES,
+        64 * 1024,
+        help="Largest output buffer of a connection.",
+    ),
+    Setting(
+        "max-output-buffer-timeout",
+        LIMITS,
+        POSITIVE_DURATION,
+        "30s",
+        field="max_output_buffer_timeout_ms",
+        help="Longest time messages may wait in that buffer.",
+    ),
+    Setting(
+        "min-output-buffer-timeout",
+        LIMITS,
+        DURATION,
+        "25ms",
+        field="min_output_buffer_timeout_ms",
+        help="Shortest such time.",
+    ),
+    Setting(
+        "output-buffer-timeout",
+        LIMITS,
+        POSITIVE_DURATION,
+        "250ms",
+        field="output_buffer_timeout_ms",
+        help="That time for a client that does not ask for another.",
+    ),
+    Setting(
+        "tls-cert",
+        TLS,
+        FILE,
+        help="PEM file with the certificate, and those up to its CA. Clients may have TLS if it is given.",
+    ),
+    Setting("tls-key", TLS, FILE, help="PEM file with the certificate's key, without a password."),
+    Setting(
+        "tls-required",
+        TLS,
+        Kind(
+            BooleanOrWord(["tcp-https"]),
+            "[=true|false|tcp-https]",
+            (bool, int, str),
+            "true, false or tcp-https",
+        ),
+        "false",
+        alone="true",
+        help="Refuse clients that do not use TLS. tcp-https: plain HTTP is allowed all the same.",
+    ),
+    Setting(
+        "tls-client-auth-policy",
+        TLS,
+        Kind(Word(["require", "require-verify"], empty=""), None),
+        "",
+        help="require: clients need a certificate, whoever signed it. require-verify: one that --tls-root-ca-file "
+        "vouches for. Either one implies --tls-required.",
+    ),
+    Setting(
+        "tls-root-ca-file",
+        TLS,
+        FILE,
+        help="PEM file with the CAs of clients' certificates, and of authorization services. Not given: the system's.",
+    ),
+    Setting(
+        "tls-min-version",
+        TLS,
+        Kind(Word(["tls1.0", "tls1.1", "tls1.2", "tls1.3"], empty="tls1.2"), None),
+        "tls1.2",
+        help="The oldest TLS that is spoken. nsqd's default is tls1.0, which is out of use.",
+    ),
+    Setting("deflate", COMPRESSION, BOOLEAN, "true", alone="true", help="Clients may have deflate."),
+    Setting(
+        "max-deflate-level",
+        COMPRESSION,
+        _number(Integer(1, 9)),
+        6,
+        help="A client that asks for a higher level gets this one.",
+    ),
+    Setting("snappy", COMPRESSION, BOOLEAN, "true", alone="true", help="Clients may have snappy."),
+    Setting(
+        "auth-http-address",
+        AUTH,
+        Kind(http_service, "HOST:PORT|URL"),
+        field="auth_http_addresses",
+        multiple=True,
+        help="A service that says who may publish and subscribe to what. May be given several times; they are asked "
+        "in turn until one answers. Not given: everybody may.",
+    ),
+    Setting(
+        "lookupd-tcp-address",
+        DISCOVERY,
+        Kind(address, "HOST:PORT"),
+        field="nsqlookupd_tcp_addresses",
+        multiple=True,
+        help="An nsqlookupd to register with. May be given several times.",
+    ),
+    Setting(
+        "broadcast-address",
+        DISCOVERY,
+        HOST,
+        help="The address others are told. Not given: this machine's host name.",
+    ),
+    Setting(
+        "broadcast-tcp-port",
+        DISCOVERY,
+        PORT,
+        0,
+        help="The TCP port others are told; 0: the one that is bound.",
+    ),
+    Setting(
+        "broadcast-http-port",
+        DISCOVERY,
+        PORT,
+        0,
+        help="The HTTP port others are told; 0: the one that is bound.",
+    ),
+    Setting(
+        "http-client-connect-timeout",
+        REQUESTS,
+        POSITIVE_DURATION,
+        "2s",
+        field="http_client_connect_timeout_ms",
+        help="How long a connection may take, to an authorization service or an nsqlookupd.",
+    ),
+    Setting(
+        "http-client-request-timeout",
+        REQUESTS,
+        POSITIVE_DURATION,
+        "5s",
+        field="http_client_request_timeout_ms",
+        help="How long such a request may take.",
+    ),
+    Setting(
+        "statsd-address",
+        STATSD,
+        Kind(optional_address, "HOST:PORT"),
+        "",
+        help="Where statistics are sent, over UDP. Not given: nowhere.",
+    ),
+    Setting(
+        "statsd-prefix",
+        STATSD,
+        TEXT,
+        "nsq.%s",
+        help="What their names begin with; %s is replaced by the broadcast address and HTTP port.",
+    ),
+    Setting(
+        "statsd-interval",
+        STATSD,
+        POSITIVE_DURATION,
+        "1m",
+        field="statsd_interval_ms",
+        help="How often they are sent.",
+    ),
+    Setting(
+        "statsd-mem-stats",
+        STATSD,
+        BOOLEAN,
+        "true",
+        alone="true",
+        help="Send those of the process's memory too.",
+    ),
+    Setting(
+        "statsd-udp-packet-size",
+        STATSD,
+        POSITIVE_BYTES,
+        508,
+        help="Size of one datagram, unless one line is longer.",
+    ),
+    Setting(
+        "statsd-exclude-ephemeral",
+        STATSD,
+        BOOLEAN,
+        "false",
+        alone="true",
+        help="Leave out ephemeral topics and channels.",
+    ),
+    Setting(
+        "e2e-processing-latency-percentile",
+        LATENCY,
+        Kind(percentiles, "Q[,Q...]", (float, int, str), "a number"),
+        field="e2e_processing_latency_percentiles",
+        multiple=True,
+        callback=_descending,
+        help="Percentiles of the time from publish to finish, such as 0.99, for the statistics. May be given several "
+        "times. Not given: it is not measured.",
+    ),
+    Setting(
+        "e2e-processing-latency-window-time",
+        LATENCY,
+        POSITIVE_DURATION,
+        "10m",
+        field="e2e_processing_latency_window_time_ms",
+        help="Over how long they are taken.",
+    ),
+    Setting(
+        "log-level",
+        LOGGING,
+        Kind(Word(list(LOG_LEVELS)), None),
+        "info",
+        help="How much is logged, on standard error.",
+    ),
+    Setting("log-prefix", LOGGING, TEXT, "[qcli] ", help="What every line of the log begins with."),
+    Setting(
+        "queue-scan-worker-pool-max",
+        IGNORED,
+        Kind(click.STRING, "N", (int, str), "an integer"),
+        ignored="timers do not scan channels",
+        help="Timers do not scan channels here.",
+    ),
+    Setting(
+        "queue-scan-selection-count",
+        IGNORED,
+        Kind(click.STRING, "N", (int, str), "an integer"),
+        ignored="timers do not scan channels",
+        help="Likewise.",
+    ),
+    Setting(
+        "worker-id",
+        IGNORED,
+        Kind(click.STRING, "[=TEXT]", (int, bool, str), "anything"),
+        alone="true",
+        ignored="see --node-id",
+        help="See --node-id.",
+    ),
+    Setting(
+        "verbose",
+        IGNORED,
+        Kind(click.STRING, "[=BOOL]", (bool, str), "true or false"),
+        alone="true",
+        ignored="see --log-level",
+        help="See --log-level.",
+    ),
+]
+
+
+def broker_options(values: dict[str, Any]) -> BrokerOptions:
+    """Put values where the broker expects them.
+
+    Args:
+        values: By field; those that are no fields of the broker's are left alone.
+
+    Raises:
+        Failure: They do not go together.
+    """
+    from trio_nsq.broker import BrokerOptions
+    from trio_nsq.protocol import Limits
+
+    limits = Limits(**{name: values[name] for name in _fields(Limits) & values.keys()})
+    if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
+        raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
+    return BrokerOptions(
+        limits=limits, **{name: values[name] for name in _fields(BrokerOptions) & values.keys()}
+    )
+
+
+def _fields(options: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(options)}

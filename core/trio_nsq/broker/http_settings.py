@@ -1,0 +1,68 @@
+"""`/topic/settings` and `/channel/settings`: what can be set for one of them; not an endpoint of nsqd's."""
+
+import json
+from typing import TYPE_CHECKING
+
+from ..http import HTTPError, Request, Response, Route
+from .channel import Channel
+from .http_targets import find_channel, find_topic, given
+from .settings import SettingsError, as_json
+from .topic import Topic
+
+if TYPE_CHECKING:
+    from .server import Server
+
+
+class SettingsEndpoints:
+    """The handlers. GET tells the settings in force, PUT changes those in its body, durably, and tells them too.
+
+    Args:
+        server: Whose topics these are.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        return [
+            Route("GET", "/topic/settings", self.get_topic),
+            Route("PUT", "/topic/settings", self.put_topic),
+            Route("GET", "/channel/settings", self.get_channel),
+            Route("PUT", "/channel/settings", self.put_channel),
+        ]
+
+    async def get_topic(self, request: Request) -> Response:
+        """A topic's settings as a JSON object, by name."""
+        return Response.json(as_json(find_topic(self._server, given(request, "topic")).settings))
+
+    async def put_topic(self, request: Request) -> Response:
+        """Change those that the JSON object in the body names; null goes back to the broker's default."""
+        topic = find_topic(self._server, given(request, "topic"))
+        _configure(topic, request)
+        await self._server.save(topic)
+        return Response.json(as_json(topic.settings))
+
+    async def get_channel(self, request: Request) -> Response:
+        """A channel's settings, likewise."""
+        return Response.json(as_json(find_channel(self._server, request).settings))
+
+    async def put_channel(self, request: Request) -> Response:
+        """Change those of a channel, likewise."""
+        channel = find_channel(self._server, request)
+        _configure(channel, request)
+        await self._server.save(channel.topic)
+        return Response.json(as_json(channel.settings))
+
+
+def _configure(target: Topic | Channel, request: Request) -> None:
+    try:
+        changes = json.loads(request.body)
+    except ValueError as exc:
+        raise HTTPError(400, "INVALID_BODY: JSON is wanted") from exc
+    if not isinstance(changes, dict):
+        raise HTTPError(400, "INVALID_BODY: a JSON object is wanted")
+    try:
+        target.configure(changes)
+    except SettingsError as exc:
+        raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc

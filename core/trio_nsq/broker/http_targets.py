@@ -1,0 +1,49 @@
+"""The topic and the channel that a request is about, by its parameters, with nsqd's error strings."""
+
+from typing import TYPE_CHECKING
+
+from ..http import HTTPError, Request
+from ..protocol import is_valid_name
+from .channel import Channel
+from .topic import Topic
+
+if TYPE_CHECKING:
+    from .server import Server
+
+
+def given(request: Request, parameter: str) -> str:
+    """A parameter that has to be there, whatever it says."""
+    if parameter not in request.query:
+        raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
+    return request.query[parameter]
+
+
+def valid_name(request: Request, parameter: str, invalid: str) -> str:
+    """A parameter that has to be a valid name; `invalid` is the error if it is none."""
+    name = given(request, parameter)
+    if not is_valid_name(name):
+        raise HTTPError(400, invalid)
+    return name
+
+
+def channel_names(request: Request) -> tuple[str, str]:
+    """The valid names of a topic and a channel, which need not be there."""
+    topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
+    return topic, valid_name(request, "channel", "INVALID_ARG_CHANNEL")
+
+
+def find_topic(server: "Server", name: str) -> Topic:
+    """The topic of this name, which need not be a valid one. Raises HTTPError."""
+    topic = server.broker.topics.get(name)
+    if topic is None:
+        raise HTTPError(404, "TOPIC_NOT_FOUND")
+    return topic
+
+
+def find_channel(server: "Server", request: Request) -> Channel:
+    """The channel that a request names. Raises HTTPError."""
+    topic_name, channel_name = channel_names(request)
+    channel = find_topic(server, topic_name).channels.get(channel_name)
+    if channel is None:
+        raise HTTPError(404, "CHANNEL_NOT_FOUND")
+    return channel

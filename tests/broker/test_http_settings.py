@@ -1,0 +1,65 @@
+"""/topic/settings and /channel/settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from broker.test_http_api import Api, running_api
+from trio_nsq.broker.settings import ChannelSettings, TopicSettings, as_json
+
+TOPIC = "/topic/settings?topic=t"
+CHANNEL = "/channel/settings?topic=t&channel=c"
+
+
+async def put(api: Api, target: str, changes: dict[str, Any]) -> httpx.Response:
+    return await api.send("PUT", target, body=json.dumps(changes).encode())
+
+
+async def test_settings_are_told_and_changed(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings())
+        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings())
+        changed = await put(api, TOPIC, {"ttl_ms": 5})
+        assert (changed.status_code, changed.json()) == (200, as_json(TopicSettings(ttl_ms=5)))
+        changed = await put(api, CHANNEL, {"max_attempts": 3, "dead_letter_topic": "t.dead"})
+        assert changed.json() == as_json(ChannelSettings(3, "t.dead"))
+        assert (await put(api, TOPIC, {})).json() == as_json(TopicSettings(ttl_ms=5))
+
+
+async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await put(api, TOPIC, {"retention_bytes": -1})
+        await put(api, CHANNEL, {"max_attempts": 3})
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings(retention_bytes=-1))
+        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings(max_attempts=3))
+        assert (await put(api, TOPIC, {"retention_bytes": None})).json() == as_json(TopicSettings())
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status", "error"),
+    [
+        ("/topic/settings", b"{}", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/settings?topic=none", b"{}", 404, "TOPIC_NOT_FOUND"),
+        ("/channel/settings?topic=t", b"{}", 400, "MISSING_ARG_CHANNEL"),
+        ("/channel/settings?topic=t&channel=none", b"{}", 404, "CHANNEL_NOT_FOUND"),
+        (TOPIC, b"", 400, "INVALID_BODY: JSON is wanted"),
+        (TOPIC, b"[]", 400, "INVALID_BODY: a JSON object is wanted"),
+        (TOPIC, b'{"ttl_ms":-1}', 400, "INVALID_SETTING: ttl_ms is -1; it must be a whole number, 0 or more"),
+        (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: there is no setting ttl; there are max_attempts, "
+         "dead_letter_topic"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused(tmp_path: Path, target: str, body: bytes, status: int, error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        answer = await api.send("PUT", target, body=body)
+        assert (answer.status_code, answer.json()) == (status, {"message": error})

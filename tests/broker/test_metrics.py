@@ -1,0 +1,320 @@
+"""`/metrics`, read by Prometheus' own parsers."""
+
+import errno
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.support import PATIENCE_S, dpub, identify, settle
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import Api, running_api
+from trio_nsq import __version__
+from trio_nsq.broker.histogram import Histogram
+from trio_nsq.log import Files
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+E2E = {"e2e_processing_latency_percentiles": (0.99, 0.5)}
+
+
+class Scrape:
+    """Samples by name and labels."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self.families = {family.name: family for family in families}
+        self.samples = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self.samples["nsq_" + name, tuple(sorted(labels.items()))]
+
+    def channel(self, name: str) -> float:
+        """Of channel `c` of topic `t`."""
+        return self("channel_" + name, topic="t", channel="c")
+
+
+async def scrape(api: Api) -> Scrape:
+    response = await api.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return Scrape(text_string_to_metric_families(response.text))
+
+
+@asynccontextmanager
+async def subscribed(data_path: Path, ready_count: int = 0, **options: Any) -> AsyncIterator[Api]:
+    """A broker, and a consumer of channel `c` of topic `t`."""
+    async with running_api(data_path, **options) as api:
+        await api.tcp.subscribe("t", "c", ready_count)
+        yield api
+
+
+# ---------------------------------------------------------------------- forms
+
+
+async def test_what_is_documented_is_what_is_there(tmp_path: Path) -> None:
+    async with subscribed(tmp_path / "d", ready_count=1, **E2E) as api:
+        await api.tcp.publish("t", b"x")
+        await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        await settle()
+        response = await api.send("GET", "/metrics", OPENMETRICS)
+    rows = re.findall(r"^\| `(nsq_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.*) \|$", DOCS.read_text(), re.M)
+    documented = {name: (kind, set(re.findall(r"\w+", labels)), text) for name, kind, labels, text in rows}
+    found = {}
+    for family in openmetrics.text_string_to_metric_families(response.text):  # type: ignore[no-untyped-call]
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        if family.name.startswith("nsq_"):
+            found[family.name + suffix] = family.type, labels, family.documentation
+        else:
+            assert f"`{family.name}{suffix}`" in DOCS.read_text()
+    assert found == documented
+
+
+async def test_openmetrics_if_that_is_asked_for(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        response = await api.send("GET", "/metrics", OPENMETRICS)
+        assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert response.text.endswith("# EOF\n")
+        assert response.text.count("# EOF") == 1
+        plain = await api.send("GET", "/metrics", {"Accept": "*/*"})
+        assert "# EOF" not in plain.text
+
+
+@pytest.mark.parametrize("headers", [{}, OPENMETRICS])
+async def test_many_channels_come_in_pieces_under_one_heading(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        names = {(f"t{t}#ephemeral", f"c{c}") for t in range(10) for c in range(50)}
+        for topic, channel in sorted(names):
+            if channel == "c0":
+                await api.post("/topic/create", topic=topic)
+            await api.post("/channel/create", topic=topic, channel=channel)
+        response = await api.send("GET", "/metrics", headers)
+    parse = openmetrics.text_string_to_metric_families if headers else text_string_to_metric_families
+    families = list(parse(response.text))
+    assert len(families) == len({family.name for family in families})
+    (depth,) = [family for family in families if family.name == "nsq_channel_depth"]
+    assert [(s.labels["topic"], s.labels["channel"]) for s in depth.samples] == sorted(names)
+    assert len(re.findall("^# HELP nsq_channel_depth ", response.text, re.M)) == 1
+
+
+async def test_without_topics_there_are_headings_only(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        found = await scrape(api)
+    assert found.families["nsq_channel_depth"].samples == []
+    assert "nsq_channel_e2e_processing_latency_seconds" not in found.families
+
+
+# ---------------------------------------------------------------------- values
+
+
+async def test_of_the_broker(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        found = await scrape(api)
+        assert (found("healthy"), found("connections"), found("producers")) == (1, 1, 0)
+        assert [s.labels["version"] for s in found.families["nsq_build_info"].samples] == [__version__]
+        await api.tcp.publish("t", b"x")
+        found = await scrape(api)
+        assert (found("connections"), found("producers")) == (1, 1)
+        assert 0 < found.samples["process_cpu_seconds_total", ()] < 1e4
+        assert 1e6 < found.samples["process_resident_memory_bytes", ()] < 1e11
+
+
+async def test_health(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        files.full_after = 0
+        assert (await api.post("/pub", b"x", topic="t"))[0] == 503
+        assert (await scrape(api))("healthy") == 0
+        files.full_after = None
+        await api.post("/pub", b"x", topic="t")
+        assert (await scrape(api))("healthy") == 1
+
+
+async def test_of_topics_and_channels(tmp_path: Path) -> None:
+    async with subscribed(tmp_path / "d", ready_count=3) as api:
+        await api.tcp.publish("t", *[b"%d" % n for n in range(10)])
+        await api.tcp.send(dpub("t", 3_600_000, b"later"))
+        await api.tcp.ok()
+        first, second, _ = [await api.tcp.message() for _ in range(3)]
+        await api.tcp.send(b"FIN %s\nREQ %s 3600000\n" % (first.id, second.id))
+        await api.tcp.message()
+        await api.tcp.message()
+        await api.post("/channel/pause", topic="t", channel="c")
+        await api.tcp.publish("u", b"12345")
+        found = await scrape(api)
+        expected = {
+            "depth": 5, "backend_depth": 0, "in_flight": 3, "deferred": 2, "messages_total": 11, "finished_total": 1,
+            "requeues_total": 1, "timeouts_total": 0, "clients": 1, "paused": 1,
+        }  # fmt: skip
+        assert {name: found.channel(name) for name in expected} == expected
+        expected = {"depth": 1, "messages_total": 1, "message_bytes_total": 5, "channels": 0, "paused": 0}
+        assert {name: found(f"topic_{name}", topic="u") for name in expected} == expected
+        assert (found("topic_depth", topic="t"), found("topic_channels", topic="t")) == (0, 1)
+        log = next((tmp_path / "d").glob("topics/u*/*.log"))
+        assert found("topic_log_bytes", topic="u") == log.stat().st_size
+        await api.post("/topic/pause", topic="u")
+        assert (await scrape(api))("topic_paused", topic="u") == 1
+
+
+async def test_timeouts(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    # Nothing that takes a thread, during which the clock would let time fly.
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.send(identify(msg_timeout=1000))
+        await api.tcp.ok()
+        await api.tcp.subscribe("t#ephemeral", "c", ready_count=1)
+        await api.tcp.publish("t#ephemeral", b"x")
+        assert [(await api.tcp.message()).attempts for _ in range(2)] == [1, 2]
+        found = await scrape(api)
+        assert found("channel_timeouts_total", topic="t#ephemeral", channel="c") == 1
+
+
+async def test_appends_and_syncs(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for _ in range(3):
+            await api.tcp.publish("t", b"x")
+        await api.tcp.publish("t#ephemeral", b"x")
+        found = await scrape(api)
+        assert found("syncs_total") == found("append_duration_seconds_count") == 3
+        assert found("append_duration_seconds_bucket", le="+Inf") == 3
+        assert 0 < found("append_duration_seconds_sum") < 30
+        assert found("sync_duration_seconds_count") == 0
+
+
+async def test_syncs_on_a_schedule(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", sync="interval", sync_every=3, sync_timeout_ms=3_600_000) as api:
+        for _ in range(2):
+            await api.tcp.publish("t", b"x")
+        assert (await scrape(api))("syncs_total") == 0
+        await api.tcp.publish("t", b"x")
+        with trio.fail_after(PATIENCE_S):
+            while not (found := await scrape(api))("syncs_total"):
+                pass
+        assert found("syncs_total") == found("sync_duration_seconds_count") == 1
+        assert found("append_duration_seconds_count") == 3
+
+
+async def test_latency(tmp_path: Path) -> None:
+    async with subscribed(tmp_path / "d", ready_count=1, **E2E) as api:
+        name = "nsq_channel_e2e_processing_latency_seconds"
+        assert (await scrape(api)).families[name].samples == []
+        await api.tcp.publish("t", b"x")
+        await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        await api.tcp.nothing_more()
+        samples = (await scrape(api)).families[name].samples
+        assert [sample.labels["quantile"] for sample in samples] == ["0.99", "0.5"]
+        assert all(0 < sample.value < 60 for sample in samples)
+
+
+def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+    histogram = Histogram((0.1, 0.5))
+    for duration_s in (0.05, 0.1, 0.3, 0.5, 2.0):
+        histogram.observe(duration_s)
+    assert histogram.cumulative() == [(0.1, 2), (0.5, 4), (float("inf"), 5)]
+    assert histogram.count == 5
+    assert histogram.sum_s == pytest.approx(2.95)
+
+
+# ---------------------------------------------------------------------- the age of the oldest message
+
+
+AGE = "oldest_message_age_seconds"
+
+
+class UnreadableFiles(Files):
+    """A real file system that cannot be read when told so."""
+
+    unreadable = False
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if self.unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(fd, size, offset)
+
+
+async def test_age_of_a_message_that_waits_then_is_in_flight_then_is_finished(tmp_path: Path) -> None:
+    async with subscribed(tmp_path / "d") as api:
+        assert (await scrape(api)).channel(AGE) == 0
+        before_s = time.time()
+        await api.tcp.publish("t", b"x")
+        stored_s = time.time()
+        for _ in range(2):  # ready, then in flight
+            asked_s = time.time()
+            age_s = (await scrape(api)).channel(AGE)
+            assert asked_s - stored_s <= age_s <= time.time() - before_s
+            await api.tcp.send(b"RDY 1\n")
+            await settle()
+        await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        await api.tcp.nothing_more()
+        assert (await scrape(api)).channel(AGE) == 0
+
+
+async def test_age_is_known_after_a_restart_and_from_disk(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for channel in "a", "b":
+            await api.post("/topic/create", topic="t")
+            await api.post("/channel/create", topic="t", channel=channel)
+        for number in range(3):
+            await api.tcp.publish("t", b"%d" % number)
+        published_s = time.time()
+    async with running_api(tmp_path / "d", mem_queue_size=0, cache_bytes=0) as api:
+        for _ in range(2):
+            asked_s = time.time()
+            found = await scrape(api)
+            for channel in "a", "b":
+                age_s = found("channel_" + AGE, topic="t", channel=channel)
+                assert asked_s - published_s <= age_s <= asked_s - published_s + 20
+
+
+async def test_age_goes_down_when_the_oldest_is_finished(tmp_path: Path) -> None:
+    async with subscribed(tmp_path / "d", ready_count=2) as api:
+        await api.tcp.publish("t", b"old")
+        oldest = await api.tcp.message()
+        between_s = time.time()
+        await api.tcp.publish("t", b"new")
+        asked_s = time.time()
+        assert (await scrape(api)).channel(AGE) >= asked_s - between_s
+        await api.tcp.message()
+        await api.tcp.send(b"FIN %s\n" % oldest.id)
+        await api.tcp.nothing_more()
+        assert (await scrape(api)).channel(AGE) <= time.time() - between_s
+
+
+async def test_age_in_memory_only(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", cache_bytes=0, mem_queue_size=1000) as api:
+        for number in range(3):
+            await api.tcp.publish("t#ephemeral", b"%d" % number)
+        await api.post("/channel/create", topic="t#ephemeral", channel="c")
+        assert 0 < (await scrape(api))("channel_" + AGE, topic="t#ephemeral", channel="c") < 20
+
+
+async def test_a_message_that_cannot_be_read_has_no_age(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"x")
+        await api.post("/channel/create", topic="t", channel="c")
+    files = UnreadableFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        files.unreadable = True
+        found = await scrape(api)
+        assert found.channel("depth") == 1
+        assert found.families["nsq_channel_" + AGE].samples == []
+        assert "t/c: cannot read" in caplog.text
+        files.unreadable = False
+        assert (await scrape(api)).channel(AGE) > 0

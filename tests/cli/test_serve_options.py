@@ -1,0 +1,403 @@
+"""The options of `qcli serve`: names, defaults, Go's way of writing them, and where their values come from."""
+
+import dataclasses
+import itertools
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from cli.serving import FREE_PORTS, hear_until_ready, options, refusal, serving
+from cli.support import DEADLINE_S, Cli
+from interop.peers import nsqd_program, qcli_serve
+from qcli.completing import TIMEOUT_VARIABLE
+from qcli.errors import Failure
+from qcli.options import HTTP_VARIABLE, TCP_VARIABLE
+from qcli.params import duration
+from qcli.serve import command
+from qcli.serve_options import SETTINGS
+from trio_nsq._version import __version__
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.protocol import Limits
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What whoever runs the tests has set says nothing here."""
+    for name in [name for name in os.environ if name.startswith("QCLI_")]:
+        monkeypatch.delenv(name)
+
+
+# ------------------------------------------------------------------ names and defaults
+
+
+def test_defaults_are_the_broker_s() -> None:
+    assert options() == BrokerOptions(data_path=Path())
+
+
+def test_every_option_of_the_broker_has_a_flag() -> None:
+    names = {setting.name for setting in SETTINGS}
+    fields = {field.name for field in dataclasses.fields(BrokerOptions)} - {"limits"}
+    # nsqd has no flags for these two.
+    limits = {field.name for field in dataclasses.fields(Limits)} - {
+        "heartbeat_interval_ms",
+        "output_buffer_size",
+    }
+    assert (fields | limits) - names == set()
+
+
+def test_names_of_keys_and_variables() -> None:
+    named = {setting.opts[0]: setting for setting in SETTINGS}
+    assert len(named) == len({each.key for each in SETTINGS}) == len({each.envvar for each in SETTINGS})
+    assert (named["--tls-cert"].key, named["--tls-cert"].envvar) == ("tls_cert", "QCLI_TLS_CERT")
+    assert (named["--sync-timeout"].key, named["--sync-timeout"].envvar) == (
+        "sync_timeout",
+        "QCLI_SYNC_TIMEOUT",
+    )
+    assert (named["--node-id"].key, named["--node-id"].envvar) == ("id", "QCLI_NODE_ID")
+    lookupd = named["--lookupd-tcp-address"]
+    assert (lookupd.key, lookupd.envvar) == ("nsqlookupd_tcp_addresses", "QCLI_LOOKUPD_TCP_ADDRESS")
+    assert named["--auth-http-address"].key == "auth_http_addresses"
+    assert named["--e2e-processing-latency-percentile"].key == "e2e_processing_latency_percentiles"
+
+
+def test_variables_are_not_those_of_other_commands() -> None:
+    used = {
+        TCP_VARIABLE,
+        HTTP_VARIABLE,
+        TIMEOUT_VARIABLE,
+        "QCLI_LINE",
+        "QCLI_WORDBREAKS",
+        "QCLI_WORDS",
+        "QCLI_CURRENT",
+    }
+    assert used & {setting.envvar for setting in SETTINGS} == set()
+
+
+def test_a_broker_knows_its_options_by_their_keys(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--max-rdy-count=7", "--output-buffer-timeout=5ms") as broker:
+        for setting in SETTINGS:
+            if setting.key not in ("address_file", "worker_id", "verbose"):
+                broker.http("GET", f"/config/{setting.key}")
+        assert broker.http("GET", "/config/max_rdy_count") == b"7"
+        assert broker.http("GET", "/config/output_buffer_timeout") == b"5000000"
+        assert broker.http("GET", "/config/log_prefix") == b"[qcli] "
+
+
+OTHER_DEFAULTS = {
+    # A difference, with its reason in docs/differences.md.
+    "tcp-address": "127.0.0.1:4150",
+    "http-address": "127.0.0.1:4151",
+    "https-address": "127.0.0.1:4152",
+    "tls-min-version": "tls1.2",
+    "log-prefix": "[qcli] ",
+    # The same in other words: nsqd says what follows from the machine, or has no word for it.
+    "broadcast-address": None,
+    "node-id": None,
+    "data-path": ".",
+    "tls-required": "false",
+    # Of no effect.
+    "queue-scan-selection-count": None,
+    "queue-scan-worker-pool-max": None,
+}
+
+
+@pytest.mark.interop
+def test_every_flag_of_nsqd_is_there_with_its_default() -> None:
+    done = subprocess.run([nsqd_program(), "--help"], capture_output=True, text=True, timeout=DEADLINE_S)
+    described = re.findall(r"^  -([a-z0-9-]+)(?: (\S+))?\n(.*)$", done.stderr, re.MULTILINE)
+    assert len(described) > 50
+    ours = {param.opts[0]: param for param in command.params if isinstance(param, click.Option)}
+    for flag, kind, text in described:
+        param = ours[f"--{flag}"]
+        default = param.default if param.show_default else None
+        if flag in OTHER_DEFAULTS:
+            assert default == OTHER_DEFAULTS[flag], flag
+            continue
+        found = re.search(r'\(default "?([^",]*).*\)$', text)
+        expected = found[1].lower() if found else ""
+        if kind == "duration":
+            assert duration(str(default)) == duration(expected), flag
+        else:
+            # As a rule Go does not show what is zero.
+            assert str(default) == expected or (default in (None, 0, "false") and not expected), flag
+
+
+# ------------------------------------------------------------------ on the command line
+
+
+def test_flags_arrive() -> None:
+    given = options(
+        "--sync=interval", "--sync-timeout", "1m", "--msg-timeout=90s", "--max-msg-size", "10", "--node-id", "7",
+        "--http-address", "", "--mem-queue-size=0", "--tls-cert=c.pem", "--tls-key=k.pem", "--tls-required=tcp-https",
+        "--tls-client-auth-policy=require", "--tls-root-ca-file=ca.pem", "--tls-min-version=tls1.3", "--snappy=false",
+        "--max-deflate-level=9", "--auth-http-address=a:80", "--auth-http-address=https://b/auth",
+        "--lookupd-tcp-address=l:4160", "--broadcast-address=h", "--statsd-address=s:8125", "--statsd-mem-stats=0",
+        "--e2e-processing-latency-percentile=0.5,1.0", "--e2e-processing-latency-percentile=0.99",
+    )  # fmt: skip
+    assert given == BrokerOptions(
+        data_path=Path(),
+        sync="interval",
+        sync_timeout_ms=60_000,
+        node_id=7,
+        http_address="",
+        mem_queue_size=0,
+        tls_cert=Path("c.pem"),
+        tls_key=Path("k.pem"),
+        tls_required="tcp-https",
+        tls_client_auth_policy="require",
+        tls_root_ca_file=Path("ca.pem"),
+        tls_min_version="tls1.3",
+        auth_http_addresses=("a:80", "https://b/auth"),
+        nsqlookupd_tcp_addresses=("l:4160",),
+        broadcast_address="h",
+        statsd_address="s:8125",
+        statsd_mem_stats=False,
+        e2e_processing_latency_percentiles=(1.0, 0.99, 0.5),
+        limits=Limits(msg_timeout_ms=90_000, max_msg_size=10, snappy=False, max_deflate_level=9),
+    )
+
+
+@pytest.mark.parametrize(
+    ("go_s", "ours"),
+    [
+        ("-data-path=/x", "--data-path=/x"),
+        ("-data-path /x", "--data-path=/x"),
+        ("-statsd-prefix -x", "--statsd-prefix=-x"),
+        ("-statsd-prefix a=b", "--statsd-prefix=a=b"),
+        ("-statsd-prefix=--snappy", "--statsd-prefix=--snappy"),
+        ("-snappy=false -deflate=F", "--snappy=false --deflate=false"),
+        ("-snappy -node-id 3", "--snappy=true --node-id=3"),
+        ("--snappy=false -snappy", ""),
+        ("-tls-required", "--tls-required=true"),
+        ("--tls-required --node-id 3", "--tls-required=true --node-id=3"),
+        ("-tls-required=TCP-HTTPS", "--tls-required=tcp-https"),
+        ("-tls-required=1", "--tls-required=true"),
+        ("--tls-required=false -statsd-mem-stats=false", "--statsd-mem-stats=false"),
+        ("-tls-min-version=TLS1.3", "--tls-min-version=tls1.3"),
+        ("-tls-min-version=", ""),
+        ("-tls-cert=", ""),
+        ("-tls-client-auth-policy=", ""),
+        ("-broadcast-address=", ""),
+        ("-max-msg-size=0x10", "--max-msg-size=16"),
+        ("-node-id 1 -node-id 2", "--node-id=2"),
+        (
+            "-lookupd-tcp-address a:1 -lookupd-tcp-address=b:2",
+            "--lookupd-tcp-address=a:1 --lookupd-tcp-address=b:2",
+        ),
+        ("-max-req-timeout 0", "--max-req-timeout=0s"),
+        ("-config=", ""),
+    ],
+)
+def test_go_s_way_of_writing(go_s: str, ours: str) -> None:
+    assert options(*go_s.split()) == options(*ours.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--snappy false", "Write --snappy=false"),
+        ("-tls-required tcp-https", "Write -tls-required=tcp-https"),
+        ("--snappy word", r"unexpected extra argument \(word\)"),
+        ("-- --snappy", r"unexpected extra argument \(--snappy\)"),
+        ("-nonsense", "No such option: --nonsense"),
+        ("--nonsense=1", "No such option: --nonsense"),
+        ("-x", "No such option: -x"),
+        ("-data-path", "requires an argument"),
+    ],
+)
+def test_what_is_written_wrong(words: str, said: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        options(*words.split())
+    assert re.search(said.replace("option: ", "option:? '?"), caught.value.format_message())
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--tcp-address=4150",
+        "--tcp-address=",
+        "--https-address=./socket",
+        "--node-id=1024",
+        "--node-id=-1",
+        "--sync=never",
+        "--msg-timeout=60",
+        "--msg-timeout=0",
+        "--msg-timeout=-1s",
+        "--sync-every=0",
+        "--log-level=warning",
+        "--max-deflate-level=0",
+        "--max-deflate-level=10",
+        "--max-msg-size=010",
+        "--snappy=maybe",
+        "--snappy=",
+        "--tls-required=maybe",
+        "--tls-min-version=ssl3.0",
+        "--tls-client-auth-policy=requires",
+        "--lookupd-tcp-address=a:1,b:2",
+        "--auth-http-address=ftp://a",
+        "--broadcast-tcp-port=65536",
+        "--e2e-processing-latency-percentile=0",
+        "--e2e-processing-latency-percentile=99",
+        "--statsd-interval=60",
+    ],
+)
+def test_bad_flags_are_usage_errors(flag: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        options(flag)
+    assert f"'{flag.partition('=')[0]}'" in caught.value.format_message()
+
+
+def test_a_usage_error_ends_it(tmp_path: Path) -> None:
+    assert "--node-id" in refusal(tmp_path, "-node-id", "1024", code=2)
+
+
+@pytest.mark.parametrize("flag", ["-version", "--version"])
+def test_version(nowhere: Cli, flag: str) -> None:
+    assert nowhere("serve", flag).out.decode() == f"qcli {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["-h", "-help", "--help"])
+def test_help(nowhere: Cli, flag: str) -> None:
+    result = nowhere("serve", flag)
+    assert (result.code, result.err) == (0, "")
+    assert b"  --snappy[=BOOL] " in result.out
+    for title in ("Addresses", "Storage", "TLS", "statsd", "Configuration", "Logging"):
+        assert f"\n{title}:\n".encode() in result.out
+
+
+def test_values_that_do_not_go_together() -> None:
+    assert options("--max-output-buffer-timeout=25ms").limits.max_output_buffer_timeout_ms == 25
+    with pytest.raises(Failure, match="--min-output-buffer-timeout is longer"):
+        options("--max-output-buffer-timeout=24ms")
+
+
+def test_tls_that_is_required_needs_a_certificate(tmp_path: Path) -> None:
+    assert "--tls-cert" in refusal(tmp_path, "-tls-required")
+
+
+def test_flags_without_effect_are_named(tmp_path: Path) -> None:
+    given = [
+        "-verbose",
+        "-worker-id=5",
+        "--queue-scan-worker-pool-max=8",
+        "-queue-scan-selection-count",
+        "40",
+    ]
+    with serving(tmp_path, *given) as broker:
+        notices = [line for line in hear_until_ready(broker) if "no effect" in line]
+    # Once each.
+    assert sorted(re.findall(r"WARNING: (--[a-z-]+) has no effect here: ", "".join(notices))) == [
+        "--queue-scan-selection-count",
+        "--queue-scan-worker-pool-max",
+        "--verbose",
+        "--worker-id",
+    ]
+    assert len(notices) == 4
+
+
+def test_nothing_is_said_of_flags_that_are_not_given(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        assert not [line for line in hear_until_ready(broker) if "WARNING" in line]
+
+
+# ------------------------------------------------------------------ flag, environment, file
+
+
+class Source(NamedTuple):
+    """One option of each type, with a value in each place, as written there and as the broker gets it."""
+
+    flag: str
+    key: str
+    file: tuple[str, Any]
+    environment: tuple[str, Any]
+    command_line: tuple[str, Any]
+
+
+SOURCES = [
+    Source("tcp-address", "tcp_address", ('"f:1"', "f:1"), ("e:1", "e:1"), ("c:1", "c:1")),
+    Source("statsd-prefix", "statsd_prefix", ('"f"', "f"), ("e", "e"), ("", "")),
+    Source("http-address", "http_address", ('""', ""), (":0", ":0"), ("/s", "/s")),
+    Source("node-id", "id", ("1", 1), ("2", 2), ("3", 3)),
+    Source("max-rdy-count", "max_rdy_count", ("1", 1), ("2", 2), ("3", 3)),
+    Source("msg-timeout", "msg_timeout", ("1", 1), ("2s", 2_000), ("3m", 180_000)),
+    Source("snappy", "snappy", ("false", False), ("true", True), ("false", False)),
+    Source("deflate", "deflate", ('"false"', False), ("0", False), ("true", True)),
+    Source("tls-required", "tls_required", ("true", "true"), ("false", "false"), ("tcp-https", "tcp-https")),
+    Source(
+        "tls-min-version",
+        "tls_min_version",
+        ('"tls1.0"', "tls1.0"),
+        ("TLS1.1", "tls1.1"),
+        ("tls1.3", "tls1.3"),
+    ),
+    Source("tls-cert", "tls_cert", ('"f"', Path("f")), ("e", Path("e")), ("", None)),
+    Source(
+        "lookupd-tcp-address",
+        "nsqlookupd_tcp_addresses",
+        ('["f:1", "f:2"]', ("f:1", "f:2")),
+        ("e:1,e:2", ("e:1", "e:2")),
+        ("c:1", ("c:1",)),
+    ),
+    Source(
+        "e2e-processing-latency-percentile",
+        "e2e_processing_latency_percentiles",
+        ("[0.1, 0.2]", (0.2, 0.1)),
+        ("0.3, 0.4", (0.4, 0.3)),
+        ("0.5,0.6", (0.6, 0.5)),
+    ),
+]
+PLACES = ("file", "environment", "command_line")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=[source.flag for source in SOURCES])
+@pytest.mark.parametrize(
+    "places", [places for size in range(4) for places in itertools.combinations(PLACES, size)]
+)
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    source: Source, places: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = next(setting.name for setting in SETTINGS if setting.opts[0] == f"--{source.flag}")
+    assert field
+
+    def value(given: BrokerOptions) -> Any:
+        return getattr(given.limits if hasattr(given.limits, field) else given, field)
+
+    expected = getattr(source, places[-1])[1] if places else value(BrokerOptions(data_path=Path()))
+    args = []
+    if "file" in places:
+        (tmp_path / "c.toml").write_text(f"{source.key} = {source.file[0]}\n")
+        args = ["--config", str(tmp_path / "c.toml")]
+    if "environment" in places:
+        variable = f"QCLI_{source.flag.replace('-', '_').upper()}"
+        monkeypatch.setenv(variable, source.environment[0])
+    if "command_line" in places:
+        args.append(f"--{source.flag}={source.command_line[0]}")
+    assert value(options(*args)) == expected
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in SETTINGS:
+        monkeypatch.setenv(str(setting.envvar), "")
+    assert options() == BrokerOptions(data_path=Path())
+
+
+def test_a_bad_variable_is_named(nowhere: Cli) -> None:
+    result = nowhere("serve", env={"QCLI_NODE_ID": "1024"})
+    assert result.code == 2
+    assert "Invalid value for 'QCLI_NODE_ID' in the environment" in result.err
+    # It says nothing of a flag that is right.
+    assert "--node-id" not in result.err
+
+
+def test_the_environment_starts_a_broker(tmp_path: Path) -> None:
+    addresses = dict(zip(("QCLI_TCP_ADDRESS", "QCLI_HTTP_ADDRESS"), FREE_PORTS[1::2], strict=True))
+    env = addresses | {"QCLI_DATA_PATH": str(tmp_path / "data"), "QCLI_LOG_LEVEL": "error"}
+    with Cli("127.0.0.1:1", "127.0.0.1:1", env).running("serve") as broker:
+        heard = hear_until_ready(broker)
+    assert len(heard) == 1
+    assert heard[0].endswith(f", data {tmp_path / 'data'}\n")

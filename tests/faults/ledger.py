@@ -1,0 +1,339 @@
+"""What a broker promised and what it delivered, as its clients saw it, and the judgement over both.
+
+The ledger lives outside the broker and survives it. Times are Unix nanoseconds, by the clock the broker reads too.
+A *life* is a run of the broker, counted from 0.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+_CLOCK_TOLERANCE_NS = 5 * MS
+_SAVING_TAKES_NS = 2 * SECOND
+"""By so much the checkpoint that ought to know of a FIN may be late on a machine that is busy."""
+_FILLING = bytes(range(256)) * 4
+_MAX_BODY_BYTES = 600
+
+
+def body_of(number: int) -> bytes:
+    """The body of a message, by its number: its size is 10 to 600 bytes, and follows from the number, too."""
+    size = 10 + number * 7919 % (_MAX_BODY_BYTES - 10)
+    start = number % 256
+    return (b"%09d " % number + _FILLING[start : start + size])[:size]
+
+
+class ChannelName(NamedTuple):
+    """A channel and its topic."""
+
+    topic: str
+    channel: str
+
+
+@dataclass(slots=True)
+class Published:
+    """A message that a client sent.
+
+    Attributes:
+        number: See `body_of`.
+        sent_ns: Before the first byte was sent.
+        due_ns: When it may come, at the earliest; 0 is at once.
+        command: All messages of one command have the same; they are stored all or none.
+        acknowledged_ns: When the OK was read; None if it was not.
+    """
+
+    number: int
+    topic: str
+    sent_ns: int
+    due_ns: int
+    command: int
+    acknowledged_ns: int | None = None
+
+
+class Act(Enum):
+    """What can happen to a message in a channel."""
+
+    DELIVERED = auto()
+    FINISHED = auto()
+    REQUEUED = auto()
+    REFUSED = auto()
+    """The broker refused a FIN, REQ or TOUCH: it was too late."""
+    LEFT = auto()
+    """The consumer that held it went away, or the broker."""
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened to a message in a channel; `due_ns` is when a requeued one may come again."""
+
+    act: Act
+    at_ns: int
+    life: int
+    attempts: int = 0
+    due_ns: int = 0
+
+
+@dataclass(slots=True)
+class Drop:
+    """A request by which a channel loses what it has: it was emptied or deleted, or its topic was.
+
+    Attributes:
+        sent_ns: Before the request.
+        done_ns: When the answer was read; None if there was none, and it may or may not have been done.
+    """
+
+    sent_ns: int
+    done_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Setting:
+    """Whether something is so (it exists, it is paused): the last value known, and one that was asked for.
+
+    Attributes:
+        value: As was acknowledged last.
+        asked: Of a request that is not answered; None if there is none.
+    """
+
+    value: bool
+    asked: bool | None = None
+
+    def allows(self, value: bool) -> bool:
+        """Whether a broker may say so now."""
+        return value == self.value or value == self.asked
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a run.
+
+    Attributes:
+        kills: Lives that did not end well.
+        acknowledged: Messages.
+        copies: Of acknowledged messages, one for each channel that had to deliver it.
+        lost: Copies that never came, or did not come again after a consumer had not finished them.
+        again: Copies that came again after their FIN, for whatever reason.
+        again_unexplained: Those of them that no crash shortly after the FIN, nor a FIN too late, accounts for.
+        early: Deliveries of deferred or requeued messages before their time.
+        wrong: Everything that is not as promised, in sentences.
+    """
+
+    kills: int
+    acknowledged: int = 0
+    copies: int = 0
+    lost: int = 0
+    again: int = 0
+    again_unexplained: int = 0
+    early: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills: {self.acknowledged:,} messages acknowledged, {self.copies:,} copies in channels: "
+            f"{self.lost:,} lost, {self.again:,} delivered again after their FIN, {self.early:,} before their time"
+        )
+
+
+class Ledger:
+    """Everything that clients did and saw.
+
+    Args:
+        checkpoint_interval_ns: What was finished so long before a crash may come again.
+        msg_timeout_ns: As the consumers have asked for.
+
+    Attributes:
+        published: By number.
+        channels: Since when a channel must have what is published: 0 if from the beginning of its topic.
+        topics, paused: What has to be there, and what has to be paused, after a restart.
+        kills: When each life ended; None for one that ended well.
+    """
+
+    def __init__(self, checkpoint_interval_ns: int, msg_timeout_ns: int) -> None:
+        self.published: dict[int, Published] = {}
+        self.channels: dict[ChannelName, int] = {}
+        self.topics: dict[str, Setting] = {}
+        self.paused: dict[ChannelName, Setting] = {}
+        self.drops: dict[ChannelName, list[Drop]] = defaultdict(list)
+        self.kills: list[int | None] = []
+        self.acknowledged = 0
+        self._window_ns = checkpoint_interval_ns + _SAVING_TAKES_NS
+        self._msg_timeout_ns = msg_timeout_ns
+        self._events: dict[ChannelName, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        self._departures: dict[ChannelName, list[int]] = defaultdict(list)
+        self._ids: dict[bytes, int] = {}
+        self._seen: dict[int, tuple[bytes, int]] = {}  # id and timestamp, by number
+        self._commands = 0
+        self._wrong: list[str] = []
+
+    @property
+    def life(self) -> int:
+        """The one that is on."""
+        return len(self.kills)
+
+    # ------------------------------------------------------------------ entries
+
+    def send(self, topic: str, count: int, sent_ns: int, defer_ns: int = 0) -> list[Published]:
+        """New messages of one command."""
+        self._commands += 1
+        start = len(self.published)
+        due_ns = sent_ns + defer_ns if defer_ns else 0
+        new = [Published(start + n, topic, sent_ns, due_ns, self._commands) for n in range(count)]
+        self.published.update((one.number, one) for one in new)
+        return new
+
+    def acknowledge(self, messages: Iterable[Published], at_ns: int) -> None:
+        """An OK came."""
+        for message in messages:
+            message.acknowledged_ns = at_ns
+            self.acknowledged += 1
+
+    def deliver(
+        self, name: ChannelName, body: bytes, message_id: bytes, attempts: int, stamp_ns: int, at_ns: int
+    ) -> int:
+        """A message came; returns its number, or -1 if nobody has sent such a message."""
+        number = int(body[:9]) if body[:9].isdigit() else -1
+        message = self.published.get(number)
+        if message is None or body != body_of(number) or message.topic != name.topic:
+            self._wrong.append(f"{name}: nobody published {body!r} there")
+            return -1
+        known = self._seen.setdefault(number, (message_id, stamp_ns))
+        if known != (message_id, stamp_ns):
+            self._wrong.append(f"message {number}: id and timestamp were {known}, are {(message_id, stamp_ns)}")
+        if self._ids.setdefault(message_id, number) != number:
+            self._wrong.append(f"id {message_id!r} is of messages {self._ids[message_id]} and {number}")
+        self._note(name, number, Event(Act.DELIVERED, at_ns, self.life, attempts))
+        return number
+
+    def answer(self, name: ChannelName, number: int, act: Act, at_ns: int, delay_ns: int = 0) -> None:
+        """A consumer answers a message, or its answer is refused, or it leaves with it."""
+        self._note(name, number, Event(act, at_ns, self.life, due_ns=at_ns + delay_ns if delay_ns else 0))
+
+    def depart(self, name: ChannelName, held: Iterable[int], at_ns: int) -> None:
+        """A consumer is gone, with these messages unanswered."""
+        self._departures[name].append(at_ns)
+        for number in held:
+            self.answer(name, number, Act.LEFT, at_ns)
+
+    def number_of(self, message_id: bytes) -> int:
+        """The number of the message with this id, which has come before."""
+        return self._ids[message_id]
+
+    def _note(self, name: ChannelName, number: int, event: Event) -> None:
+        self._events[name][number].append(event)
+
+    def complain(self, sentence: str) -> None:
+        """Something was wrong that shows in no message."""
+        self._wrong.append(f"life {self.life}: {sentence}")
+
+    # ------------------------------------------------------------------ judgement
+
+    def judge(self, *, ids_unique: bool = True) -> Verdict:
+        """The verdict, once every channel has been drained.
+
+        Args:
+            ids_unique: Whether ids and timestamps count; they do not for nsqd, whose ids repeat between topics.
+        """
+        verdict = Verdict(sum(killed is not None for killed in self.kills), self.acknowledged)
+        verdict.wrong += [text for text in self._wrong if ids_unique or not text.startswith(("id ", "message "))]
+        by_topic: dict[str, list[Published]] = defaultdict(list)
+        for message in self.published.values():
+            by_topic[message.topic].append(message)
+        for name, since_ns in self.channels.items():
+            commands: dict[int, list[Published]] = defaultdict(list)
+            for message in by_topic[name.topic]:
+                if self._excused(name, message, since_ns):
+                    continue
+                commands[message.command].append(message)
+                if message.acknowledged_ns is not None:
+                    verdict.copies += 1
+                    self._judge_loss(verdict, name, message)
+            for together in commands.values():
+                came = [message for message in together if message.number in self._events[name]]
+                if 0 < len(came) < len(together):
+                    verdict.wrong.append(f"{name}: {len(came)} of {len(together)} messages of one MPUB came")
+        for name, histories in self._events.items():
+            for number, events in histories.items():
+                self._judge_history(verdict, name, self.published[number], events)
+        return verdict
+
+    def _excused(self, name: ChannelName, message: Published, since_ns: int) -> bool:
+        """Whether the channel need not deliver the message: it came too early, or was dropped on request."""
+        if message.sent_ns < since_ns:
+            return True
+        return any(drop.done_ns is None or message.sent_ns <= drop.done_ns for drop in self.drops[name])
+
+    def _judge_loss(self, verdict: Verdict, name: ChannelName, message: Published) -> None:
+        events = self._events[name].get(message.number, [])
+        if not any(event.act is Act.FINISHED for event in events):
+            verdict.lost += 1
+            verdict.wrong.append(f"{name}: {message} is lost; {self._told(events)}")
+
+    def _judge_history(
+        self, verdict: Verdict, name: ChannelName, message: Published, events: list[Event]
+    ) -> None:
+        def wrong(what: str) -> None:
+            verdict.wrong.append(f"{name}: {what}: {message}; {self._told(events)}")
+
+        deliveries = [index for index, event in enumerate(events) if event.act is Act.DELIVERED]
+        for count, index in enumerate(deliveries, 1):
+            event = events[index]
+            if event.at_ns < message.due_ns - _CLOCK_TOLERANCE_NS:
+                verdict.early += 1
+                wrong("deferred, and came early")
+            for drop in self.drops[name]:
+                acknowledged = message.acknowledged_ns is not None and message.acknowledged_ns < drop.sent_ns
+                if acknowledged and drop.done_ns is not None and drop.done_ns < event.at_ns:
+                    wrong("dropped on request, and came back")
+            hidden = sum(at_ns <= event.at_ns for at_ns in self._departures[name])  # sent to it, but not read
+            if not 1 <= event.attempts <= count + hidden:
+                wrong(f"attempts of {event.attempts}")
+            if count > 1:
+                before = events[deliveries[count - 2]]
+                if before.life == event.life and before.attempts >= event.attempts:
+                    wrong("attempts do not rise")
+                answers = events[deliveries[count - 2] + 1 : index]
+                self._judge_repetition(verdict, before, answers, event, events, wrong)
+
+    def _judge_repetition(
+        self,
+        verdict: Verdict,
+        before: Event,
+        answers: list[Event],
+        event: Event,
+        events: list[Event],
+        wrong: Callable[[str], None],
+    ) -> None:
+        finished = [answer for answer in answers if answer.act is Act.FINISHED]
+        refused = any(answer.act is Act.REFUSED for answer in events)
+        for answer in answers:
+            early = answer.act is Act.REQUEUED and event.at_ns < answer.due_ns - _CLOCK_TOLERANCE_NS
+            if early and not (refused or self._forgotten(answer, event)):
+                verdict.early += 1
+                wrong("requeued with a delay, and came early")
+        if finished:
+            verdict.again += 1
+            late = finished[0].at_ns - before.at_ns > self._msg_timeout_ns / 2
+            if not (late or refused or self._forgotten(finished[0], event)):
+                verdict.again_unexplained += 1
+                wrong("finished, and came again")
+        elif not answers and event.at_ns - before.at_ns < self._msg_timeout_ns / 10:
+            wrong("came again before its time was out")
+
+    def _forgotten(self, answer: Event, later: Event) -> bool:
+        """Whether a crash after the answer was so soon that no checkpoint need have known of it."""
+        killed_ns = self.kills[answer.life] if answer.life < later.life else None
+        return killed_ns is not None and killed_ns - answer.at_ns <= self._window_ns
+
+    def _told(self, events: list[Event]) -> str:
+        return ", ".join(self._tell(events)) or "it never came"
+
+    def _tell(self, events: list[Event]) -> Iterator[str]:
+        for event in events:
+            attempts = f" ({event.attempts})" if event.attempts else ""
+            yield f"{event.act.name.lower()}{attempts} in life {event.life} at {event.at_ns / SECOND:.3f}"
+        killed = [f"{at_ns / SECOND:.3f}" for at_ns in self.kills if at_ns is not None]
+        yield f"killed at {' '.join(killed)}"

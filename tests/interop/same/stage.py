@@ -1,0 +1,560 @@
+"""Scripts: the same conversation with nsqd and with our broker, and what each answered, made comparable.
+
+A script is played against one broker by one client or several; a step is
+
+- bytes: the client sends them, after the magic if they are its first, ``{N}`` being the id of the message that was the
+  Nth to come to anyone, and every word ``T`` the name of a topic of the script's own;
+- a number: the client waits for so many frames;
+- anything else: a function from this module, such as ``client("b")`` or ``http("POST", "/channel/pause?...")``.
+
+When all steps are done, each client reads on to the end of its connection: scripts end every connection, mostly with
+``END``, so that whatever was to come has come.
+"""
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import pack, unpack
+from types import TracebackType
+from typing import Any
+
+import pytest
+import snappy
+
+from interop.peers import Broker, nsqd, qcli_serve
+from interop.same.certificates import Certificates
+
+PATIENCE_S = 10.0
+"""How long an answer may take before the test fails instead of hanging."""
+SETTLING_S = 5.0
+"""How long figures may take to become what they should be."""
+MAGIC = b"  V2"
+END = b"NOP\nNOPE\n"
+"""A command, and one that there is not: the connection ends, after all that came before was answered."""
+GONE = b"0123456789abcdef"
+"""The id of no message."""
+
+
+# ------------------------------------------------------------------------------------------------ scripts
+
+
+@dataclass(frozen=True)
+class Script:
+    """Steps, and what is known of the answers.
+
+    Attributes:
+        row: The key of the row of docs/differences.md that this script shows; empty if both brokers answer alike.
+        here: What our broker answers, if there is a row. Without one, what nsqd answers.
+    """
+
+    steps: "tuple[Step, ...]"
+    row: str = ""
+    here: tuple[str, ...] = ()
+
+
+def same(*steps: "Step") -> Script:
+    """A script that both answer alike."""
+    return Script(steps)
+
+
+def differs(row: str, *steps: "Step", here: list[str]) -> Script:
+    """A script that our broker answers with ``here``, for the reason in that row of docs/differences.md."""
+    return Script(steps, row, tuple(here))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both brokers, started with the same options."""
+
+    nsqd: Broker
+    ours: Broker
+    certificates: Certificates | None
+
+
+@contextmanager
+def pair(folder: Path, *flags: str, certificates: Certificates | None = None) -> Iterator[Pair]:
+    """Run nsqd and our broker with the same ``flags``, their data in ``folder``."""
+    with nsqd(folder / "nsqd", *flags) as theirs, qcli_serve(folder / "ours", *flags) as ours:
+        yield Pair(theirs, ours, certificates)
+
+
+def check(brokers: Pair, topic: str, script: Script) -> None:
+    """Play the script against both; fail unless they answer alike, or as its row says."""
+    with ThreadPoolExecutor() as both_at_once:  # for those that wait
+        playing = [
+            both_at_once.submit(play, Stage(broker, topic, brokers.certificates), script)
+            for broker in (brokers.nsqd, brokers.ours)
+        ]
+    compare(script, *(each.result() for each in playing))
+
+
+def compare(script: Script, theirs: list[str], ours: list[str]) -> None:
+    """Fail unless nsqd and our broker answered the script alike, or as its row says."""
+    expected = list(script.here) if script.row else theirs
+    assert not any("(nothing for" in line for line in theirs), "a script ends every connection it makes"
+    both = f"ours: {ours}\nnsqd: {theirs}"
+    if ours != expected:
+        because = (
+            f"{expected} was expected for the row {script.row}" if script.row else "nsqd answers otherwise"
+        )
+        pytest.fail(f"{because}\n{both}", pytrace=False)
+    if script.row and ours == theirs:
+        pytest.fail(f"nsqd answers the same: this does not show the row {script.row}\n{both}", pytrace=False)
+
+
+def play(stage: "Stage", script: Script) -> list[str]:
+    """Play the script; return what the broker answered. All connections are closed then.
+
+    Of each client the answers come first and then the messages: nobody promises in which order a publisher gets its
+    OK and, being a consumer too, the message. Answers to other clients than the first begin with the client's name.
+    """
+    with stage:
+        try:
+            for step in script.steps:
+                stage.do(step)
+        except NoFrame:
+            stage.client.answers.append("(no frame)")
+        finally:
+            stage.steps_done.set()
+        for name in stage.clients:
+            client(name)(stage)
+            while stage.client.read_frame():
+                pass
+        return stage.transcript()
+
+
+# ------------------------------------------------------------------------------------------------ the stage
+
+
+class Client:
+    """One connection: bytes out, frames in, with what differs between brokers replaced."""
+
+    def __init__(self, broker: Broker, ids: list[bytes]) -> None:
+        host, _, port = broker.tcp_address.rpartition(":")
+        self.socket: socket.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.answers: list[str] = []
+        self.messages: list[str] = []
+        self._ids = ids
+        self._greeted = False
+        self._heartbeats = 0
+        self._buffer = b""
+        self._decode: Callable[[bytes], bytes] | None = None
+        self._encode: Callable[[bytes], bytes] | None = None
+
+    def send(self, data: bytes) -> None:
+        if not self._greeted:
+            data = MAGIC + data
+        self.send_raw(self._encode(data) if self._encode else data)
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes as they are: with no magic, and not compressed."""
+        self._greeted = True
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            pass  # the broker has ended the connection: what it said before is what counts
+
+    def read_frame(self) -> bool:
+        """Note the next frame but for heartbeats, which are only counted; false at the end of the connection."""
+        while (frame := self._frame()) is not None:
+            if frame != (0, b"_heartbeat_"):
+                self._note(*frame)
+                return True
+            self._heartbeats += 1
+        return False
+
+    def await_heartbeats(self, count: int) -> bool:
+        """Note frames until so many heartbeats have come since the connection began; false if it ends before."""
+        while self._heartbeats < count and (frame := self._frame()) is not None:
+            if frame == (0, b"_heartbeat_"):
+                self._heartbeats += 1
+            else:
+                self._note(*frame)
+        return self._heartbeats == count
+
+    def _frame(self) -> tuple[int, bytes] | None:
+        head = self._read(8)
+        if not head:
+            return None
+        size, kind = unpack(">ii", head) if len(head) == 8 else (0, 0)
+        data = self._read(size - 4) if 4 <= size < 2**24 else b""
+        if len(data) != size - 4:
+            self.answers.append(f"(no frame: {head + data!r})")
+            return None
+        return kind, data
+
+    def _note(self, kind: int, data: bytes) -> None:
+        if kind == 2:
+            timestamp_ns, attempts, message_id = unpack(">qH16s", data[:26])
+            assert abs(timestamp_ns - time.time_ns()) < 120e9
+            if message_id not in self._ids:
+                self._ids.append(message_id)
+            self.messages.append(f"{self.normal(message_id)} attempts {attempts}: {_body(data[26:])}")
+        else:
+            self.answers.append({0: "", 1: "error "}.get(kind, f"type {kind} ") + self.normal(data))
+
+    def normal(self, data: bytes) -> str:
+        for number, message_id in enumerate(self._ids):
+            data = data.replace(message_id, b"{%d}" % number)
+        return _text(re.sub(rb'"version":"[^"]*"', b'"version":""', data))
+
+    def _read(self, count: int) -> bytes:
+        """Return so many bytes, or fewer at the end."""
+        while len(self._buffer) < count:
+            try:
+                data = self.socket.recv(65536)
+            except TimeoutError:
+                self.answers.append(f"(nothing for {PATIENCE_S:g} s)")
+                self.close()
+                data = b""
+            except ssl.SSLError as error:
+                self.answers.append(f"(TLS: {error.reason})")
+                data = b""
+            except OSError:  # reset, or closed by us when the handshake or our patience ended
+                data = b""
+            if not data:
+                break
+            self._buffer += self._decode(data) if self._decode else data
+        found, self._buffer = self._buffer[:count], self._buffer[count:]
+        return found
+
+    def start_compression(self, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]) -> None:
+        """Send and read in another form from now on."""
+        self._encode, self._decode = encode, decode
+        self._buffer = decode(self._buffer)
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        """Shake hands. What fails is noted."""
+        assert not self._buffer, self._buffer
+        try:
+            wrapped = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
+        except OSError as error:
+            self.answers.append(f"(no TLS: {getattr(error, 'reason', error)})")
+        else:
+            self.socket = wrapped
+            self.answers.append(f"({wrapped.version()})")
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _body(data: bytes) -> str:
+    """The body of a message, or enough of it to tell it from others."""
+    return _text(data) if len(data) <= 100 else f"{len(data)} bytes with CRC {zlib.crc32(data)}"
+
+
+class NoFrame(Exception):
+    """A frame that the script waits for does not come: the rest of its steps would make no sense."""
+
+
+@dataclass
+class Stage:
+    """One script on its way with one broker."""
+
+    broker: Broker
+    topic: str
+    certificates: Certificates | None = None
+    clients: dict[str, Client] = field(default_factory=dict)
+    ids: list[bytes] = field(default_factory=list)
+    http_answers: list[str] = field(default_factory=list)
+    steps_done: threading.Event = field(default_factory=threading.Event)
+    name: str = ""
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self.clients.values():
+            client.close()
+        if error is not None:
+            error.add_note(f"until then: {self.transcript()}")
+
+    @property
+    def client(self) -> Client:
+        """Whose turn it is."""
+        if self.name not in self.clients:
+            self.clients[self.name] = Client(self.broker, self.ids)
+        return self.clients[self.name]
+
+    def do(self, step: "Step") -> None:
+        if isinstance(step, bytes):
+            self.client.send(self.named(step))
+        elif isinstance(step, int):
+            for _ in range(step):
+                if not self.client.read_frame():
+                    raise NoFrame
+        else:
+            step(self)
+
+    def named(self, data: bytes) -> bytes:
+        """The data with the topic's name and the ids of messages filled in."""
+        data = re.sub(rb"\bT\b", self.topic.encode(), data)
+        return re.sub(rb"\{([0-9])\}", lambda match: self.ids[int(match[1])], data)
+
+    def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.broker.http_address, timeout=PATIENCE_S)
+        try:
+            connection.request(method, self.named(target.encode()).decode(), body)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def transcript(self) -> list[str]:
+        found: list[str] = []
+        for name, client in self.clients.items():
+            found += [f"{name}: {line}" if name else line for line in client.answers + client.messages]
+        return [line.replace(self.topic, "T") for line in found + self.http_answers]
+
+
+Step = bytes | int | Callable[[Stage], None]
+
+
+# ------------------------------------------------------------------------------------------------ bytes
+
+
+def sized(data: bytes) -> bytes:
+    """A body with its size before it."""
+    return pack(">i", len(data)) + data
+
+
+def identify_raw(body: bytes) -> bytes:
+    return b"IDENTIFY\n" + sized(body)
+
+
+def identify(**fields: object) -> bytes:
+    return identify_raw(json.dumps(fields).encode())
+
+
+def negotiate(**fields: object) -> bytes:
+    """IDENTIFY with feature negotiation."""
+    return identify(feature_negotiation=True, **fields)
+
+
+def reply(**changes: object) -> str:
+    """What IDENTIFY with negotiation is answered, but for these fields."""
+    fields = {
+        "max_rdy_count": 2500,
+        "version": "",
+        "max_msg_timeout": 900000,
+        "msg_timeout": 60000,
+        "tls_v1": False,
+        "deflate": False,
+        "deflate_level": 6,
+        "max_deflate_level": 6,
+        "snappy": False,
+        "sample_rate": 0,
+        "auth_required": False,
+        "output_buffer_size": 16384,
+        "output_buffer_timeout": 250,
+    }
+    return json.dumps(fields | changes, separators=(",", ":"))
+
+
+def batch(*bodies: bytes) -> bytes:
+    """The body of an MPUB."""
+    return sized(pack(">i", len(bodies)) + b"".join(map(sized, bodies)))
+
+
+def pub(*bodies: bytes, topic: bytes = b"T") -> bytes:
+    """A PUB of each."""
+    return b"".join(b"PUB " + topic + b"\n" + sized(body) for body in bodies)
+
+
+# ------------------------------------------------------------------------------------------------ steps
+
+
+def client(name: str) -> Step:
+    """The turn goes to the client of this name, which connects if it is a new one. The first one's name is empty."""
+
+    def step(stage: Stage) -> None:
+        stage.name = name
+
+    return step
+
+
+def half_close(stage: Stage) -> None:
+    """The client sends no more."""
+    stage.client.socket.shutdown(socket.SHUT_WR)
+
+
+def leave(stage: Stage) -> None:
+    """The client is gone, and has read what had come."""
+    stage.client.socket.shutdown(socket.SHUT_WR)
+    while stage.client.read_frame():
+        pass
+
+
+def ended(stage: Stage) -> None:
+    """The broker ends the connection."""
+    while stage.client.read_frame():
+        pass
+    stage.client.answers.append("(end)")
+
+
+def raw(data: bytes) -> Step:
+    """Send bytes as they are: with no magic, and not compressed."""
+
+    def step(stage: Stage) -> None:
+        stage.client.send_raw(data)
+
+    return step
+
+
+def tls(certificate: str = "", version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> Step:
+    """The client starts TLS of this version, with the certificate of this name if any."""
+
+    def step(stage: Stage) -> None:
+        assert stage.certificates is not None
+        stage.client.start_tls(stage.certificates.context(certificate, version))
+
+    return step
+
+
+def snappy_on(stage: Stage) -> None:
+    """The client starts snappy, in both directions."""
+    stage.client.start_compression(
+        snappy.StreamCompressor().add_chunk, snappy.StreamDecompressor().decompress
+    )
+
+
+def deflate_on(stage: Stage) -> None:
+    """The client starts deflate, in both directions; it flushes after every step."""
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+
+    def encode(data: bytes) -> bytes:
+        return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    stage.client.start_compression(encode, zlib.decompressobj(wbits=-zlib.MAX_WBITS).decompress)
+
+
+def http_request(method: str, target: str, body: bytes = b"") -> Step:
+    """One request; status and body of the answer are noted."""
+
+    def step(stage: Stage) -> None:
+        status, content = stage.request(method, target, body)
+        content = re.sub(rb'"https_port": [0-9]+', b'"https_port": N', content)
+        stage.http_answers.append(f"HTTP {status} {_text(content)}")
+
+    return step
+
+
+def post(target: str, body: bytes = b"") -> Step:
+    return http_request("POST", target, body)
+
+
+def channel(action: str) -> Step:
+    """Do something to channel c of the topic."""
+    return post(f"/channel/{action}?topic=T&channel=c")
+
+
+def stats(stage: Stage) -> dict[str, Any] | None:
+    """What /stats says of the topic; None if there is none."""
+    _, content = stage.request("GET", "/stats?format=json&include_mem=false&topic=T")
+    topics = json.loads(content)["topics"]
+    return topics[0] if topics else None
+
+
+def figures(*names: str, of: str = "c") -> Step:
+    """Note these figures of the channel, or of the topic if ``of`` is empty."""
+
+    def step(stage: Stage) -> None:
+        stage.http_answers.append(f"{of or 'topic'} has {_figures(stage, of, names)}")
+
+    return step
+
+
+def settles(*, of: str = "c", **wanted: object) -> Step:
+    """Wait until these are the figures of the channel, or of the topic if ``of`` is empty, and note them.
+
+    Asked for more than once, because nsqd moves messages from the topic to the channels in its own time.
+    """
+
+    def step(stage: Stage) -> None:
+        deadline = time.monotonic() + SETTLING_S
+        while (found := _figures(stage, of, wanted)) != wanted and time.monotonic() < deadline:
+            time.sleep(0.005)
+        stage.http_answers.append(f"{of or 'topic'} settles at {found}")
+
+    return step
+
+
+def disappears(of: str) -> Step:
+    """Wait until the channel, or the topic if ``of`` is empty, is no more, and note whether that happens."""
+
+    def step(stage: Stage) -> None:
+        deadline = time.monotonic() + SETTLING_S
+        while (there := _figures(stage, of, ())) is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        stage.http_answers.append(f"{of or 'topic'} {'stays' if there is not None else 'disappears'}")
+
+    return step
+
+
+def exists(of: str) -> Step:
+    """Note whether there is the channel, or the topic if ``of`` is empty."""
+
+    def step(stage: Stage) -> None:
+        there = _figures(stage, of, ()) is not None
+        stage.http_answers.append(f"{of or 'topic'} {'exists' if there else 'does not exist'}")
+
+    return step
+
+
+def _figures(stage: Stage, of: str, names: Iterable[str]) -> dict[str, object] | None:
+    """What /stats says of a channel or the topic; None if there is none."""
+    topic = stats(stage)
+    if topic is None:
+        return None
+    places = [channel for channel in topic["channels"] if channel["channel_name"] == of] if of else [topic]
+    return {name: places[0][name] for name in names} if places else None
+
+
+def takes(at_least_s: float, at_most_s: float, *steps: Step) -> Step:
+    """Do the steps, and note whether that took as long as it should."""
+
+    def step(stage: Stage) -> None:
+        began = time.monotonic()
+        for inner in steps:
+            stage.do(inner)
+        took_s = time.monotonic() - began
+        in_time = at_least_s <= took_s <= at_most_s
+        stage.client.answers.append("(in time)" if in_time else f"(after {took_s:.2f} s)")
+
+    return step
+
+
+def wait(seconds: float) -> Step:
+    """Let time pass, which brokers read from their own clocks."""
+
+    def step(_stage: Stage) -> None:
+        time.sleep(seconds)
+
+    return step
+
+
+def heartbeats(count: int) -> Step:
+    """Wait until the client has had so many heartbeats since it connected."""
+
+    def step(stage: Stage) -> None:
+        came = stage.client.await_heartbeats(count)
+        stage.client.answers.append(f"({count} heartbeats)" if came else "(end)")
+
+    return step

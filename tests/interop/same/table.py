@@ -1,0 +1,59 @@
+"""The table of docs/differences.md, and which of its rows no script can show."""
+
+import re
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "differences.md"
+
+NOT_BY_SCRIPT = {
+    # key of the row: why no script shows it, or the tests that do
+    "ok-means": "tests/faults",
+    "loopback": "tests/cli/test_serve_options.py",
+    "data-folder": "tests/broker/test_startup.py",
+    "channels": "it is about files, not about answers",
+    "order": "nsqd's order is random then",
+    "timers": "it is about how late nsqd happens to be",
+    "message-ids": "nsqd's ids meet by chance only",
+    "error-arrives": "whether nsqd's reset overtakes its frame is chance",
+    "unread-answers": "tests/broker/test_server_tcp.py",
+    "no-magic": "it takes a minute: tests/broker/test_server_timers.py",
+    "stats-memory": "tests/broker/test_stats.py",
+    "metrics": "tests/broker/test_metrics.py",
+    "e2e-sketch": "tests/broker/test_quantiles.py",
+    "statsd-percentiles": "tests/broker/test_statsd.py",
+    "statsd-again": "tests/broker/test_statsd.py",
+    "statsd-interval": "tests/broker/test_statsd.py",
+    "http-503": "tests/broker/test_disk_errors.py",
+    "http-deadlines": "tests/http/test_deadlines.py",
+    "unix-stale": "tests/broker/test_listening.py",
+    "unix-path": "tests/broker/test_listening.py",
+    "http-log": "tests/broker/test_http_log.py",
+    "option-values": "tests/cli/test_serve_options.py",
+    "option-policy": "tests/cli/test_serve_options.py",
+    "option-exit": "tests/cli/test_serve_options.py",
+    "option-words": "tests/cli/test_serve_options.py",
+    "option-switches": "tests/cli/test_serve_config.py",
+    "option-keys": "tests/cli/test_serve_config.py",
+    "option-idle": "tests/cli/test_serve_options.py",
+    "auth-log": "tests/broker/test_authorization.py",
+    "auth-secret": "nsqd's question ends in an error, too: tests/broker/test_authorization.py",
+    "auth-tls": "tests/broker/test_authorization.py",
+    "auth-address": "tests/broker/test_authorization.py",
+    "log-prefix": "tests/cli/test_serve_options.py",
+}
+
+
+def rows() -> dict[str, str]:
+    """Return the rows by their keys.
+
+    Raises:
+        ValueError: a row has no key of its own.
+    """
+    found: dict[str, str] = {}
+    for line in DOCUMENT.read_text().partition("\n## ")[0].splitlines():
+        if line.startswith("|") and not re.match(r"\| key |\|---", line):
+            key = re.match(r"\| `([a-z0-9-]+)` \|", line)
+            if key is None or key[1] in found:
+                raise ValueError(f"every row begins with a key of its own in backquotes: {line}")
+            found[key[1]] = line
+    return found

@@ -1,0 +1,189 @@
+"""Heartbeats, timeouts, deferring: what comes when. Each script finds its channel c made already."""
+
+from collections.abc import Mapping
+
+from interop.same.stage import (
+    END,
+    Script,
+    Step,
+    channel,
+    client,
+    differs,
+    ended,
+    heartbeats,
+    identify,
+    pub,
+    same,
+    settles,
+    sized,
+    takes,
+    wait,
+)
+
+FLAGS = ["--max-msg-timeout=2500ms", "--queue-scan-selection-count=100"]
+"""The latter is for nsqd, so that it looks after all its channels every time."""
+
+SUB = b"SUB T c\n"
+BEATING = identify(heartbeat_interval=1000)
+HELD = identify(msg_timeout=1000) + SUB + b"RDY 1\n" + pub(b"x")
+"""Followed by a wait for four frames: the message is in flight, for a second."""
+NOTHING: Mapping[str, object] = {"depth": 0, "in_flight_count": 0, "deferred_count": 0}
+
+
+def answering(answer: bytes) -> tuple[Step, ...]:
+    """Four heartbeats, each answered."""
+    return tuple(step for count in range(1, 5) for step in (heartbeats(count), answer))
+
+
+SCRIPTS: dict[str, Script] = {
+    # -- heartbeats
+    "heartbeats of a client that does nothing": same(
+        BEATING, takes(1.5, 2.8, heartbeats(1), b"NOP\n", heartbeats(2)), END
+    ),
+    "heartbeats of a publisher": same(
+        BEATING + pub(b"x"), takes(1.5, 2.8, heartbeats(1), pub(b"y"), heartbeats(2)), END
+    ),
+    "heartbeats of a consumer": same(
+        BEATING + SUB + b"RDY 5\n", takes(1.5, 2.8, heartbeats(1), b"NOP\n", heartbeats(2)), END
+    ),
+    "heartbeats after CLS": same(
+        BEATING + SUB + b"CLS\n", takes(1.5, 2.8, heartbeats(1), b"NOP\n", heartbeats(2)), END
+    ),
+    "a silent client is closed": same(BEATING, takes(1.7, 2.8, ended)),
+    "a silent publisher is closed": same(BEATING + pub(b"x"), takes(1.7, 2.8, ended)),
+    "a silent consumer is closed": same(
+        BEATING + SUB + b"RDY 1\n", takes(1.7, 2.8, ended), settles(client_count=0)
+    ),
+    "a silent consumer that gets messages is closed": same(
+        BEATING + SUB + b"RDY 5\n", 2, client("b"), pub(b"1"), 1, END, client(""), takes(1.5, 2.8, ended)
+    ),
+    "NOP keeps a connection": same(BEATING, *answering(b"NOP\n"), END),
+    "PUB keeps a connection": same(BEATING, *answering(pub(b"x")), END),
+    "FIN keeps a connection": same(BEATING + SUB, *answering(b"FIN 0123456789abcdef\n"), END),
+    "an empty parameter keeps a connection": same(BEATING + SUB, *answering(b"RDY \n"), END),
+    "half a line keeps no connection": same(BEATING, 1, heartbeats(1), b"NO", takes(0.6, 1.6, ended)),
+    "half a body keeps no connection": same(
+        BEATING + b"PUB T\n" + sized(b"half")[:-3], 1, heartbeats(1), b"a", takes(0.6, 1.6, ended)
+    ),
+    "no heartbeats": same(identify(heartbeat_interval=-1), 1, wait(2.5), END),
+    # -- timeouts
+    "a message that times out comes again": same(
+        HELD,
+        4,
+        takes(0.8, 2, 1),
+        b"FIN {0}\nFIN {0}\n" + END,
+        settles(timeout_count=1, requeue_count=0, **NOTHING),
+    ),
+    "and again": same(HELD, 4, takes(1.8, 3.2, 2), b"FIN {0}\n" + END, settles(timeout_count=2)),
+    "FIN after the timeout": same(
+        HELD,
+        4,
+        b"RDY 0\n",
+        settles(depth=1, in_flight_count=0, timeout_count=1),
+        b"TOUCH {0}\nREQ {0} 0\nFIN {0}\n" + END,
+    ),
+    "a message that times out goes to another client": same(
+        HELD,
+        4,
+        b"RDY 0\n",
+        client("b"),
+        SUB + b"RDY 1\n",
+        1,
+        takes(0.8, 2, 1),
+        client(""),
+        b"FIN {0}\n" + END,
+        client("b"),
+        b"FIN {0}\n" + END,
+        settles(timeout_count=1, **NOTHING),
+    ),
+    "a timeout, and another message that waits": differs(
+        "redelivery-first",
+        *(HELD, 4, pub(b"y"), 1, takes(0.8, 2, 1), b"CLS\n" + END),
+        here=[
+            *["OK"] * 4,
+            "(in time)",
+            "CLOSE_WAIT",
+            "error E_INVALID invalid command NOPE",
+            "{0} attempts 1: x",
+            "{0} attempts 2: x",
+        ],
+    ),
+    "TOUCH gives more time": same(
+        HELD, 4, takes(1.4, 2.6, wait(0.6), b"TOUCH {0}\n", 1), b"FIN {0}\n" + END, settles(timeout_count=1)
+    ),
+    "TOUCH gives more time, up to the maximum": same(
+        identify(msg_timeout=2000) + SUB + b"RDY 1\n" + pub(b"x"),
+        4,
+        takes(2.2, 3.2, wait(1), b"TOUCH {0}\n", wait(0.8), b"TOUCH {0}\n", 1),
+        b"FIN {0}\n" + END,
+    ),
+    "a message times out in a paused channel": same(
+        HELD,
+        4,
+        channel("pause"),
+        settles(depth=1, timeout_count=1),
+        channel("unpause"),
+        1,
+        b"FIN {0}\n" + END,
+    ),
+    "a message times out after CLS": same(
+        HELD, 4, b"CLS\n", 1, settles(depth=1, timeout_count=1), b"FIN {0}\n" + END
+    ),
+    # -- deferring
+    "REQ with a delay": same(
+        SUB + b"RDY 1\n" + pub(b"x"),
+        3,
+        b"REQ {0} 700\n",
+        settles(deferred_count=1),
+        takes(0.4, 1.5, 1),
+        b"FIN {0}\n" + END,
+        settles(timeout_count=0, requeue_count=1, **NOTHING),
+    ),
+    "DPUB": same(
+        SUB + b"RDY 5\nDPUB T 700\n" + sized(b"later") + pub(b"now"),
+        4,
+        takes(0.4, 1.5, 1),
+        b"FIN {0}\nFIN {1}\n" + END,
+    ),
+    "DPUBs by their times": same(
+        SUB + b"RDY 5\n" + b"".join(b"DPUB T %d\n" % (300 * n) + sized(b"%d" % n) for n in (3, 1, 4, 2)),
+        9,
+        b"FIN {0}\nFIN {1}\nFIN {2}\nFIN {3}\n" + END,
+        settles(**NOTHING),
+    ),
+    "DPUB in a paused channel": same(
+        SUB + b"RDY 5\n",
+        1,
+        channel("pause"),
+        b"DPUB T 300\n" + sized(b"x"),
+        1,
+        settles(depth=1, deferred_count=0),
+        channel("unpause"),
+        1,
+        END,
+    ),
+    "DPUB that nobody waits for": same(
+        b"DPUB T 300\n" + sized(b"x"),
+        1,
+        settles(deferred_count=1, depth=0),
+        settles(deferred_count=0, depth=1),
+        END,
+    ),
+    "DPUB before there is a channel": differs(
+        "defer-from-publish",
+        b"DPUB T.late 600\n" + sized(b"first") + b"DPUB T.late 0\n" + sized(b"now"),
+        2,
+        wait(0.8),
+        b"SUB T.late c\nRDY 1\n",
+        2,
+        b"CLS\n" + END,
+        here=[
+            "OK",
+            "OK",
+            "OK",
+            "CLOSE_WAIT",
+            "error E_INVALID invalid command NOPE",
+            "{0} attempts 1: first",
+        ],
+    ),
+}

@@ -1,0 +1,224 @@
+"""A broker and its discovery services: what it announces, and what its new topics begin with."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.support import PATIENCE_S, connected, pub, running_broker, settle
+from lookup.fake_lookupd import FakeLookupd, fake_lookupd
+from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
+
+
+async def http(broker: BoundAddresses, method: str, path: str, **options: Any) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        response = await client.request(method, f"http://{broker.http_address}{path}", **options)
+    return response.raise_for_status()
+
+
+async def depths(broker: BoundAddresses, topic: str) -> dict[str, int]:
+    stats = (await http(broker, "GET", f"/stats?format=json&topic={topic}")).json()
+    return {channel["channel_name"]: channel["depth"] for channel in stats["topics"][0]["channels"]}
+
+
+def around(lookupd: FakeLookupd, **options: Any) -> dict[str, Any]:
+    return {"nsqlookupd_tcp_addresses": (lookupd.tcp_address,), "broadcast_address": "127.0.0.1"} | options
+
+
+# ------------------------------------------------------------------------------------------------ announcing
+
+
+async def test_what_a_broker_makes_and_deletes_is_announced(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd:
+        async with (
+            running_broker(tmp_path, **around(lookupd)) as broker,
+            connected(broker.tcp_address) as client,
+        ):
+            conversation = await lookupd.conversation(0)
+            identity = conversation.identity
+            assert [f"127.0.0.1:{identity[port]}" for port in ("tcp_port", "http_port")] == [
+                broker.tcp_address,
+                broker.http_address,
+            ]
+            await client.publish("t", b"1")
+            await lookupd.heard(0, "REGISTER t")
+            await http(broker, "POST", "/channel/create?topic=t&channel=c")
+            await lookupd.heard(0, "REGISTER t c")
+            await client.subscribe("e#ephemeral", "x#ephemeral")
+            await lookupd.heard(0, "REGISTER e#ephemeral", "REGISTER e#ephemeral x#ephemeral")
+            await client.stream.aclose()
+            await lookupd.heard(0, "UNREGISTER e#ephemeral x#ephemeral", "UNREGISTER e#ephemeral")
+            await http(broker, "POST", "/channel/delete?topic=t&channel=c")
+            await lookupd.heard(0, "UNREGISTER t c")
+            await http(broker, "POST", "/channel/create?topic=t&channel=d")
+            await http(broker, "POST", "/topic/delete?topic=t")
+            await lookupd.heard(0, "REGISTER t d", "UNREGISTER t d", "UNREGISTER t")
+            assert conversation.registered == set()
+            await http(broker, "POST", "/topic/create?topic=u")
+        # At its end the broker says nothing, and hangs up.
+        await lookupd.until(lambda: conversation.ended)
+        assert conversation.lines[-1] == "REGISTER u"
+
+
+async def test_what_was_there_before_is_announced_at_the_start(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await http(broker, "POST", "/topic/create?topic=t")
+        await http(broker, "POST", "/topic/create?topic=u")
+        await http(broker, "POST", "/channel/create?topic=u&channel=c")
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)):
+        conversation = await lookupd.conversation(0)
+        await lookupd.until(lambda: len(conversation.lines) == 2)
+        assert set(conversation.lines) == {"REGISTER t", "REGISTER u c"}
+        assert lookupd.asked == []  # its channels are known
+
+
+async def test_the_ports_others_are_told_can_be_set(tmp_path: Path) -> None:
+    ports = {"broadcast_tcp_port": 14150, "broadcast_http_port": 14151}
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd, **ports)):
+        identity = (await lookupd.conversation(0)).identity
+        assert (identity["tcp_port"], identity["http_port"]) == (14150, 14151)
+
+
+async def test_services_are_changed_over_http(tmp_path: Path) -> None:
+    async with (
+        fake_lookupd() as one,
+        fake_lookupd() as two,
+        running_broker(tmp_path, **around(one)) as broker,
+    ):
+        first = await one.conversation(0)
+        await http(broker, "PUT", "/config/nsqlookupd_tcp_addresses", content=json.dumps([two.tcp_address]))
+        await one.until(lambda: first.ended)
+        await two.conversation(0)
+        two.channels["t"] = ["c"]
+        async with connected(broker.tcp_address) as client:
+            await client.publish("t", b"1")
+        assert await depths(broker, "t") == {"c": 1}
+        assert one.asked == []
+        answer = await http(broker, "GET", "/config/nsqlookupd_tcp_addresses")
+        assert answer.json() == [two.tcp_address]
+
+
+async def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+    options = BrokerOptions(tmp_path, "127.0.0.1:0", "127.0.0.1:0", nsqlookupd_tcp_addresses=("nowhere",))
+    with pytest.raises(StartupError, match=r"--lookupd-tcp-address: .*'nowhere'"):
+        await serve(options)
+
+
+# ------------------------------------------------------------------------------------------------ new topics
+
+
+async def test_a_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["b", "a", "gone#ephemeral", "not valid"]
+        async with (
+            connected(broker.tcp_address) as one,
+            connected(broker.tcp_address) as two,
+            connected(broker.tcp_address) as consumer,
+            connected(broker.tcp_address) as other,
+        ):
+            await other.publish("other", b"1")
+            lookupd.gate = trio.Event()
+            await one.send(pub("t", b"1"))
+            await two.send(pub("t", b"2"))
+            await lookupd.until(lambda: lookupd.asked == ["other", "t"])  # once, whoever publishes
+            await consumer.subscribe("t", "c", ready_count=10)
+            await other.publish("other", b"2")
+            await settle()
+            assert await depths(broker, "t") == {"c": 0}
+            lookupd.gate.set()
+            await one.ok()
+            await two.ok()
+            # Its channels are as safe as its messages.
+            states = [json.loads(path.read_text()) for path in tmp_path.rglob("state.json")]
+            assert any(all(f'"{name}"' in json.dumps(state) for name in "abc") for state in states)
+            assert {(await consumer.message()).body for _ in range(2)} == {b"1", b"2"}
+            assert await depths(broker, "t") == {"a": 2, "b": 2, "c": 0}
+            await one.publish("t", b"3")
+            assert lookupd.asked == ["other", "t"]
+
+
+@pytest.mark.parametrize("how", ["SUB", "create"])
+async def test_a_topic_made_without_a_message_gets_its_channels_too(tmp_path: Path, how: str) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["a"]
+        lookupd.gate = trio.Event()
+        async with connected(broker.tcp_address) as client:
+            if how == "SUB":
+                await client.subscribe("t", "c")
+            else:
+                await http(broker, "POST", "/topic/create?topic=t")
+            await lookupd.until(lambda: lookupd.asked)
+            await client.send(pub("t", b"1"))
+            lookupd.gate.set()
+            await client.ok()
+            assert await depths(broker, "t") == ({"a": 1, "c": 1} if how == "SUB" else {"a": 1})
+
+
+async def test_without_an_answer_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_lookupd() as lookupd:
+        pass
+    async with running_broker(tmp_path, **around(lookupd)) as broker, connected(broker.tcp_address) as client:
+        await client.publish("t", b"1")
+    complaint = "no available nsqlookupd to query for channels to pre-create for topic t"
+    assert [record.levelno for record in caplog.records if record.message == complaint] == [logging.ERROR]
+
+
+async def test_a_service_that_stalls_is_waited_for_no_longer_than_the_request_timeout(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd:
+        timeouts = {"http_client_request_timeout_ms": 100}
+        async with running_broker(tmp_path, **around(lookupd, **timeouts)) as broker:
+            await lookupd.conversation(0)
+            lookupd.gate = trio.Event()
+            async with connected(broker.tcp_address) as client:
+                await client.publish("t", b"1")
+
+
+async def test_a_topic_deleted_while_its_channels_are_asked_for(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["a"]
+        lookupd.gate = trio.Event()
+        async with connected(broker.tcp_address) as client:
+            await client.send(pub("t", b"1"))
+            await lookupd.until(lambda: lookupd.asked)
+            await http(broker, "POST", "/topic/delete?topic=t")
+            assert (await http(broker, "GET", "/stats?format=json")).json()["topics"] == []
+            lookupd.gate.set()
+            await client.ok()  # in a topic of that name, made anew
+            assert lookupd.asked == ["t", "t"]
+            assert await depths(broker, "t") == {"a": 1}
+
+
+async def test_a_broker_stops_while_channels_are_asked_for(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd:
+        lookupd.gate = trio.Event()
+        with trio.fail_after(PATIENCE_S):
+            async with running_broker(tmp_path, **around(lookupd)) as broker:
+                await lookupd.conversation(0)
+                async with connected(broker.tcp_address) as client:
+                    await client.send(pub("t", b"1"))
+                    await lookupd.until(lambda: lookupd.asked)
+                    started = trio.current_time()
+        assert trio.current_time() - started < 3  # it waits for no service
+    async with running_broker(tmp_path) as broker:
+        assert await depths(broker, "t") == {}
+
+
+async def test_a_publisher_that_leaves_while_it_waits(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["a"]
+        lookupd.gate = trio.Event()
+        async with connected(broker.tcp_address) as client:
+            await client.send(pub("t", b"1"))
+            await lookupd.until(lambda: lookupd.asked)
+        lookupd.gate.set()
+        async with connected(broker.tcp_address) as client:
+            await client.publish("t", b"2")
+            assert set(await depths(broker, "t")) == {"a"}

@@ -1,0 +1,198 @@
+"""Our broker and the real nsqlookupd; and what nsqd says to one, beside what our broker says."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.support import PATIENCE_S, connected, running_broker
+from interop.peers import Broker, nsqd, nsqlookupd, qcli_serve
+from lookup.fake_lookupd import FakeLookupd, fake_lookupd
+from trio_nsq.broker import BoundAddresses
+
+pytestmark = pytest.mark.interop
+
+
+def around(*lookupds: Broker) -> dict[str, Any]:
+    addresses = tuple(lookupd.tcp_address for lookupd in lookupds)
+    return {"nsqlookupd_tcp_addresses": addresses, "broadcast_address": "127.0.0.1"}
+
+
+async def get(address: str | None, path: str) -> Any:
+    async with httpx.AsyncClient() as client:
+        response = await client.get(f"http://{address}{path}")
+    return response.json()
+
+
+async def post(broker: BoundAddresses, path: str) -> None:
+    async with httpx.AsyncClient() as client:
+        (await client.post(f"http://{broker.http_address}{path}")).raise_for_status()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not await condition():
+            await trio.sleep(0.01)
+
+
+async def registered(lookupd: Broker) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    """Who has which (topic, channel), the channel of a topic itself being empty."""
+    found = {}
+    for key, producers in (await get(lookupd.http_address, "/debug")).items():
+        category, topic, channel = key.split(":")
+        if category in ("topic", "channel"):
+            found[topic, channel] = [(one["broadcast_address"], one["tcp_port"]) for one in producers]
+    return found
+
+
+async def becomes(lookupd: Broker, expected: dict[tuple[str, str], list[tuple[str, int]]]) -> None:
+    """Wait until nsqlookupd knows exactly this."""
+    last: Any = None
+
+    async def is_so() -> bool:
+        nonlocal last
+        last = await registered(lookupd)
+        return bool(last == expected)
+
+    try:
+        await until(is_so)
+    except trio.TooSlowError:
+        assert last == expected
+
+
+async def test_registrations_follow_what_is_there(tmp_path: Path) -> None:
+    with nsqlookupd() as one, nsqlookupd() as two:
+        async with running_broker(tmp_path, **around(one, two)) as broker:
+            me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
+            async with connected(broker.tcp_address) as client:
+                await client.publish("t", b"1")
+                await client.subscribe("t", "c#ephemeral")
+                for lookupd in (one, two):
+                    await becomes(lookupd, {("t", ""): me, ("t", "c#ephemeral"): me})
+                answer = await get(one.http_address, "/lookup?topic=t")
+                (producer,) = answer["producers"]
+                assert producer["tcp_port"] == me[0][1]
+                assert f"127.0.0.1:{producer['http_port']}" == broker.http_address
+                assert producer["version"]
+            await becomes(one, {("t", ""): me})  # with its last consumer
+            await post(broker, "/channel/create?topic=t&channel=d")
+            await becomes(one, {("t", ""): me, ("t", "d"): me})
+            await post(broker, "/topic/delete?topic=t")
+            await becomes(one, {})
+            assert not [line for line in one.log() if "unexpected UNREGISTER" in line]
+            await post(broker, "/topic/create?topic=u")
+            await becomes(two, {("u", ""): me})
+        await becomes(two, {})
+
+
+async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path) -> None:
+    with nsqlookupd() as lookupd:
+        async with running_broker(tmp_path, **around(lookupd)) as broker:
+            await post(broker, "/topic/create?topic=t")
+
+            async def producers(count: int) -> bool:
+                answer = await get(lookupd.http_address, "/lookup?topic=t")
+                return "producers" in answer and len(answer["producers"]) == count
+
+            await until(partial(producers, 1))
+            lookupd.http("POST", "/topic/tombstone", topic="t", node=str(broker.http_address))
+            await until(partial(producers, 0))
+            await post(broker, "/topic/delete?topic=t")
+            await post(broker, "/topic/create?topic=t")
+            await until(partial(producers, 1))
+
+
+async def test_nsqlookupd_restarts(tmp_path: Path) -> None:
+    with nsqlookupd() as lookupd:
+        flags = (f"--tcp-address={lookupd.tcp_address}", f"--http-address={lookupd.http_address}")
+        async with running_broker(tmp_path, **around(lookupd)) as broker:
+            me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
+            await post(broker, "/topic/create?topic=t")
+            await becomes(lookupd, {("t", ""): me})
+            lookupd.process.kill()
+            lookupd.process.wait()
+            await post(broker, "/channel/create?topic=t&channel=c")
+            with nsqlookupd(*flags) as again:
+                await becomes(again, {("t", ""): me, ("t", "c"): me})
+
+
+async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path) -> None:
+    """Two brokers that know of each other by nsqlookupd alone; one of them is nsqd."""
+    with nsqlookupd() as one, nsqlookupd() as two:
+        flag = f"--lookupd-tcp-address={one.tcp_address}"
+        with nsqd(tmp_path / "nsqd", flag) as other:
+            other.create("t", "c", "d")
+            port = int(other.tcp_address.rpartition(":")[2])
+            known = {("t", name): [("127.0.0.1", port)] for name in ("", "c", "d")}
+            await becomes(one, known)
+            async with running_broker(tmp_path / "ours", **around(one, two)) as broker:
+                async with connected(broker.tcp_address) as client:
+                    await client.publish("t", b"1")
+                    stats = await get(broker.http_address, "/stats?format=json&topic=t")
+                    channels = stats["topics"][0]["channels"]
+                    assert {channel["channel_name"]: channel["depth"] for channel in channels} == {
+                        "c": 1,
+                        "d": 1,
+                    }
+                # And nsqd learns from ours.
+                await post(broker, "/topic/create?topic=u")
+                await post(broker, "/channel/create?topic=u&channel=e")
+
+                async def knows() -> bool:
+                    return ("u", "e") in await registered(one)
+
+                await until(knows)
+                await trio.to_thread.run_sync(partial(other.http, "POST", "/topic/create", topic="u"))
+                assert other.channel_stats("u", "e")["depth"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ beside nsqd
+
+STEPS = [
+    ("POST", "/topic/create", {"topic": "a"}),
+    ("POST", "/channel/create", {"topic": "a", "channel": "c"}),
+    ("POST", "/channel/create", {"topic": "a", "channel": "d#ephemeral"}),
+    ("POST", "/topic/create", {"topic": "e#ephemeral"}),
+    ("POST", "/channel/delete", {"topic": "a", "channel": "c"}),
+    ("POST", "/topic/create", {"topic": "b"}),
+    ("POST", "/channel/create", {"topic": "b", "channel": "c"}),
+    ("POST", "/topic/delete", {"topic": "a"}),
+    ("POST", "/topic/create", {"topic": "z"}),
+]
+LAST = "REGISTER z"
+
+
+async def said_to(lookupd: FakeLookupd, broker: Broker) -> tuple[dict[str, Any], list[str]]:
+    """What a broker tells of itself, with types for the values that differ by nature, and then of its topics."""
+    conversation = await lookupd.conversation(0)
+    for method, path, parameters in STEPS:
+        await trio.to_thread.run_sync(partial(broker.http, method, path, **parameters))
+    await lookupd.until(lambda: LAST in conversation.lines)
+    identity = {key: str(type(value)) for key, value in conversation.identity.items()}
+    assert conversation.identity["broadcast_address"] == "127.0.0.1"
+    for port in ("tcp_port", "http_port"):
+        address = getattr(broker, port.replace("port", "address"))
+        assert address == f"127.0.0.1:{conversation.identity[port]}"
+    return identity, [line for line in conversation.lines if line != "PING"]
+
+
+async def test_both_brokers_say_the_same(tmp_path: Path) -> None:
+    async with fake_lookupd() as to_nsqd, fake_lookupd() as to_ours:
+        theirs = nsqd(tmp_path / "nsqd", f"--lookupd-tcp-address={to_nsqd.tcp_address}")
+        ours = qcli_serve(
+            tmp_path / "ours", f"--lookupd-tcp-address={to_ours.tcp_address}", "--broadcast-address=127.0.0.1"
+        )
+        with ExitStack() as stack:
+            # In threads: brokers give up on a service that does not answer for a second, as ours here would not.
+            enter = partial(trio.to_thread.run_sync, stack.enter_context)
+            their_identity, their_lines = await said_to(to_nsqd, await enter(theirs))
+            identity, lines = await said_to(to_ours, await enter(ours))
+    assert list(identity.items()) == list(their_identity.items())  # in the same order, too
+    # The channels of a deleted topic, and the topic: nsqd's order is arbitrary.
+    assert sorted(lines) == sorted(their_lines)
+    assert to_ours.asked == to_nsqd.asked
