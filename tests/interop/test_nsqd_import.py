@@ -193,6 +193,9 @@ async def wait_until_returned(broker: Broker, topic: str, channel: str) -> None:
 
 async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
     """Requeue some messages for later, and stop the broker while others are in flight."""
+    await distributed(broker, "clicks")
+    # Without a queue in memory nsqd may have forgotten that some were deferred by their publisher.
+    deferred = broker.channel_stats("clicks", "archive")["deferred_count"]
     async with Consumer(
         "clicks", "archive", nsqd_tcp_addresses=[broker.tcp_address], max_in_flight=60
     ) as consumer:
@@ -236,7 +239,9 @@ async def test_every_channel_gets_what_it_would_have_in_nsqd(tmp_path: Path, fla
     (note,) = reported.pop(None)["findings"]
     assert Path(note["file"]).name.startswith("gone#ephemeral:kept.")
     assert {record["outcome"] for record in reported.values()} == {"imported"}
-    assert not any(record["findings"] for record in reported.values())
+    for record in reported.values():
+        # nsqd itself may put a file aside that it has read to its end.
+        assert {finding["kind"] for finding in record["findings"]} <= {"note"}, record
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
     # nsqd's own opinion, of a copy.

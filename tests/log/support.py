@@ -204,7 +204,7 @@ Keep = Callable[[list[Change]], list[Change]]
 
 
 @dataclass
-class _DiskFile:
+class DiskFile:
     """What a simulated disk knows of a file: what is stable, and what was done to it since, in order."""
 
     stable: bytearray = field(default_factory=bytearray)
@@ -212,7 +212,7 @@ class _DiskFile:
     named: bool = False  # its name is stable
 
 
-def _apply(content: bytearray, offset: int, data: bytes | None) -> None:
+def apply_change(content: bytearray, offset: int, data: bytes | None) -> None:
     if data is None:
         del content[offset:]
         content.extend(bytes(offset - len(content)))
@@ -233,13 +233,13 @@ class SimulatedDisk(HastyFiles):
 
     def __init__(self) -> None:
         self.sync_fails = False
-        self._files: dict[Path, _DiskFile] = {}
+        self._files: dict[Path, DiskFile] = {}
         self._paths: dict[int, Path] = {}
-        self._gone: dict[Path, _DiskFile] = {}  # deleted, but the deletion need not be stable
+        self._gone: dict[Path, DiskFile] = {}  # deleted, but the deletion need not be stable
 
     def create(self, path: Path) -> int:
         fd = super().create(path)
-        self._files[path] = _DiskFile()
+        self._files[path] = DiskFile()
         self._paths[fd] = path
         return fd
 
@@ -247,7 +247,7 @@ class SimulatedDisk(HastyFiles):
         fd = super().open(path)
         self._paths[fd] = path
         if path not in self._files:
-            self._files[path] = _DiskFile(bytearray(path.read_bytes()), named=True)
+            self._files[path] = DiskFile(bytearray(path.read_bytes()), named=True)
         return fd
 
     def close(self, fd: int) -> None:
@@ -269,7 +269,7 @@ class SimulatedDisk(HastyFiles):
         if self.sync_fails:
             raise OSError(EIO, os.strerror(EIO))
         for offset, data in pending:
-            _apply(file.stable, offset, data)
+            apply_change(file.stable, offset, data)
 
     def sync_folder(self, path: Path) -> None:
         super().sync_folder(path)
@@ -288,10 +288,10 @@ class SimulatedDisk(HastyFiles):
         yield self._left(unnamed=False, deleted=True, keep=lambda pending: [])
         yield self._left(unnamed=True, deleted=False, keep=lambda pending: [])
         yield self._left(unnamed=True, deleted=True, keep=lambda pending: pending)
-        yield self._left(unnamed=True, deleted=False, keep=_zeros)
+        yield self._left(unnamed=True, deleted=False, keep=zeros)
         for part in (0.0, 0.05, 0.5, 0.95):
-            yield self._left(unnamed=True, deleted=False, keep=_torn(part))
-            yield self._left(unnamed=True, deleted=False, keep=_only_the_end(part))
+            yield self._left(unnamed=True, deleted=False, keep=torn(part))
+            yield self._left(unnamed=True, deleted=False, keep=only_the_end(part))
 
     def _left(self, *, unnamed: bool, deleted: bool, keep: Keep) -> dict[str, bytes]:
         left = {}
@@ -300,17 +300,17 @@ class SimulatedDisk(HastyFiles):
             if file.named or unnamed:
                 content = bytearray(file.stable)
                 for offset, data in keep(file.pending):
-                    _apply(content, offset, data)
+                    apply_change(content, offset, data)
                 left[path.name] = bytes(content)
         return left
 
 
-def _zeros(pending: list[Change]) -> list[Change]:
+def zeros(pending: list[Change]) -> list[Change]:
     """The size is there, the data is not."""
     return [(offset, data and bytes(len(data))) for offset, data in pending]
 
 
-def _torn(part: float) -> Keep:
+def torn(part: float) -> Keep:
     """Of the last change only the beginning."""
 
     def keep(pending: list[Change]) -> list[Change]:
@@ -319,7 +319,7 @@ def _torn(part: float) -> Keep:
     return keep
 
 
-def _only_the_end(part: float) -> Keep:
+def only_the_end(part: float) -> Keep:
     """Nothing but the end of the last change."""
 
     def keep(pending: list[Change]) -> list[Change]:

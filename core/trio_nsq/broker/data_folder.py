@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..log import Files
+from ..log import Files, OpenFiles, reasonable_limit
 from ..protocol import is_valid_name
 from .broker import COUNTER_BITS
 from .errors import StartupError
@@ -40,6 +40,9 @@ class DataFolder:
         path: Made if it is missing; its parent must be there.
         files: The file system; a test may bring its own.
 
+    Attributes:
+        open_files: The topics' logs share it.
+
     Raises:
         StartupError: It cannot be used.
     """
@@ -47,6 +50,7 @@ class DataFolder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.files = files or Files()
+        self.open_files = OpenFiles(self.files, reasonable_limit())
         try:
             self.files.make_folder(path)
             self._lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -92,6 +92,7 @@ class Server:
         self.start_time_ns = self.now_ns()
         self._timer_moved = trio.Event()
         self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
+        self._unreadable: set[Channel] = set()  # their messages could not be read lately
         self._clients: dict[Consumer, Connection] = {}
         self._deleting: dict[str, trio.Event] = {}
         self._precreating: dict[Topic, trio.Event] = {}
@@ -115,7 +116,9 @@ class Server:
         if is_ephemeral(name):
             return MemoryLog(max_messages=self.options.mem_queue_size)
         folder = self._folder.topic_folder(name)
-        return DiskLog(folder, segment_bytes=self.options.max_bytes_per_file, files=self._folder.files)
+        return DiskLog(
+            folder, segment_bytes=self.options.max_bytes_per_file, open_files=self._folder.open_files
+        )
 
     def _load(self) -> None:
         for name in self._folder.topic_names():
@@ -226,11 +229,12 @@ class Server:
             try:
                 grants = channel.dispatch(now_ns)
             except LogError as exc:
-                logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
+                self._note_unreadable(channel, exc)
                 self.watch(channel, now_ns + _READ_AGAIN_NS)
                 break
             if not grants:
                 break
+            self._unreadable.discard(channel)
             sent += len(grants)
             clients: dict[Connection, None] = {}
             for consumer, frames in grants:
@@ -243,6 +247,13 @@ class Server:
         if sent:
             self.broker.changed.add(channel.topic.name)
             self.watch(channel, now_ns + timeout_ns)
+
+    def _note_unreadable(self, channel: Channel, error: LogError) -> None:
+        """Say once that a channel cannot read its messages, not each time that it tries again."""
+        deleted = channel.topic.name in self._deleting  # its files have another name by now
+        if channel not in self._unreadable and not deleted:
+            self._unreadable.add(channel)
+            logger.error("%s/%s: %s", channel.topic.name, channel.name, error)
 
     # ------------------------------------------------------------------ subscriptions
 

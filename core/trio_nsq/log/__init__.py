@@ -9,6 +9,7 @@ from .errors import LogError, LogReadError, LogWriteError, NotASegmentError
 from .files import Files
 from .interface import Log
 from .memory import MemoryLog
+from .open_files import OpenFiles, reasonable_limit
 from .records import RecordBatch, RecordHeader
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "LogWriteError",
     "MemoryLog",
     "NotASegmentError",
+    "OpenFiles",
     "RecordBatch",
     "RecordHeader",
+    "reasonable_limit",
 ]

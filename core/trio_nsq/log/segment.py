@@ -47,7 +47,7 @@ _FILE_HEADER = Struct(">8sHHI16s")
 _RANGE = Struct(">QQ")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _NAME_DIGITS = 20
-_RECORDS_AT_ONCE = 512
+_RECORDS_AT_ONCE = 256
 """A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
 _SMALL_WALK_BYTES = 4 * 1024
 _WALK_BYTES = 64 * 1024

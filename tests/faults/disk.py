@@ -1,0 +1,309 @@
+"""A disk that can be cut off from its power: what was done to it is recorded, and any moment of it can be gone back to.
+
+What a file system promises, and all that is taken for granted here: what a completed sync of a file was for is in the
+file, and names whose folder was synced are in it. Of everything else any part may be there: writes in any order, whole
+or torn at any byte, or as zeros; names of a folder in the order in which they were made, but not together with those of
+another folder; a name without the data of its file.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from log.support import Change, DiskFile, apply_change, only_the_end, torn, zeros
+from trio_nsq.log import Files
+
+Image = dict[str, "bytes | Image"]
+"""What a folder holds: files and folders by name."""
+
+
+def write_image(image: Image, folder: Path) -> None:
+    """Make a folder, which must not exist, of an image."""
+    folder.mkdir()
+    for name, content in image.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            write_image(content, folder / name)
+
+
+def read_image(folder: Path) -> Image:
+    """What a folder holds."""
+    return {path.name: read_image(path) if path.is_dir() else path.read_bytes() for path in folder.iterdir()}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing done to the file system; which fields count depends on the kind.
+
+    kind: `create`, `open`, `write`, `truncate`, `sync`, `synced`, `create_folder`, `sync_folder`, `folder_synced`,
+        `rename`, `unlink`, `remove_folder`. A sync is two: only what came before its begin is stable after its end.
+    handle: An open file, or a sync of a folder; never used again for another.
+    path, to: Below the root.
+    """
+
+    kind: str
+    handle: int = 0
+    path: tuple[str, ...] = ()
+    to: tuple[str, ...] = ()
+    offset: int = 0
+    data: bytes = b""
+
+
+class RecordingFiles(Files):
+    """Real files, and a journal of all that is done to them. Nothing is really synced, but syncs take their time.
+
+    Args:
+        root: The folder that everything lies in; it is there, and its own name is safe.
+
+    Attributes:
+        journal: In the order in which it was done, by whatever threads.
+    """
+
+    def __init__(self, root: Path, sync_takes_s: float = 0.001) -> None:
+        self.journal: list[Operation] = []
+        self._root = root
+        self._sync_takes_s = sync_takes_s
+        self._lock = threading.Lock()
+        self._handles: dict[int, int] = {}
+        self._next_handle = 0
+
+    @property
+    def position(self) -> int:
+        """Where in the journal the next operation will be."""
+        return len(self.journal)
+
+    def _note(self, kind: str, handle: int = 0, **fields: bytes | int | tuple[str, ...]) -> None:
+        self.journal.append(Operation(kind, handle, **fields))  # type: ignore[arg-type]
+
+    def _below(self, path: Path) -> tuple[str, ...]:
+        return path.relative_to(self._root).parts
+
+    def _opened(self, kind: str, fd: int, path: Path) -> int:
+        self._next_handle += 1
+        self._handles[fd] = self._next_handle
+        self._note(kind, self._next_handle, path=self._below(path))
+        return fd
+
+    def create(self, path: Path) -> int:
+        with self._lock:
+            return self._opened("create", super().create(path), path)
+
+    def create_or_empty(self, path: Path) -> int:
+        with self._lock:
+            there = path.exists()
+            fd = self._opened("open" if there else "create", super().create_or_empty(path), path)
+            if there:
+                self._note("truncate", self._handles[fd], offset=0)
+            return fd
+
+    def open(self, path: Path) -> int:
+        with self._lock:
+            return self._opened("open", super().open(path), path)
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            self._handles.pop(fd, None)
+            super().close(fd)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        with self._lock:
+            super().write(fd, offset, parts)
+            self._note("write", self._handles[fd], offset=offset, data=b"".join(parts))
+
+    def truncate(self, fd: int, size: int) -> None:
+        with self._lock:
+            super().truncate(fd, size)
+            self._note("truncate", self._handles[fd], offset=size)
+
+    def sync(self, fd: int) -> None:
+        handle = self._handles[fd]
+        with self._lock:
+            self._note("sync", handle)
+        time.sleep(self._sync_takes_s)
+        with self._lock:
+            self._note("synced", handle)
+
+    def sync_folder(self, path: Path) -> None:
+        with self._lock:
+            self._next_handle += 1
+            handle = self._next_handle
+            self._note("sync_folder", handle, path=self._below(path))
+        time.sleep(self._sync_takes_s)
+        with self._lock:
+            self._note("folder_synced", handle)
+
+    def create_folder(self, path: Path) -> None:
+        with self._lock:
+            super().create_folder(path)
+            self._note("create_folder", path=self._below(path))
+
+    def rename(self, path: Path, to: Path) -> None:
+        with self._lock:
+            super().rename(path, to)
+            self._note("rename", path=self._below(path), to=self._below(to))
+
+    def unlink(self, path: Path) -> None:
+        with self._lock:
+            super().unlink(path)
+            self._note("unlink", path=self._below(path))
+
+    def remove_folder(self, path: Path) -> None:
+        with self._lock:
+            super().remove_folder(path)
+            self._note("remove_folder", path=self._below(path))
+
+
+@dataclass(slots=True, eq=False)
+class _Folder:
+    """A folder: the names in it as programs see them, as they are stable, and the changes in between, in order."""
+
+    seen: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
+    stable: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
+    pending: "list[dict[str, _Folder | DiskFile | None]]" = field(default_factory=list)
+
+    def change(self, changes: "dict[str, _Folder | DiskFile | None]") -> None:
+        """Let names come or go (None), all of them at once."""
+        _apply_names(self.seen, changes)
+        self.pending.append(changes)
+
+
+def _apply_names(
+    names: "dict[str, _Folder | DiskFile]", changes: "dict[str, _Folder | DiskFile | None]"
+) -> None:
+    for name, node in changes.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+class Disk:
+    """What recorded operations make of a disk.
+
+    Args:
+        image: What it holds to begin with, all of it stable.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._root = _from_image(image)
+        self._files: dict[int, DiskFile] = {}
+        self._syncs: dict[int, tuple[_Folder | DiskFile, int]] = {}  # what was begun: changes it is for
+
+    # ------------------------------------------------------------------ operations
+
+    def apply(self, operation: Operation) -> None:
+        """Do the next operation."""
+        handle, path = operation.handle, operation.path
+        match operation.kind:
+            case "create":
+                self._files[handle] = DiskFile()
+                self._folder(path[:-1]).change({path[-1]: self._files[handle]})
+            case "open":
+                node = self._folder(path[:-1]).seen[path[-1]]
+                assert isinstance(node, DiskFile)
+                self._files[handle] = node
+            case "write":
+                self._files[handle].pending.append((operation.offset, operation.data))
+            case "truncate":
+                self._files[handle].pending.append((operation.offset, None))
+            case "sync":
+                self._syncs[handle] = self._files[handle], len(self._files[handle].pending)
+            case "synced":
+                self._file_synced(*self._syncs.pop(handle))
+            case "sync_folder":
+                folder = self._folder(path)
+                self._syncs[handle] = folder, len(folder.pending)
+            case "folder_synced":
+                self._folder_synced(*self._syncs.pop(handle))
+            case "create_folder":
+                self._folder(path[:-1]).change({path[-1]: _Folder()})
+            case "rename":
+                folder = self._folder(path[:-1])
+                assert operation.to[:-1] == path[:-1]
+                folder.change({path[-1]: None, operation.to[-1]: folder.seen[path[-1]]})
+            case "unlink" | "remove_folder":
+                self._folder(path[:-1]).change({path[-1]: None})
+            case kind:
+                raise AssertionError(kind)
+
+    def _file_synced(self, node: "_Folder | DiskFile", count: int) -> None:
+        assert isinstance(node, DiskFile)
+        for offset, data in node.pending[:count]:
+            apply_change(node.stable, offset, data)
+        del node.pending[:count]
+
+    def _folder_synced(self, node: "_Folder | DiskFile", count: int) -> None:
+        assert isinstance(node, _Folder)
+        for changes in node.pending[:count]:
+            _apply_names(node.stable, changes)
+        del node.pending[:count]
+
+    def _folder(self, path: Sequence[str]) -> _Folder:
+        folder = self._root
+        for name in path:
+            node = folder.seen[name]
+            assert isinstance(node, _Folder)
+            folder = node
+        return folder
+
+    # ------------------------------------------------------------------ what is left of it
+
+    def image(self) -> Image:
+        """What programs see: all of it is there as long as there is power."""
+        return _image(self._root, lambda count: count, lambda pending: pending)
+
+    def power_cuts(self, chance: random.Random) -> Iterator[tuple[str, Image]]:
+        """What may be left after a power cut at this moment: a choice of the possibilities, each with its name."""
+        yield "nothing that was not synced", _image(self._root, lambda count: 0, lambda pending: [])
+        yield "names, but no data", _image(self._root, lambda count: count, lambda pending: [])
+        yield "everything", self.image()
+        yield "zeros", _image(self._root, lambda count: count, zeros)
+        for part in (0.02, chance.random(), 0.98):
+            yield f"torn at {part:.3f}", _image(self._root, lambda count: count, torn(part))
+            yield f"only the end from {part:.3f}", _image(self._root, lambda count: count, only_the_end(part))
+        yield "some names", _image(self._root, lambda count: chance.randint(0, count), lambda pending: pending)
+        yield "a bit of all", _image(self._root, lambda count: chance.randint(0, count), _any(chance))
+
+
+def _any(chance: random.Random) -> Callable[[list[Change]], list[Change]]:
+    """Some of the changes, each of them whole or in part."""
+
+    def keep(pending: list[Change]) -> list[Change]:
+        kept = [change for change in pending if chance.random() < 0.6]
+        return [
+            (offset, data and data[: chance.choice((len(data), chance.randint(0, len(data))))])
+            for offset, data in kept
+        ]
+
+    return keep
+
+
+def _from_image(image: Image) -> _Folder:
+    folder = _Folder()
+    for name, content in image.items():
+        node = DiskFile(bytearray(content), named=True) if isinstance(content, bytes) else _from_image(content)
+        folder.seen[name] = folder.stable[name] = node
+    return folder
+
+
+def _image(
+    folder: _Folder, names: Callable[[int], int], keep: Callable[[list[Change]], list[Change]]
+) -> Image:
+    """What is left of a folder if so many of its changed names are there, and of each file what `keep` says."""
+    nodes = folder.stable.copy()
+    for changes in folder.pending[: names(len(folder.pending))]:
+        _apply_names(nodes, changes)
+    image: Image = {}
+    for name, node in nodes.items():
+        if isinstance(node, _Folder):
+            image[name] = _image(node, names, keep)
+        else:
+            content = bytearray(node.stable)
+            for offset, data in keep(node.pending):
+                apply_change(content, offset, data)
+            image[name] = bytes(content)
+    return image
