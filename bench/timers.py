@@ -21,12 +21,13 @@ from pathlib import Path
 from struct import pack, unpack_from
 from threading import Thread
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from bench.throughput import Contender, machine
 
 from interop.build import PeerUnavailable, go_program
 from interop.peers import Broker, nsqd, qcli_serve
-from throughput import Contender, machine
 
 TOPICS = 10
 CONSUMERS = 1000
@@ -237,7 +238,9 @@ class Run:
     def timed_out(self) -> None:
         """Messages in flight that nobody answers."""
         held = self._hold("timeout")
-        due_s = {(message.client, message.body): message.at_s + message.client.msg_timeout_s for message in held}
+        due_s = {
+            (message.client, message.body): message.at_s + message.client.msg_timeout_s for message in held
+        }
         self._collect("timeout", due_s)
 
     def touched(self) -> None:

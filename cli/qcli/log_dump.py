@@ -13,7 +13,7 @@ import click
 
 from .commands import DocumentedCommand, Example, option
 from .exit_codes import ExitCode
-from .log_findings import describe
+from .log_findings import describe, shown
 from .log_paths import Place, places
 from .log_positions import Position, moment, position
 from .output import RawOutput, body_field, json_lines, talk
@@ -148,7 +148,7 @@ def command(
         elif form == "json":
             _dump_messages(place, selection, sink, _json_messages)
         else:
-            prefix = f"{topic or place.path} | ".encode() if print_topic else b""
+            prefix = f"{topic or shown(place.path)} | ".encode() if print_topic else b""
             _dump_messages(place, selection, sink, _bodies(prefix, b"\0" if null else separator))
         if not sink.left:
             break
@@ -279,7 +279,7 @@ def _json_header(place: Place, found: ScannedRecord, _begins_file: bool) -> byte
     header = found.header
     record = {
         "topic": place.topic,
-        "file": str(found.path),
+        "file": shown(found.path),
         "offset": found.offset,
         "sequence": header.base_sequence,
         "count": header.count,
@@ -295,7 +295,7 @@ def _header_line(_place: Place, found: ScannedRecord, begins_file: bool) -> byte
     header = found.header
     lines = ""
     if begins_file:
-        lines = f"{found.path}\n{'OFFSET':>11} {'SEQUENCE':>12} {'COUNT':>7} {'BYTES':>9}  TIME\n"
+        lines = f"{shown(found.path)}\n{'OFFSET':>11} {'SEQUENCE':>12} {'COUNT':>7} {'BYTES':>9}  TIME\n"
     due = f"  due {moment(header.due_ns)}" if header.due_ns else ""
     time = moment(header.timestamp_ns)
     lines += f"{found.offset:>11} {header.base_sequence:>12} {header.count:>7} {header.record_bytes:>9}  {time}{due}\n"

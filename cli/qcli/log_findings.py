@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .output import is_live_terminal, styled
@@ -17,7 +19,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
     """A finding as an object in a JSON report."""
     return {
         "kind": finding.kind,
-        "file": str(finding.path),
+        "file": shown(finding.path),
         "offset": finding.offset,
         "end": finding.end,
         "what": finding.what,
@@ -29,16 +31,22 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 def finding_lines(findings: Sequence[Finding]) -> str:
     """Findings below a table on standard output, a line each; nothing if there are none."""
     coloured = is_live_terminal()
+    width = max(map(len, _STYLES))
     lines = [
-        f"\n{styled(_STYLES[finding.kind] if coloured else '', finding.kind)}  {describe(finding)}"
+        f"\n{styled(_STYLES[finding.kind] if coloured else '', finding.kind.ljust(width))}  {describe(finding)}"
         for finding in findings
     ]
     return "".join([*lines, "\n"]) if lines else ""
 
 
+def shown(path: Path) -> str:
+    """A path as it can be written, whatever bytes are in it."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def describe(finding: Finding) -> str:
     """A finding in a line: file, place, what, and what it costs."""
-    text = str(finding.path)
+    text = shown(finding.path)
     if finding.end > finding.offset:
         text += f", byte {finding.offset} to {finding.end}"
     elif finding.offset:

@@ -70,6 +70,14 @@ def places(path: Path) -> list[Place]:
 
 
 def _has_segments(folder: Path) -> bool:
+    from trio_nsq.log import NotASegmentError
     from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+    from trio_nsq.log.segment import Segment
 
-    return any(path.suffix == SEGMENT_SUFFIX for path in folder.iterdir())
+    for path in folder.glob(f"*{SEGMENT_SUFFIX}"):
+        try:
+            Segment.base_in_name(path)
+        except NotASegmentError:
+            continue
+        return True
+    return False

@@ -10,7 +10,7 @@ import click
 
 from .commands import DocumentedCommand, Example, option
 from .exit_codes import ExitCode
-from .log_findings import finding_lines, finding_record
+from .log_findings import finding_lines, finding_record, shown
 from .log_paths import Place, is_data_folder, places
 from .log_progress import progress_bar
 from .output import json_lines, plain_table, size, write
@@ -111,7 +111,7 @@ def _state(report: LogReport) -> str:
 def _record(topic: str | None, report: LogReport) -> dict[str, Any]:
     return {
         "topic": topic,
-        "path": str(report.path),
+        "path": shown(report.path),
         "state": _state(report),
         "segments": report.segments,
         "size_bytes": report.size_bytes,
@@ -129,7 +129,7 @@ def _text(reports: list[tuple[str | None, LogReport]]) -> str:
         return "There are no topics.\n"
     rows = [
         (
-            topic or str(report.path),
+            topic or shown(report.path),
             _state(report),
             f"{report.segments:,}",
             size(report.size_bytes),

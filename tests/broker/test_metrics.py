@@ -318,3 +318,13 @@ async def test_a_message_that_cannot_be_read_has_no_age(
         assert "t/c: cannot read" in caplog.text
         files.unreadable = False
         assert (await scrape(api)).channel(AGE) > 0
+
+
+async def test_a_message_that_cannot_be_read_has_not_the_age_of_the_one_before(tmp_path: Path) -> None:
+    files = UnreadableFiles()
+    async with subscribed(tmp_path / "d", files=files, mem_queue_size=0, cache_bytes=0) as api:
+        assert (await scrape(api)).channel(AGE) == 0
+        files.unreadable = True
+        for _ in range(2):  # the newest is always in memory
+            await api.tcp.publish("t", b"x")
+        assert (await scrape(api)).families["nsq_channel_" + AGE].samples == []

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.state import MS, SECOND, Fixture, Received, records
+from broker.state import MS, SECOND, Fixture, Received
+from trio_nsq.broker.batch import make_batches
 from trio_nsq.broker.quantiles import RELATIVE_ERROR, Sketch
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
@@ -86,6 +87,20 @@ def test_records_that_were_read_together_keep_their_own_times() -> None:
     assert restarted.latencies_ms(1 / 7, 2 / 7, 3 / 7, 5 / 7, 1.0) == near(1000, 2000, 2000, 3000, 4000)
 
 
+def test_messages_that_were_read_together_are_requeued_as_themselves() -> None:
+    fixture = Measured()
+    fixture.publish_at(START_NS - 2 * SECOND, b"a", b"b", known=False)
+    fixture.publish_at(START_NS - 1 * SECOND, b"c", b"d", known=False)
+    fixture.topic._end = 4
+    subscriber = fixture.subscriber(ready=4)
+    received = subscriber.receive()
+    for message in reversed(received):
+        subscriber.requeue(message)
+        (again,) = subscriber.receive()
+        assert (again.id, again.body, again.timestamp_ns) == (message.id, message.body, message.timestamp_ns)
+    assert fixture.channel().oldest_unfinished == 0
+
+
 @pytest.mark.parametrize("name", ["topic", "topic#ephemeral"])
 def test_a_message_that_is_delivered_again_counts_from_its_publish(name: str) -> None:
     fixture = Measured(name=name)
@@ -155,6 +170,18 @@ def test_the_oldest_may_be_in_flight_behind_younger_ones() -> None:
     assert oldest(fixture) == 0
     subscriber.finish([message for message in received if message.body != b"m3"])
     assert oldest(fixture) == 3
+
+
+def test_the_oldest_may_be_of_a_younger_delivery() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=10)
+    fixture.publish_many(10, each=10)
+    received = subscriber.receive()
+    subscriber.finish(received[:5])
+    subscriber.requeue(received[5])
+    assert len(subscriber.receive()) == 1
+    subscriber.finish(received[6:9])
+    assert oldest(fixture) == 5  # of the first delivery only the last is left
 
 
 def test_the_oldest_is_that_of_all_consumers() -> None:
@@ -230,7 +257,14 @@ def test_a_timestamp_that_is_not_in_memory_is_not_known() -> None:
     assert timestamps(fixture, range(2)) == [None, START_NS + 2]  # the newest is always kept
 
 
-def test_a_batch_of_one_record_has_one_timestamp() -> None:
-    fixture = Fixture()
-    fixture.log.append([records([b"a"])], sync=False)
-    assert fixture.topic.fetch(0)[0].timestamps_ns(0, 1) == [(records([b"a"]).timestamp_ns, 1)]
+def test_each_record_of_a_batch_has_its_timestamp() -> None:
+    fixture = Measured()
+    for number in (5, 7, 7, 9):
+        fixture.publish_at(START_NS + number, b"x", b"y", known=False)
+    (batch,) = make_batches(fixture.log.read(0))
+    expected = [START_NS + number for number in (5, 5, 7, 7, 7, 7, 9, 9)]
+    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # of the records
+    assert len(batch.ids) == 8
+    assert [batch.timestamp_ns(index) for index in range(8)] == expected  # of the frames
+    assert batch.timestamps_ns(1, 6) == [(START_NS + 5, 1), (START_NS + 7, 4), (START_NS + 9, 1)]
+    assert batch.timestamps_ns(2, 4) == [(START_NS + 7, 4)]

@@ -14,7 +14,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.support import connected, running_broker
+from broker.support import connected, running_broker, settle
 from broker.test_http_api import running_api
 from trio_nsq.broker.errors import StartupError
 from trio_nsq.broker.statsd import figures, lines, packets, percent
@@ -162,8 +162,8 @@ def test_packets_are_whole_lines_in_order_and_as_full_as_may_be(sizes: list[int]
 # ---------------------------------------------------------------------- over UDP
 
 
-INTERVAL: dict[str, Any] = {"sync": "interval"}
-"""Publishing then takes no thread, during which the autojump clock would let time fly."""
+T = "t#ephemeral"
+"""Publishing to it takes no thread, during which the autojump clock would let time fly."""
 
 
 class Sink:
@@ -210,27 +210,27 @@ async def test_pushes_at_the_end_of_every_interval(
         "statsd_interval_ms": 10_000,
         "statsd_prefix": "p",
     }
-    async with running_broker(tmp_path / "d", **options, **INTERVAL) as bound:
+    async with running_broker(tmp_path / "d", **options) as bound:
         start = trio.current_time()
         async with connected(bound.tcp_address) as client:
-            await client.publish("t", b"12", b"345")
+            await client.publish(T, b"12", b"345")
             await trio.sleep_until(start + 9.9)
             assert sink.take() == []
             await trio.sleep_until(start + 19.5)
             first = values(sink.take())
-            assert first["p.topic.t.message_count"] == "2|c"
-            assert first["p.topic.t.message_bytes"] == "5|c"
-            assert first["p.topic.t.depth"] == "2|g"
+            assert first[f"p.topic.{T}.message_count"] == "2|c"
+            assert first[f"p.topic.{T}.message_bytes"] == "5|c"
+            assert first[f"p.topic.{T}.depth"] == "2|g"
             assert re.fullmatch(r"[1-9]\d*\|g", first["p.mem.heap_in_use_bytes"])
-            await client.publish("t", b"6")
+            await client.publish(T, b"6")
             await trio.sleep_until(start + 29.5)
             second = values(sink.take())
-            assert second["p.topic.t.message_count"] == "1|c"
-            assert second["p.topic.t.message_bytes"] == "1|c"
-            assert second["p.topic.t.depth"] == "3|g"
+            assert second[f"p.topic.{T}.message_count"] == "1|c"
+            assert second[f"p.topic.{T}.message_bytes"] == "1|c"
+            assert second[f"p.topic.{T}.depth"] == "3|g"
             assert second.keys() == first.keys()
             await trio.sleep_until(start + 39.5)
-            assert values(sink.take())["p.topic.t.message_count"] == "0|c"
+            assert values(sink.take())[f"p.topic.{T}.message_count"] == "0|c"
 
 
 async def test_datagrams_are_small_and_spread_over_the_interval_but_its_last_second(
@@ -241,10 +241,10 @@ async def test_datagrams_are_small_and_spread_over_the_interval_but_its_last_sec
         "statsd_interval_ms": 10_000,
         "statsd_udp_packet_size": 200,
     }
-    async with running_broker(tmp_path / "d", broadcast_address="a.b", **options, **INTERVAL) as bound:
+    async with running_broker(tmp_path / "d", broadcast_address="a.b", **options) as bound:
         start = trio.current_time()
         async with connected(bound.tcp_address) as client:
-            await client.publish("t" * 64, b"x")
+            await client.publish("t" * 54 + "#ephemeral", b"x")
             came: list[tuple[float, str]] = []
             while trio.current_time() < start + 19.9:
                 await trio.sleep(0.05)
@@ -281,14 +281,15 @@ async def test_an_interval_of_a_second_sends_all_at_once(
 
 
 async def test_options_leave_out_memory_and_ephemeral_ones(
-    tmp_path: Path, sink: Sink, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, sink: Sink, mock_clock: trio.testing.MockClock
 ) -> None:
     options: dict[str, Any] = {"statsd_address": sink.address, "statsd_mem_stats": False, "statsd_prefix": ""}
-    async with running_broker(tmp_path / "d", statsd_exclude_ephemeral=True, **options, **INTERVAL) as bound:
+    async with running_broker(tmp_path / "d", statsd_exclude_ephemeral=True, **options) as bound:
         async with connected(bound.tcp_address) as client:
             await client.publish("t", b"x")
-            await client.publish("e#ephemeral", b"x")
-            await trio.sleep(119)
+            await client.publish(T, b"x")
+            mock_clock.jump(60)
+            await settle()
             sent = values(sink.take())
     assert sorted(sent) == [
         "topic.t.backend_depth",
@@ -326,15 +327,15 @@ async def test_a_name_that_cannot_be_resolved_is_logged_once_and_tried_again(
     }
     start = trio.current_time()
     with caplog.at_level(logging.ERROR, "trio_nsq.broker"):
-        async with running_broker(tmp_path / "d", **options, **INTERVAL) as bound:
+        async with running_broker(tmp_path / "d", **options) as bound:
             async with connected(bound.tcp_address) as client:
-                await client.publish("t", b"x")
+                await client.publish(T, b"x")
                 await trio.sleep_until(start + 49.5)
                 sent = values(sink.take())
     assert caplog.messages == [
         f"statsd: cannot send to {host}.invalid:{port}: Name or service not known",
     ]
-    assert sent["topic.t.message_count"] == "1|c"  # what was not sent before
+    assert sent[f"topic.{T}.message_count"] == "1|c"  # what was not sent before
 
 
 async def test_nobody_at_the_address_is_no_trouble(

@@ -21,7 +21,7 @@ def fatal(_sender: object, error: Exception) -> None:
 def pub(options: argparse.Namespace) -> None:
     """Send everything before waiting for the first reply."""
     bodies = peer_options.read_bodies()
-    producer = gnsq.Producer([options.addr])
+    producer = gnsq.Producer([options.addr], **peer_options.connection(options))
     producer.on_error.connect(fatal)
     producer.start()
     replies = []
@@ -61,6 +61,8 @@ def sub(options: argparse.Namespace) -> None:
         if options.requeue_first and message.attempts == 1:
             message.requeue(0, backoff=False)
             return
+        if options.fail_first and message.attempts == 1:
+            raise gnsq.errors.NSQRequeueMessage("as asked for")
         taken += 1
         peer_options.write_delivery(message.body, message.attempts)
         if options.hold_first and taken == 1:
@@ -78,6 +80,8 @@ def sub(options: argparse.Namespace) -> None:
         message_handler=handle,
         max_in_flight=options.max_in_flight,
         max_tries=0,
+        max_backoff_duration=peer_options.BACKOFF_S,
+        **peer_options.connection(options),
     )
     consumer.on_error.connect(fatal)
     consumer.start()

@@ -2,6 +2,7 @@
 'use strict'
 
 const {once} = require('node:events')
+const {readFileSync} = require('node:fs')
 const {text} = require('node:stream/consumers')
 const {parseArgs} = require('node:util')
 const nsq = require('nsqjs')
@@ -24,16 +25,35 @@ const {positionals, values: flags} = parseArgs({
     'requeue-first': {type: 'boolean', default: false},
     touch: {type: 'boolean', default: false},
     'hold-first': {type: 'boolean', default: false},
+    'fail-first': {type: 'boolean', default: false},
+    tls: {type: 'boolean', default: false},
+    ca: {type: 'string'},
+    cert: {type: 'string'},
+    key: {type: 'string'},
+    snappy: {type: 'boolean', default: false},
+    deflate: {type: 'boolean', default: false},
+    auth: {type: 'string'},
     timeout: {type: 'string', default: '30'},
   },
 })
+
+// What both Writer and Reader take.
+const connection = {
+  tls: flags.tls,
+  snappy: flags.snappy,
+  deflate: flags.deflate,
+  authSecret: flags.auth ?? null,
+  ca: flags.ca ? readFileSync(flags.ca) : null,
+  cert: flags.cert ? readFileSync(flags.cert) : null,
+  key: flags.key ? readFileSync(flags.key) : null,
+}
 
 // Sends everything before it waits for the first reply.
 async function pub() {
   const lines = (await text(process.stdin)).split('\n').filter(Boolean)
   const bodies = lines.map((line) => Buffer.from(line, 'base64'))
   const [host, port] = flags.addr.split(':')
-  const writer = new nsq.Writer(host, Number(port))
+  const writer = new nsq.Writer(host, Number(port), connection)
   writer.on('error', fail)
   writer.connect()
   await once(writer, 'ready')
@@ -59,6 +79,8 @@ function sub() {
   const reader = new nsq.Reader(flags.topic, flags.channel, {
     nsqdTCPAddresses: flags.addr,
     maxInFlight: Number(flags['max-in-flight']),
+    maxBackoffDuration: 8, // seconds; the first one is a fortieth of it
+    ...connection,
   })
   let taken = 0
   reader.on('error', fail)
@@ -68,6 +90,10 @@ function sub() {
       message.requeue(0, false)
       return
     }
+    if (flags['fail-first'] && message.attempts === 1) {
+      message.requeue(0, true)
+      return
+    }
     taken += 1
     const [first, last] = [taken === 1, taken === count]
     console.log(JSON.stringify({body: message.body.toString('base64'), attempts: message.attempts}))
@@ -75,9 +101,15 @@ function sub() {
     if (flags.touch) message.touch()
     if (last) reader.pause() // before the last FIN, which would make room for another message
     message.finish()
-    if (last) setImmediate(() => reader.close()) // finish() writes at the next tick
+    if (last) setImmediate(() => closeAfterWriting(reader)) // finish() writes at the next tick
   })
   reader.connect()
+}
+
+// Closing does not wait for what is still being compressed, and nsqjs has no public way to wait for it.
+function closeAfterWriting(reader) {
+  const [{conn}] = reader.readerRdy.connections
+  conn.outWriter.write('NOP\n', () => setImmediate(() => reader.close()))
 }
 
 setTimeout(() => fail(`not done after ${flags.timeout} s`), Number(flags.timeout) * 1000).unref()

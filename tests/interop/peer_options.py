@@ -8,7 +8,9 @@ import faulthandler
 import json
 import logging
 import os
+import ssl
 import sys
+from typing import Any
 
 
 def parse() -> argparse.Namespace:
@@ -25,11 +27,39 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requeue-first", action="store_true")
     parser.add_argument("--touch", action="store_true")
     parser.add_argument("--hold-first", action="store_true")
+    parser.add_argument("--fail-first", action="store_true")
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--ca")
+    parser.add_argument("--cert")
+    parser.add_argument("--key")
+    parser.add_argument("--snappy", action="store_true")
+    parser.add_argument("--deflate", action="store_true")
+    parser.add_argument("--auth")
     parser.add_argument("--timeout", type=float, default=30)
     options = parser.parse_args()
     # Ends the process whatever its event loop is doing, and shows where it was.
     faulthandler.dump_traceback_later(options.timeout, exit=True)
     return options
+
+
+BACKOFF_S = 8
+"""The longest backoff of the Python clients: the first one is a fortieth of it."""
+
+
+def connection(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments for a connection, which pynsq and gnsq give the same names."""
+    arguments: dict[str, Any] = {
+        "tls_v1": options.tls,
+        "snappy": options.snappy,
+        "deflate": options.deflate,
+        "auth_secret": options.auth,
+    }
+    if options.tls:
+        tls_options = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": options.ca}
+        if options.cert:
+            tls_options |= {"certfile": options.cert, "keyfile": options.key}
+        arguments["tls_options"] = tls_options
+    return arguments
 
 
 def read_bodies() -> list[bytes]:

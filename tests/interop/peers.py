@@ -353,6 +353,11 @@ class Subscriber:
         fields = json.loads(line)
         return Delivery(base64.b64decode(fields["body"]), fields["attempts"])
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._child.process.poll() is None
+
     def release(self) -> None:
         """Let a consumer started with ``hold_first`` finish the message it holds and go on."""
         self._child.send([])
@@ -374,13 +379,21 @@ class Client:
     """Returns the program's command and its additions to the environment; raises PeerUnavailable."""
 
     def publish(
-        self, tcp_address: str, topic: str, bodies: Iterable[bytes], *, batch: int = 1, defer_ms: int = 0
+        self,
+        tcp_address: str,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        batch: int = 1,
+        defer_ms: int = 0,
+        connection: Sequence[str] = (),
     ) -> None:
         """Publish ``bodies`` and return when all are acknowledged; fail the test if that goes wrong.
 
         ``batch`` is the number of messages per MPUB, 1 meaning PUB. ``defer_ms`` > 0 means DPUB, whatever ``batch``.
+        ``connection`` are the program's flags for TLS, compression and AUTH.
         """
-        child = self._start("pub", tcp_address, topic, f"--batch={batch}", f"--defer={defer_ms}")
+        child = self._start("pub", tcp_address, topic, f"--batch={batch}", f"--defer={defer_ms}", *connection)
         try:
             child.send(base64.b64encode(body).decode() for body in bodies)
             if code := child.wait(CLIENT_DEADLINE_S + STOP_DEADLINE_S):
@@ -400,16 +413,25 @@ class Client:
         requeue_first: bool = False,
         touch: bool = False,
         hold_first: bool = False,
+        fail_first: bool = False,
+        connection: Sequence[str] = (),
     ) -> Iterator[Subscriber]:
         """Run a consumer that finishes ``count`` messages; it has ended when the block is left.
 
-        With ``requeue_first`` it hands the first delivery of each message back, with ``touch`` it touches each before
-        it finishes it, with ``hold_first`` it keeps its first message in flight until ``Subscriber.release``.
+        With ``requeue_first`` it hands the first delivery of each message back, with ``fail_first`` it fails to handle
+        it, which makes its library back off; with ``touch`` it touches each message before it finishes it, with
+        ``hold_first`` it keeps its first message in flight until ``Subscriber.release``. ``connection`` are the
+        program's flags for TLS, compression and AUTH.
         """
-        options = {"--requeue-first": requeue_first, "--touch": touch, "--hold-first": hold_first}
+        options = {
+            "--requeue-first": requeue_first,
+            "--touch": touch,
+            "--hold-first": hold_first,
+            "--fail-first": fail_first,
+        }
         flags = [flag for flag, wanted in options.items() if wanted]
         numbers = [f"--n={count}", f"--max-in-flight={max_in_flight}"]
-        child = self._start("sub", tcp_address, topic, f"--channel={channel}", *numbers, *flags)
+        child = self._start("sub", tcp_address, topic, f"--channel={channel}", *numbers, *flags, *connection)
         try:
             yield Subscriber(child)
         finally:

@@ -14,7 +14,7 @@ from interop import peer_options
 async def pub(options: argparse.Namespace) -> None:
     """Send everything before waiting for the first reply."""
     bodies = peer_options.read_bodies()
-    writer = nsq.Writer([options.addr])
+    writer = nsq.Writer([options.addr], **peer_options.connection(options))
     # pynsq has no public sign that a connection is open: its table of connections is what pub() itself looks at.
     while not writer.conns:
         await asyncio.sleep(0.005)
@@ -49,11 +49,13 @@ async def sub(options: argparse.Namespace) -> None:
     taken = 0
     done = asyncio.Event()
 
-    async def handle(message: Any) -> None:
+    async def handle(message: Any) -> bool | None:
         nonlocal taken
         if options.requeue_first and message.attempts == 1:
             message.requeue(delay=0, backoff=False)
-            return
+            return None
+        if options.fail_first and message.attempts == 1:
+            return False
         taken += 1
         first, last = taken == 1, taken == options.n
         peer_options.write_delivery(message.body, message.attempts)
@@ -66,6 +68,7 @@ async def sub(options: argparse.Namespace) -> None:
         message.finish()
         if last:
             done.set()
+        return None
 
     reader = nsq.Reader(
         topic=options.topic,
@@ -74,6 +77,9 @@ async def sub(options: argparse.Namespace) -> None:
         message_handler=handle,
         max_in_flight=options.max_in_flight,
         max_tries=0,
+        requeue_delay=0,
+        max_backoff_duration=peer_options.BACKOFF_S,
+        **peer_options.connection(options),
     )
     await done.wait()
     logging.disable()  # pynsq logs its own closing as an error

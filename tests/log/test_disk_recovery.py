@@ -416,21 +416,34 @@ def test_a_text_file_named_like_a_segment_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- segments that were being made
 
 
-@pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros"])
+@pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros", "middle"])
+@pytest.mark.parametrize("end", ["missing", "zeros", "there, and the beginning is not"])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
-def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, segment_bytes: int) -> None:
-    """At the crash it had no header, half of one, or, the data not being there, zeros."""
-    make_log(tmp_path / "other", BATCHES)
-    header = (tmp_path / "other" / FIRST).read_bytes()[:FILE_HEADER_BYTES]
-    content = header[:left] if isinstance(left, int) else b"\0" * (32 if left == "zeros" else 11)
+def test_a_segment_that_was_being_made(
+    tmp_path: Path, left: int | str, end: str, segment_bytes: int
+) -> None:
+    """At the crash it had no header, a part of one, or, the data not being there, zeros."""
+
+    def of(header: bytes) -> bytes:
+        if left == "middle":
+            return bytes(10) + header[10:20] + bytes(12)
+        if isinstance(left, str):
+            return bytes(32 if left == "zeros" else 11)
+        beginning = header[:left].ljust(FILE_HEADER_BYTES, b"\0")
+        ends = {"missing": header[:left], "zeros": beginning}
+        return ends.get(end, bytes(FILE_HEADER_BYTES - left) + header[FILE_HEADER_BYTES - left :])
+
     folder = tmp_path / "log"
-    folder.mkdir()
-    (folder / FIRST).write_bytes(content)
+    make_log(folder, [batch(0, b"x")])
+    content = (folder / FIRST).read_bytes()[:FILE_HEADER_BYTES]
+    (folder / FIRST).write_bytes(of(content))
     check_usable(folder, [])
     # And behind others.
     folder = tmp_path / "with others"
-    make_log(folder, BATCHES, segment_bytes)
-    (folder / f"{6:020d}.log").write_bytes(content)
+    make_log(folder, [*BATCHES, batch(6, b"x" * 10**6)], segment_bytes)
+    last = segment_files(folder)[-1]
+    assert last.name == f"{6:020d}.log"
+    last.write_bytes(of(last.read_bytes()[:FILE_HEADER_BYTES]))
     check_usable(folder, BATCHES)
 
 

@@ -114,3 +114,17 @@ def test_what_follows_the_end_of_a_deflate_stream_is_ignored() -> None:
     assert b"".join(codec.decode(packer.compress(b"last") + packer.flush() + b"more")) == b"last"
     assert codec.ended
     assert list(codec.decode(b"and more")) == []
+
+
+@both
+@pytest.mark.parametrize("garbage", [b"CLS\n", b"\x00\x05\x00\x00aaaaa", b"\xff" * 9])
+def test_what_comes_before_garbage_is_good(codec: "type[Snappy]", garbage: bytes) -> None:
+    """nsqjs says goodbye in plain text, right behind its last compressed commands."""
+    sender, receiver = codec(), codec()
+    wire = sender.encode(b"one") + sender.encode(b"two") + garbage
+    pieces = receiver.decode(wire)
+    got = b""
+    with pytest.raises(CompressionError):
+        for piece in pieces:
+            got += piece
+    assert got == b"onetwo"

@@ -63,6 +63,8 @@ def _page(ctx: click.Context, command: DocumentedCommand) -> str:
         }
         for options in own.values():
             lines += _options(options)
+        for note, text in subcommand.notes.items():
+            lines += [".PP", f".B {_text(note)}", ".br", _text(text)]
         lines += _examples(subcommand.examples)
     if subcommands:
         first_ctx, first = subcommands[0]

@@ -194,7 +194,7 @@ class Connection:
     async def _refuse(self, error: CommandError) -> None:
         """Send the last frame. The client gets no more messages."""
         self._leave_channel()
-        logger.warning("%s: %s", self.peer, str(error))  # the error itself would keep us in memory
+        logger.error("[%s] - %s", self.peer, str(error))  # the error itself would keep us in memory
         if not isinstance(error, LineTooLong):
             self.outbox.put(encode_error(error.wire))
         await self.wire.linger()

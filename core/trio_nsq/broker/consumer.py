@@ -1,7 +1,7 @@
 """One subscribed client, as its channel sees it."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import islice
 from operator import attrgetter
 
@@ -67,12 +67,10 @@ class Delivery:
             self.timestamp_ns,
         )
 
-    def first_unanswered(self, in_flight: dict[bytes, "Delivery"]) -> int:
+    def first_in(self, in_flight: Container[bytes]) -> int:
         """The sequence of the first of these messages that is still in flight; one of them has to be."""
-        for sequence, message_id in enumerate(self._ids, self._first_sequence):
-            if in_flight.get(message_id) is self:
-                return sequence
-        raise AssertionError("nothing of this delivery is in flight")
+        sequences = enumerate(self._ids, self._first_sequence)
+        return next(sequence for sequence, message_id in sequences if message_id in in_flight)
 
 
 _FIRST_SEQUENCE = attrgetter("_first_sequence")
@@ -136,14 +134,10 @@ class Consumer:
     @property
     def oldest_in_flight(self) -> int | None:
         """The lowest sequence of the first thousand in `in_flight`; None if there is none."""
-        oldest: int | None = None
         head = set(islice(self.in_flight.values(), LOOKED_AT))
-        for delivery in sorted(head, key=_FIRST_SEQUENCE):
-            if oldest is not None and oldest < delivery._first_sequence:
-                break
-            first = delivery.first_unanswered(self.in_flight)
-            oldest = first if oldest is None else min(oldest, first)
-        return oldest
+        # A delivery has no gaps: what is in flight before the first of this one's began before it did.
+        begins_first = min(head, key=_FIRST_SEQUENCE, default=None)
+        return begins_first.first_in(self.in_flight) if begins_first is not None else None
 
     def due(self, now_ns: int, at_most: int) -> list[bytes]:
         """The ids at the head of `in_flight` whose deadline has come."""

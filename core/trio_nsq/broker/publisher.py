@@ -2,7 +2,8 @@
 
 With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
 of them go into the next: the more publishers wait, the more messages a sync carries. With `--sync=interval`, and
-for ephemeral topics, a publish is written at once, in the caller's turn, and syncs follow on a schedule.
+for ephemeral topics, a publish is written at once, in the caller's turn, and syncs follow on a schedule. But what
+begins a new file waits for the disk, and so goes the other way, and with it what comes meanwhile.
 """
 
 import logging
@@ -15,6 +16,7 @@ from time import perf_counter
 import trio
 
 from ..log import LogError, RecordBatch
+from ..log.records import HEADER_BYTES
 from ..protocol import MessageSet
 from .broker import MessageIds
 from .errors import PublishRefused
@@ -80,6 +82,7 @@ class Publisher:
         self._gathering: dict[Topic, _Group] = {}
         # A thread may be at the topic's log; the event is set when it no longer is.
         self._busy: dict[Topic, trio.Event] = {}
+        self._committing: set[Topic] = set()  # those of them where it appends
         self._unsynced: dict[Topic, int] = {}  # messages written since the last sync, by topic
         self._sync_soon = trio.Event()
         self._closed = False
@@ -94,7 +97,7 @@ class Publisher:
         """
         if self._closed:
             raise PublishRefused("exiting")
-        if topic.ephemeral or self._options.sync == "interval":
+        if topic.ephemeral or (self._options.sync == "interval" and self._is_quick(topic, publications)):
             self._write_now(topic, publications)
             return
         group = self._gathering.get(topic)
@@ -107,7 +110,13 @@ class Publisher:
         if group.error is not None:
             raise group.error
 
-    # ------------------------------------------------------------------ --sync=always
+    def _is_quick(self, topic: Topic, publications: Sequence[Publication]) -> bool:
+        if topic in self._gathering or topic in self._committing:
+            return False
+        data_bytes = sum(len(publication.messages.data) for publication in publications)
+        return not topic.log.begins_file(data_bytes + HEADER_BYTES * len(publications))
+
+    # ------------------------------------------------------------------ in a thread
 
     def _start_commit(self, topic: Topic) -> None:
         self._busy[topic] = trio.Event()
@@ -116,10 +125,12 @@ class Publisher:
     async def _commit(self, topic: Topic) -> None:
         """Store groups of one topic until none is left."""
         with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
+            self._committing.add(topic)
             try:
                 while (group := self._gathering.pop(topic, None)) is not None:
                     await self._commit_group(topic, group)
             finally:
+                self._committing.discard(topic)
                 self._release(topic)
 
     def _release(self, topic: Topic) -> None:
@@ -130,11 +141,10 @@ class Publisher:
     async def _commit_group(self, topic: Topic, group: _Group) -> None:
         try:
             records = self._records(topic, group.publications)
+            sync = self._options.sync == "always"
             began_s = perf_counter()
-            await trio.to_thread.run_sync(partial(topic.log.append, records, sync=True))
-            self.append_duration.observe(perf_counter() - began_s)
-            self.sync_count += 1
-            self._stored(topic, records)
+            await trio.to_thread.run_sync(partial(topic.log.append, records, sync=sync))
+            self._stored(topic, records, perf_counter() - began_s, synced=sync)
         except LogError as exc:
             group.error = self._failed(exc)
         except Exception:
@@ -144,7 +154,7 @@ class Publisher:
         finally:
             group.done.set()
 
-    # ------------------------------------------------------------------ --sync=interval
+    # ------------------------------------------------------------------ in the caller's turn
 
     def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> None:
         records = self._records(topic, publications)
@@ -153,13 +163,7 @@ class Publisher:
             topic.log.append(records, sync=False)
         except LogError as exc:
             raise self._failed(exc) from exc
-        if not topic.ephemeral:
-            self.append_duration.observe(perf_counter() - began_s)
-            unsynced = self._unsynced.get(topic, 0) + sum(record.count for record in records)
-            self._unsynced[topic] = unsynced
-            if unsynced >= self._options.sync_every:
-                self._sync_soon.set()
-        self._stored(topic, records)
+        self._stored(topic, records, perf_counter() - began_s, synced=False)
 
     async def sync_on_schedule(self) -> None:
         """Sync what was written, after every so many messages or so much time; runs until cancelled."""
@@ -213,11 +217,21 @@ class Publisher:
                 size = 0
         return records
 
-    def _stored(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
+    def _stored(self, topic: Topic, records: Sequence[RecordBatch], took_s: float, *, synced: bool) -> None:
         if not topic.ephemeral:
             self.health = ""
+            self.append_duration.observe(took_s)
+            if synced:
+                self.sync_count += 1
+            else:
+                self._note_unsynced(topic, sum(record.count for record in records))
         topic.accept(records)
         self._published(topic)
+
+    def _note_unsynced(self, topic: Topic, messages: int) -> None:
+        unsynced = self._unsynced[topic] = self._unsynced.get(topic, 0) + messages
+        if unsynced >= self._options.sync_every:
+            self._sync_soon.set()
 
     def _failed(self, error: LogError) -> PublishRefused:
         if self.health != str(error):

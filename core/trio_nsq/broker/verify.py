@@ -118,8 +118,8 @@ def _compare(
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
         what = (
-            f"the topic went on to sequence {end}, its log ends at {report.next_sequence}: it was cut, or the power "
-            "was with --sync=interval"
+            f"the topic went on to sequence {end}, its log ends at {report.next_sequence}: somebody cut it, or the "
+            "power was cut under --sync=interval"
         )
         if start < end:
             yield _damage(path, what, start, end - start)

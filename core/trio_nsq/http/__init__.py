@@ -5,7 +5,7 @@ connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`
 """
 
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, peer_of, serve_connection
-from .messages import Body, HTTPError, Request, Response
+from .messages import Body, CutOff, HTTPError, Request, Response
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
 
@@ -16,6 +16,7 @@ __all__ = [
     "MAX_HEAD_BYTES",
     "REQUEST_TIMEOUT_S",
     "Body",
+    "CutOff",
     "HTTPError",
     "Handler",
     "OnRequest",

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import trio
 
 from ..protocol.address import format_peer
-from .messages import INTERNAL_ERROR, HTTPError, Request, Response, encode_head
+from .messages import INTERNAL_ERROR, CutOff, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
 
@@ -147,6 +147,10 @@ class _Connection:
                     if piece and not await self._sent(framed):
                         return False
                     self._watchdog.deadline = math.inf
+        except CutOff as reason:
+            request = exchange.request
+            logger.warning("the response to %s %s was cut off: %s", request.method, request.path, reason)
+            return False
         except Exception:
             request = exchange.request
             logger.exception("the response to %s %s was cut off", request.method, request.path)

@@ -49,7 +49,7 @@ class Response:
         body: The body. A generator's pieces are sent as they come, each in a chunk of its own; empty pieces are
             skipped. The connection closes the generator in every case, also when the client is gone, which it
             notices when it sends the next piece. An exception in it is logged and cuts the response off, so that
-            the client can tell.
+            the client can tell; `CutOff` is one for that.
         content_type: The Content-Type header; None for none.
         headers: More headers. Content-Length, Transfer-Encoding, Date and Connection are the server's.
     """
@@ -128,6 +128,10 @@ class HTTPError(Exception):
             The response.
         """
         return Response.json({"message": self.code}, self.status)
+
+
+class CutOff(Exception):
+    """Raised by the generator of a body that cannot go on, through no mistake of ours. The text, the reason, is logged."""
 
 
 INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()

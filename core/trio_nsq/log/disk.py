@@ -6,13 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 from .errors import LogReadError, LogWriteError
 from .files import Files
 from .index import SUFFIX as INDEX_SUFFIX
 from .interface import READ_BYTES, check_order
 from .open_files import OpenFiles, reasonable_limit
-from .records import RecordBatch, RecordHeader
+from .records import RawRecord, RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
 
 logger = logging.getLogger("trio_nsq.log")
@@ -20,6 +21,8 @@ logger = logging.getLogger("trio_nsq.log")
 DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
 """As nsqd's max-bytes-per-file."""
 _MAX_HINTS = 1024
+
+_Record = TypeVar("_Record", RecordBatch, RawRecord)
 
 
 class DiskLog:
@@ -118,6 +121,10 @@ class DiskLog:
         return self._next_sequence
 
     @property
+    def file_starts(self) -> list[int]:
+        return [segment.base_sequence for segment in self._segments]
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
@@ -149,6 +156,17 @@ class DiskLog:
             self._segments[-1].sync()
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        return self._read(sequence, max_bytes, Segment.read)
+
+    def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
+        return self._read(sequence, max_bytes, Segment.read_raw)
+
+    def _read(
+        self,
+        sequence: int,
+        max_bytes: int,
+        read: Callable[[Segment, int, int, int], tuple[list[_Record], int]],
+    ) -> list[_Record]:
         while True:
             segment = self._segment_holding(sequence)
             if segment is None:
@@ -158,10 +176,10 @@ class DiskLog:
             if base != segment.base_sequence:
                 offset = segment.locate(sequence)
             following = segment.next_sequence
-            batches, offset = segment.read(sequence, offset, max_bytes)
-            if batches:
-                self._remember(batches[-1].next_sequence, segment, offset)
-                return batches
+            records, offset = read(segment, sequence, offset, max_bytes)
+            if records:
+                self._remember(records[-1].next_sequence, segment, offset)
+                return records
             sequence = following  # all that was left of this segment is damaged
 
     def _remember(self, sequence: int, segment: Segment, offset: int) -> None:
@@ -170,9 +188,9 @@ class DiskLog:
         self._hints[sequence] = (segment.base_sequence, offset)
 
     def _segment_holding(self, sequence: int) -> Segment | None:
-        if sequence >= self._next_sequence:
-            return None
         segments = self._segments
+        if sequence >= self._next_sequence or not segments:  # closed: the topic is deleted under a reader
+            return None
         index = bisect_right(segments, sequence, key=lambda segment: segment.base_sequence) - 1
         return segments[max(index, 0)]
 

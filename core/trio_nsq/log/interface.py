@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from .records import RecordBatch, RecordHeader
+from .records import RawRecord, RecordBatch, RecordHeader
 
 READ_BYTES = 256 * 1024
 """How much a reader asks for at a time: large enough that a system call costs little per message."""
@@ -29,6 +29,11 @@ class Log(Protocol):
     @property
     def size_bytes(self) -> int:
         """What the log occupies."""
+        ...
+
+    @property
+    def file_starts(self) -> Sequence[int]:
+        """The first sequence of each of its files, ascending; none for a log in memory."""
         ...
 
     def begins_file(self, size: int) -> bool:
@@ -68,6 +73,10 @@ class Log(Protocol):
         Raises:
             LogReadError: The operating system refused.
         """
+        ...
+
+    def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
+        """The same as they lie on disk. They may turn out to be no sets of messages. Raises LogReadError."""
         ...
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:

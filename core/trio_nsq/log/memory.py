@@ -2,13 +2,15 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from zlib import crc32
 
 from ..protocol.messages import MessageSet
 from .interface import READ_BYTES, check_order
-from .records import RecordBatch, RecordHeader
+from .records import RawRecord, RecordBatch, RecordHeader, encode_header
+from .segment import encode_file_header, seed_in
 
 _NOTHING = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
+_HEAD = encode_file_header(0, 0)
+_SEED = seed_in(_HEAD) or 0
 
 
 class MemoryLog:
@@ -43,6 +45,10 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return self._size_bytes
 
+    @property
+    def file_starts(self) -> Sequence[int]:
+        return ()
+
     def begins_file(self, size: int) -> bool:
         """Never."""
         return False
@@ -73,18 +79,13 @@ class MemoryLog:
             found.append(batch)
         return found
 
+    def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
+        """As `Log.read_raw`, as though they lay in a file."""
+        return [_raw(batch) for batch in self.read(sequence, max_bytes)]
+
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         for batch in self._batches[self._index(sequence) :]:
-            data = batch.messages.data
-            yield RecordHeader(
-                base_sequence=batch.base_sequence,
-                count=batch.count,
-                length=len(data),
-                first_id=batch.first_id,
-                timestamp_ns=batch.timestamp_ns,
-                due_ns=batch.due_ns,
-                payload_crc=crc32(data),
-            )
+            yield _header(batch)
 
     def discard_before(self, sequence: int) -> None:
         """As `Log.discard_before`: every batch that ends there goes."""
@@ -111,3 +112,20 @@ class MemoryLog:
         if self._gone >= kept:  # not each time: it moves all that is kept
             del self._batches[: self._gone]
             self._gone = 0
+
+
+def _header(batch: RecordBatch) -> RecordHeader:
+    return RecordHeader(
+        base_sequence=batch.base_sequence,
+        count=batch.count,
+        length=len(batch.messages.data) + len(batch.note),
+        first_id=batch.first_id,
+        timestamp_ns=batch.timestamp_ns,
+        due_ns=batch.due_ns,
+        payload_crc=batch.payload_crc,
+        note_bytes=len(batch.note),
+    )
+
+
+def _raw(batch: RecordBatch) -> RawRecord:
+    return RawRecord(_HEAD, _header(batch), encode_header(batch, _SEED) + batch.messages.data + batch.note)

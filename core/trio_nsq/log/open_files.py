@@ -74,24 +74,28 @@ class OpenFiles:
 
     def create(self, path: Path) -> LogFile:
         """Make a new file. Raises OSError."""
-        return self._open(LogFile(path, self), self.files.create)
+        return self._first_opened(path, self.files.create)
 
     def open(self, path: Path) -> LogFile:
         """Open a file. Raises OSError."""
-        return self._open(LogFile(path, self), self.files.open)
+        return self._first_opened(path, self.files.open)
 
-    def _open(self, file: LogFile, how: Callable[[Path], int]) -> LogFile:
+    def _first_opened(self, path: Path, how: Callable[[Path], int]) -> LogFile:
+        file = LogFile(path, self)
         with self._lock:
-            try:
-                file.fd = how(file.path)
-            except OSError as exc:
-                if exc.errno != EMFILE or not self._idle:
-                    raise
-                self._close_idle(0)  # the process has too many of other kinds
-                file.fd = how(file.path)
-            self._count += 1
+            self._open(file, how)
             self._settle(file)
         return file
+
+    def _open(self, file: LogFile, how: Callable[[Path], int]) -> None:
+        try:
+            file.fd = how(file.path)
+        except OSError as exc:
+            if exc.errno != EMFILE or not self._idle:
+                raise
+            self._close_idle(0)  # the process has too many of other kinds
+            file.fd = how(file.path)
+        self._count += 1
 
     def use(self, file: LogFile) -> int:
         """See `LogFile`."""
@@ -101,7 +105,7 @@ class OpenFiles:
             if file.fd == _CLOSED:
                 self._open(file, self.files.open)
             file.users += 1
-            self._idle.pop(file, None)
+            self._settle(file)
             return file.fd
 
     def unuse(self, file: LogFile) -> None:

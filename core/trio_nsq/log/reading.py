@@ -2,9 +2,9 @@
 
 import logging
 import sys
-import time
 from bisect import bisect_right
 from errno import EIO
+from time import monotonic
 
 from .files import Files
 from .open_files import LogFile
@@ -28,11 +28,13 @@ class Reader:
     def __init__(self, files: Files, file: LogFile) -> None:
         self._files = files
         self._file = file
-        self._failing: dict[int, float] = {}  # blocks that cannot be read, and since when (time.monotonic)
+        self._failing: dict[int, float] = {}  # blocks that cannot be read, and since when by `monotonic`
         self._given_up: list[tuple[int, int]] = []  # [start, end), ascending
 
-    def read(self, size: int, offset: int, needed: int) -> bytes:
+    def read(self, size: int, offset: int, needed: int, file_end: int) -> bytes:
         """The bytes from `offset` on: not more than `size`, nor less than `needed` unless the file ends before.
+
+        `file_end` is where what is of interest in the file ends.
 
         Raises:
             OSError: The operating system refused, and it is too early to give up the place.
@@ -48,7 +50,7 @@ class Reader:
                 with self._file as fd:
                     more = self._files.read(fd, min(start, offset + size) - at, at)
             except OSError as exc:
-                if exc.errno != EIO or not self._give_up(at):
+                if exc.errno != EIO or not self._give_up(at, file_end):
                     raise
                 continue
             if not more:
@@ -63,19 +65,20 @@ class Reader:
         index = bisect_right(self._given_up, offset, key=lambda place: place[1])
         return self._given_up[index] if index < len(self._given_up) else (sys.maxsize, sys.maxsize)
 
-    def _give_up(self, offset: int) -> bool:
+    def _give_up(self, offset: int, file_end: int) -> bool:
         """Give up the block at `offset`, and those like it that follow, if it has been failing for long enough."""
         start = offset - offset % _BLOCK_BYTES
-        now_s = time.monotonic()
+        now_s = monotonic()
         if now_s - self._failing.setdefault(start, now_s) < PATIENCE_S:
             return False
         del self._failing[start]
         # Further and further ahead: each attempt may take a disk seconds. So a stretch of bad blocks costs at most as
         # many good ones behind it.
         end, step = start + _BLOCK_BYTES, _BLOCK_BYTES
-        while not self._is_readable(end):
+        while end < file_end and not self._is_readable(end):
             step *= 2
             end += step
+        end = min(end, file_end)
         logger.error(
             "%s: the disk cannot read bytes %d to %d, passed over as damaged", self._file.path, start, end
         )
@@ -84,7 +87,6 @@ class Reader:
         return True
 
     def _is_readable(self, offset: int) -> bool:
-        """Whether there is something to be read, or the file has ended."""
         try:
             with self._file as fd:
                 self._files.read(fd, 1, offset)

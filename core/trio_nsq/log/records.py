@@ -1,9 +1,9 @@
 """Record batches: what was published together, as it lies on disk.
 
-     0      4            8             12       16      20      24
-    +------+------------+-------------+--------+-------+-------+
-    | NSQB | header_crc | payload_crc | length | count | flags |
-    +------+------------+-------------+--------+-------+-------+
+     0      4            8             12       16      20           24
+    +------+------------+-------------+--------+-------+------------+
+    | NSQB | header_crc | payload_crc | length | count | note_bytes |
+    +------+------------+-------------+--------+-------+------------+
     24              32         40              48       56          56+length
     +---------------+----------+---------------+--------+---------+
     | base_sequence | first_id | timestamp_ns  | due_ns | payload |
@@ -12,7 +12,9 @@
 All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so payload_crc: a header that passes
 can be trusted to tell how far the record reaches, even when the payload is damaged. Its computation begins with the
 file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
-when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came.
+when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
+behind it the note, most often empty: what the broker wrote down about these messages, for itself (see `note.py` in
+`broker`).
 Checksums are zlib's CRC-32.
 """
 
@@ -37,11 +39,12 @@ class RecordHeader:
     Attributes:
         base_sequence: The first message's place in the topic, counted from 0 over the topic's life.
         count: Messages, at least 1.
-        length: Bytes of the payload.
+        length: Bytes of the payload, the note included.
         first_id: The first message's id as a number; the others follow it without a gap.
         timestamp_ns: When it was published, Unix nanoseconds.
         due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
         payload_crc: CRC-32 of the payload.
+        note_bytes: Bytes of the note.
     """
 
     base_sequence: int
@@ -51,6 +54,7 @@ class RecordHeader:
     timestamp_ns: int
     due_ns: int
     payload_crc: int
+    note_bytes: int = 0
 
     @property
     def next_sequence(self) -> int:
@@ -72,6 +76,7 @@ class RecordBatch:
     timestamp_ns: int
     due_ns: int
     messages: MessageSet
+    note: bytes = b""
 
     @property
     def count(self) -> int:
@@ -86,17 +91,46 @@ class RecordBatch:
     @property
     def record_bytes(self) -> int:
         """Header and payload."""
-        return HEADER_BYTES + len(self.messages.data)
+        return HEADER_BYTES + len(self.messages.data) + len(self.note)
+
+    @property
+    def payload_crc(self) -> int:
+        """As in the header."""
+        return crc32(self.note, crc32(self.messages.data))
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecord:
+    """A record batch as it lies in its file.
+
+    Attributes:
+        head: What the file begins with; it holds the seed.
+        header: The same as the first `HEADER_BYTES` of `data`.
+        data: Header and payload; both match their checksums.
+    """
+
+    head: bytes
+    header: RecordHeader
+    data: bytes
+
+    @property
+    def base_sequence(self) -> int:
+        """The first message's place in the topic."""
+        return self.header.base_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after this batch's last."""
+        return self.header.next_sequence
 
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:
     """The header that goes before the batch's payload, in a file of this seed."""
-    data = batch.messages.data
     checked = _CHECKED.pack(
-        crc32(data),
-        len(data),
+        batch.payload_crc,
+        len(batch.messages.data) + len(batch.note),
         len(batch.messages.sizes),
-        0,
+        len(batch.note),
         batch.base_sequence,
         batch.first_id,
         batch.timestamp_ns,
@@ -105,16 +139,16 @@ def encode_header(batch: RecordBatch, seed: int) -> bytes:
     return b"%s%s%s" % (MAGIC, crc32(checked, seed).to_bytes(4, "big"), checked)
 
 
-def decode_header(data: bytes, offset: int, seed: int) -> RecordHeader | None:
+def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHeader | None:
     """The header at `data[offset:]`, or None if those bytes are not an undamaged one of a file of this seed."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return None
-    _, header_crc, payload_crc, length, count, _flags, base, first_id, timestamp_ns, due_ns = (
+    _, header_crc, payload_crc, length, count, note_bytes, base, first_id, timestamp_ns, due_ns = (
         _HEADER.unpack_from(data, offset)
     )
     if crc32(data[offset + 8 : offset + HEADER_BYTES], seed) != header_crc or not count:
         return None
-    return RecordHeader(base, count, length, first_id, timestamp_ns, due_ns, payload_crc)
+    return RecordHeader(base, count, length, first_id, timestamp_ns, due_ns, payload_crc, note_bytes)
 
 
 def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
@@ -130,10 +164,12 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
             offset += 4 + size
     except error:
         return None
-    if offset != len(payload):
+    if offset != len(payload) - header.note_bytes:
         return None
+    data, note = (payload[:offset], payload[offset:]) if header.note_bytes else (payload, b"")
+    messages = MessageSet(data, sizes)
     return RecordBatch(
-        header.base_sequence, header.first_id, header.timestamp_ns, header.due_ns, MessageSet(payload, sizes)
+        header.base_sequence, header.first_id, header.timestamp_ns, header.due_ns, messages, note
     )
 
 

@@ -211,7 +211,7 @@ class _Scan:
 
     def _header(self, offset: int) -> RecordHeader | None:
         """The header that has to be at `offset`; None if something else is there."""
-        for again in (False, True):
+        for again in (False,):
             at = self._at(offset, HEADER_BYTES, again=again)
             header = decode_header(self._data, at, self._seed)
             if (
@@ -249,7 +249,7 @@ class _Scan:
     def _pass_file_header(self) -> Generator[Finding, None, int]:
         """Check the file's header; returns where to look for records."""
         head = self._read(FILE_HEADER_BYTES + HEADER_BYTES, 0)
-        if self._end <= FILE_HEADER_BYTES and Segment.is_unfinished(head):
+        if self._end <= FILE_HEADER_BYTES and Segment.is_unfinished(self._path, head):
             if self._left:
                 yield self._damage(0, self._end, "the file is empty", self._left)
             else:

@@ -20,6 +20,7 @@ from errno import EIO
 from pathlib import Path
 from struct import Struct
 from threading import Lock
+from typing import TypeVar
 from zlib import crc32
 
 from .errors import LogReadError, LogWriteError, NotASegmentError
@@ -30,6 +31,7 @@ from .open_files import LogFile, OpenFiles
 from .reading import Reader
 from .records import (
     HEADER_BYTES,
+    RawRecord,
     RecordBatch,
     RecordHeader,
     decode_header,
@@ -45,7 +47,10 @@ MAGIC = b"\x89NSQLOG\n"
 VERSION = 1
 _FILE_HEADER = Struct(">8sHHI16s")
 _RANGE = Struct(">QQ")
+_SEED = slice(12, 16)
 FILE_HEADER_BYTES = _FILE_HEADER.size
+_CRC_AT = range(12, 16)
+_CREATED_AT = 24
 _NAME_DIGITS = 20
 _RECORDS_AT_ONCE = 256
 """A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
@@ -53,6 +58,25 @@ _SMALL_WALK_BYTES = 4 * 1024
 _WALK_BYTES = 64 * 1024
 _SCAN_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
+
+_Record = TypeVar("_Record")
+_Take = Callable[[RecordHeader, bytes, int], _Record | None]
+"""Makes something of the record with this header that begins in these bytes at this place; None if it is damaged."""
+
+
+def encode_file_header(base_sequence: int, created_ns: int) -> bytes:
+    """What a segment begins with."""
+    span = _RANGE.pack(base_sequence, created_ns)
+    return _FILE_HEADER.pack(MAGIC, VERSION, 0, crc32(span), span)
+
+
+def seed_in(head: bytes) -> int | None:
+    """The seed of the records behind a segment's header; None if it is not an undamaged one of our version."""
+    if len(head) != FILE_HEADER_BYTES:
+        return None
+    magic, version, zero, seed, span = _FILE_HEADER.unpack(head)
+    whole = (magic, version, zero, seed) == (MAGIC, VERSION, 0, crc32(span))
+    return seed if whole else None
 
 
 class _Window:
@@ -84,10 +108,10 @@ class Segment:
     """A file of record batches, for reading, and for appending if it is the log's last.
 
     Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and known; bytes past
-    `size` are never read. One thread may append while others read or sync.
+    `size` are never read. One thread may append while others read or sync. `head` is what the file begins with.
     """
 
-    def __init__(self, files: Files, file: LogFile, base_sequence: int, seed: int) -> None:
+    def __init__(self, files: Files, file: LogFile, base_sequence: int, head: bytes) -> None:
         self.path = file.path
         self.base_sequence = base_sequence
         self.next_sequence = base_sequence
@@ -95,7 +119,8 @@ class Segment:
         self._files = files
         self._file = file
         self._reader = Reader(files, file)
-        self._seed = seed
+        self.head = head
+        self._seed = int.from_bytes(head[_SEED], "big")
         # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
         self._release = weakref.finalize(self, file.close)
         self._index = SparseIndex(FILE_HEADER_BYTES)
@@ -118,14 +143,13 @@ class Segment:
         """Make an empty segment, its name durable. Raises LogWriteError."""
         files = open_files.files
         path = cls.path_for(folder, base_sequence)
-        span = _RANGE.pack(base_sequence, now_ns)
-        seed = crc32(span)
+        head = encode_file_header(base_sequence, now_ns)
         try:
             files.make_folder(folder)
             file = cls._create_file(open_files, path)
             try:
                 with file as fd:
-                    files.write(fd, 0, [_FILE_HEADER.pack(MAGIC, VERSION, 0, seed, span)])
+                    files.write(fd, 0, [head])
                     files.sync(fd)
                     files.sync_folder(folder)
             except BaseException:
@@ -137,7 +161,7 @@ class Segment:
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(files, file, base_sequence, seed)
+        return cls(files, file, base_sequence, head)
 
     @staticmethod
     def _create_file(open_files: OpenFiles, path: Path) -> LogFile:
@@ -172,24 +196,34 @@ class Segment:
             with file as fd:
                 head = files.read(fd, FILE_HEADER_BYTES, 0)
                 size = files.size(fd)
-            if size <= FILE_HEADER_BYTES and cls.is_unfinished(head):
+            if size <= FILE_HEADER_BYTES and cls.is_unfinished(path, head):
                 file.close()
                 return None
-            base_sequence, seed = cls.decode_file_header(path, head)
+            base_sequence, _ = cls.decode_file_header(path, head)
         except OSError as exc:
             file.close()
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
             file.close()
             raise
-        segment = cls(files, file, base_sequence, seed)
+        segment = cls(files, file, base_sequence, head)
         segment.size = segment._synced_to = size
         return segment
 
-    @staticmethod
-    def is_unfinished(head: bytes) -> bool:
-        """Whether a file of this content, and no more, is what a crash in `create` leaves."""
-        return not any(head) or (len(head) < FILE_HEADER_BYTES and MAGIC.startswith(head[: len(MAGIC)]))
+    @classmethod
+    def is_unfinished(cls, path: Path, head: bytes) -> bool:
+        """Whether a file of this content, and no more, is what a crash in `create` leaves.
+
+        Each of its bytes is there or, the disk not having come to it, zero.
+        """
+        whole = _FILE_HEADER.pack(MAGIC, VERSION, 0, 0, _RANGE.pack(cls.base_in_name(path), 0))
+        if any(byte not in (0, whole[at]) for at, byte in enumerate(head[:_CREATED_AT]) if at not in _CRC_AT):
+            return False
+        try:
+            cls.decode_file_header(path, head[:FILE_HEADER_BYTES])
+        except NotASegmentError:
+            return True
+        return False
 
     @staticmethod
     def base_in_name(path: Path) -> int:
@@ -220,6 +254,8 @@ class Segment:
         parts: list[bytes] = []
         for batch in batches:
             parts += (encode_header(batch, self._seed), batch.messages.data)
+            if batch.note:
+                parts.append(batch.note)
         start = end = self.size
         try:
             self._file.hold(True)
@@ -358,7 +394,7 @@ class Segment:
         if size <= 0:
             return b""
         try:
-            return self._reader.read(size, offset, min(needed, size))
+            return self._reader.read(size, offset, min(needed, size), self.size)
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
 
@@ -397,12 +433,11 @@ class Segment:
         """The next header after the damage at `offset` whose sequences fit in; None if none follows."""
         start = offset + 1
         while start < end:
-            size = min(_SCAN_BYTES + HEADER_BYTES, end - start)
-            window = self._read(size, start, size)
+            window = self._read(min(_SCAN_BYTES, end - start), start, HEADER_BYTES)
             for found, header in find_headers(window, 0, self._seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
-            start += _SCAN_BYTES
+            start += max(1, len(window) - HEADER_BYTES + 1)  # a header may begin in what is left of the window
         return None
 
     def _report(self, offset: int, end: int) -> None:
@@ -481,7 +516,23 @@ class Segment:
         Returns:
             The batches, and where the record after the last of them begins.
         """
-        found: list[RecordBatch] = []
+        return self._collect(sequence, offset, max_bytes, _decode)
+
+    def read_raw(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RawRecord], int]:
+        """The same, as they lie in the file."""
+        return self._collect(sequence, offset, max_bytes, self._cut_out)
+
+    def _cut_out(self, header: RecordHeader, data: bytes, begin: int) -> RawRecord | None:
+        # Whether the payload is a set of messages is for the reader to find out, who has to decode it anyway.
+        record = data[begin : begin + header.record_bytes]
+        payload = memoryview(record)[HEADER_BYTES:]
+        whole = len(payload) == header.length and crc32(payload) == header.payload_crc
+        return RawRecord(self.head, header, record) if whole else None
+
+    def _collect(
+        self, sequence: int, offset: int, max_bytes: int, take: _Take[_Record]
+    ) -> tuple[list[_Record], int]:
+        found: list[_Record] = []
         room = max_bytes
         try:
             for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
@@ -492,11 +543,11 @@ class Segment:
                     break
                 begin = window.at(at, record_bytes)
                 offset = at + record_bytes
-                batch = decode_payload(header, window.data[begin + HEADER_BYTES : begin + record_bytes])
-                if batch is None:
+                record = take(header, window.data, begin)
+                if record is None:
                     self._report_record(at)
                     continue
-                found.append(batch)
+                found.append(record)
                 room -= record_bytes
                 if room <= HEADER_BYTES or len(found) == _RECORDS_AT_ONCE:
                     break  # without another system call
@@ -504,3 +555,7 @@ class Segment:
             if not found:
                 raise  # otherwise the next call meets it again
         return found, offset
+
+
+def _decode(header: RecordHeader, data: bytes, begin: int) -> RecordBatch | None:
+    return decode_payload(header, data[begin + HEADER_BYTES : begin + header.record_bytes])

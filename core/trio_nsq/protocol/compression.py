@@ -21,6 +21,8 @@ MAX_PIECE_BYTES = 256 * KIB
 _CHUNK_HEADER_BYTES = 4
 _MAX_CHUNK_BYTES = 128 * KIB
 """More than 64 KiB can become by snappy; beyond it there is only padding, of which a sender needs less."""
+_FLUSH = b"\x00\x00\xff\xff"
+"""How a sync flush of DEFLATE ends."""
 
 
 class CompressionError(NSQError):
@@ -41,7 +43,7 @@ class Codec(Protocol):
         """The data in what was received, in pieces; none if more is needed.
 
         Raises:
-            NSQError: What was received makes no sense.
+            NSQError: What was received makes no sense; what came before that has been given.
         """
 
 
@@ -61,29 +63,45 @@ class Snappy:
         return bytes(self._compressor.add_chunk(data))
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """See `Codec`; at most as many pieces as there are calls."""
+        """See `Codec`; a piece for each call, unless there is an error."""
         data = self._incomplete + data
-        end = _end_of_whole_chunks(data)
+        chunks = list(_chunks(data))
+        end = chunks[-1][1] if chunks else 0
         self._incomplete = data[end:]
-        if end:
-            try:
-                piece = self._decompressor.decompress(data[:end])
-            except (OSError, ValueError) as exc:
-                raise CompressionError(str(exc)) from exc
-            if piece:
-                yield piece
-
-
-def _end_of_whole_chunks(data: bytes) -> int:
-    position = 0
-    while len(data) - position >= _CHUNK_HEADER_BYTES:
-        size = int.from_bytes(data[position + 1 : position + _CHUNK_HEADER_BYTES], "little")
+        try:
+            yield from self._decompress(data[:end])
+        except CompressionError:
+            for start, end in chunks:  # what comes before it is good
+                yield from self._decompress(data[start:end])
+        size = _chunk_size(self._incomplete)
         if size > _MAX_CHUNK_BYTES:
             raise CompressionError(f"snappy: a chunk of {size} bytes")
-        if position + _CHUNK_HEADER_BYTES + size > len(data):
-            break
-        position += _CHUNK_HEADER_BYTES + size
-    return position
+
+    def _decompress(self, chunks: bytes) -> Iterator[bytes]:
+        try:
+            piece = self._decompressor.decompress(chunks) if chunks else b""
+        except (OSError, ValueError) as exc:
+            self._decompressor = StreamDecompressor()
+            raise CompressionError(str(exc)) from exc
+        if piece:
+            yield piece
+
+
+def _chunk_size(data: bytes) -> int:
+    """The size of the chunk that data begins with, without its header; 0 if that is incomplete."""
+    return int.from_bytes(data[1:_CHUNK_HEADER_BYTES], "little") if len(data) >= _CHUNK_HEADER_BYTES else 0
+
+
+def _chunks(data: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of the whole chunks that data begins with."""
+    start = 0
+    while len(data) - start >= _CHUNK_HEADER_BYTES:
+        size = _chunk_size(data[start : start + _CHUNK_HEADER_BYTES])
+        end = start + _CHUNK_HEADER_BYTES + size
+        if size > _MAX_CHUNK_BYTES or end > len(data):
+            return
+        yield start, end
+        start = end
 
 
 class Deflate:
@@ -108,6 +126,12 @@ class Deflate:
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """See `Codec`; no piece is longer than MAX_PIECE_BYTES. What follows the end of the stream is ignored."""
+        # zlib keeps nothing of what it read before an error. What the peer has flushed it shall have said.
+        flushed = data.rfind(_FLUSH) + len(_FLUSH) if _FLUSH in data else 0
+        for part in (data[:flushed], data[flushed:]):
+            yield from self._decompress(part)
+
+    def _decompress(self, data: bytes) -> Iterator[bytes]:
         decompressor = self._decompressor
         while True:
             try:

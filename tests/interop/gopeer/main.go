@@ -1,19 +1,24 @@
 // Gopeer publishes and consumes with go-nsq, the official Go client.
 //
 //	gopeer pub --addr A --topic T [--batch N] [--defer MS]
-//	gopeer sub --addr A --topic T --channel C --n N [--max-in-flight M] [--requeue-first] [--touch] [--hold-first]
+//	gopeer sub --addr A --topic T --channel C --n N [--max-in-flight M] [--requeue-first] [--touch] [--hold-first] [--fail-first]
+//	both: [--tls --ca FILE [--cert FILE --key FILE]] [--snappy | --deflate] [--auth SECRET]
 //
 // README.md beside this folder says what each flag means; all peers take the same ones.
 package main
 
 import (
 	"bufio"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"log"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/nsqio/go-nsq"
@@ -31,6 +36,14 @@ var (
 	requeue     = flags.Bool("requeue-first", false, "requeue the first delivery of each message (sub)")
 	touch       = flags.Bool("touch", false, "touch each message before it is finished (sub)")
 	hold        = flags.Bool("hold-first", false, "keep the first message in flight until stdin ends (sub)")
+	fail        = flags.Bool("fail-first", false, "fail the first delivery of each message, and so back off (sub)")
+	useTLS      = flags.Bool("tls", false, "use TLS")
+	ca          = flags.String("ca", "", "PEM `file` of the authority that signed the broker's certificate")
+	cert        = flags.String("cert", "", "PEM `file` of a certificate of our own")
+	key         = flags.String("key", "", "PEM `file` of its key")
+	useSnappy   = flags.Bool("snappy", false, "compress with snappy")
+	useDeflate  = flags.Bool("deflate", false, "compress with deflate")
+	secret      = flags.String("auth", "", "secret to authenticate with")
 	timeout     = flags.Float64("timeout", 30, "seconds after which to give up")
 )
 
@@ -54,18 +67,44 @@ func main() {
 	}
 }
 
+// stopping says that the connection is being closed: with compression, go-nsq logs that as an error.
+var stopping atomic.Bool
+
 // fatal ends the program at the first line go-nsq logs as an error: an error frame, a lost connection.
 type fatal struct{}
 
 func (fatal) Output(_ int, line string) error {
-	log.Fatal(line)
+	if !stopping.Load() {
+		log.Fatal(line)
+	}
 	return nil
+}
+
+// connection returns the configuration of a connection.
+func connection() *nsq.Config {
+	config := nsq.NewConfig()
+	config.TlsV1 = *useTLS
+	config.Snappy = *useSnappy
+	config.Deflate = *useDeflate
+	config.AuthSecret = *secret
+	if *useTLS {
+		pem, err := os.ReadFile(*ca)
+		check(err)
+		config.TlsConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+		config.TlsConfig.RootCAs.AppendCertsFromPEM(pem)
+		if *cert != "" {
+			pair, err := tls.LoadX509KeyPair(*cert, *key)
+			check(err)
+			config.TlsConfig.Certificates = []tls.Certificate{pair}
+		}
+	}
+	return config
 }
 
 // pub sends everything before it waits for the first reply.
 func pub() {
 	bodies := readBodies(os.Stdin)
-	producer, err := nsq.NewProducer(*addr, nsq.NewConfig())
+	producer, err := nsq.NewProducer(*addr, connection())
 	check(err)
 	producer.SetLogger(fatal{}, nsq.LogLevelError)
 
@@ -89,13 +128,17 @@ func pub() {
 	for ; sent > 0; sent-- {
 		check((<-replies).Error)
 	}
+	stopping.Store(true)
 	producer.Stop()
 }
 
 func sub() {
-	config := nsq.NewConfig()
+	config := connection()
 	config.MaxInFlight = *maxInFlight
 	config.MaxAttempts = 0
+	config.DefaultRequeueDelay = 0
+	config.BackoffMultiplier = 100 * time.Millisecond
+	config.MaxBackoffDuration = time.Second
 	consumer, err := nsq.NewConsumer(*topic, *channel, config)
 	check(err)
 	consumer.SetLogger(fatal{}, nsq.LogLevelError)
@@ -107,6 +150,9 @@ func sub() {
 			message.RequeueWithoutBackoff(0)
 			return nil
 		}
+		if *fail && message.Attempts == 1 {
+			return errors.New("failed, as asked for")
+		}
 		check(out.Encode(map[string]any{"body": message.Body, "attempts": message.Attempts})) // []byte becomes base64
 		if *hold && finished == 0 {
 			_, err := io.Copy(io.Discard, os.Stdin)
@@ -117,6 +163,7 @@ func sub() {
 		}
 		finished++
 		if finished == *count {
+			stopping.Store(true)
 			consumer.Stop() // before the last FIN, which would make room for another message
 		}
 		return nil

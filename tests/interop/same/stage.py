@@ -155,7 +155,11 @@ class Client:
     def send(self, data: bytes) -> None:
         if not self._greeted:
             data = MAGIC + data
-        self.send_raw(self._encode(data) if self._encode else data)
+        self.send_raw(self.encoded(data))
+
+    def encoded(self, data: bytes) -> bytes:
+        """The data as it is sent: compressed, if that was started."""
+        return self._encode(data) if self._encode else data
 
     def send_raw(self, data: bytes) -> None:
         """Send bytes as they are: with no magic, and not compressed."""
@@ -418,6 +422,15 @@ def raw(data: bytes) -> Step:
     return step
 
 
+def with_raw(data: bytes, rest: bytes) -> Step:
+    """Send ``data``, and in the same piece bytes as they are."""
+
+    def step(stage: Stage) -> None:
+        stage.client.send_raw(stage.client.encoded(stage.named(data)) + rest)
+
+    return step
+
+
 def tls(certificate: str = "", version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> Step:
     """The client starts TLS of this version, with the certificate of this name if any."""
 
@@ -430,9 +443,22 @@ def tls(certificate: str = "", version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3)
 
 def snappy_on(stage: Stage) -> None:
     """The client starts snappy, in both directions."""
-    stage.client.start_compression(
-        snappy.StreamCompressor().add_chunk, snappy.StreamDecompressor().decompress
-    )
+    decompressor = snappy.StreamDecompressor()
+    unfinished = b""
+
+    def decode(data: bytes) -> bytes:
+        # python-snappy takes whole chunks only: it fails at a header that is cut in two.
+        nonlocal unfinished
+        unfinished += data
+        decoded = b""
+        while len(unfinished) >= 4 and len(unfinished) >= (
+            end := 4 + int.from_bytes(unfinished[1:4], "little")
+        ):
+            decoded += decompressor.decompress(unfinished[:end])
+            unfinished = unfinished[end:]
+        return decoded
+
+    stage.client.start_compression(snappy.StreamCompressor().add_chunk, decode)
 
 
 def deflate_on(stage: Stage) -> None:

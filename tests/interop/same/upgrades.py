@@ -28,6 +28,7 @@ from interop.same.stage import (
     snappy_on,
     takes,
     tls,
+    with_raw,
 )
 
 SUB = b"SUB T c\n"
@@ -200,7 +201,13 @@ SCRIPTS: dict[str, Script] = (
         "snappy: half a chunk": same(*SNAPPY, b"NOP\n", raw(b"\x00\x50\0\0abc"), half_close),
         "snappy: a huge chunk": same(*SNAPPY, b"NOP\n", raw(b"\x00\xff\xff\xff" + bytes(200_000)), ended),
         "snappy: one byte at a time": same(*SNAPPY, *(b"%c" % byte for byte in pub(b"xyz")), END),
+        "snappy: commands, and plain text in the same piece": same(
+            *SNAPPY, with_raw(pub(b"1", b"2"), b"CLS\n"), half_close, ended
+        ),
         # -- deflate that is none
+        "deflate: commands, and plain text in the same piece": same(
+            *DEFLATE, with_raw(pub(b"1", b"2"), b"CLS\n"), half_close, ended
+        ),
         "deflate: plain text": same(*DEFLATE, raw(b"NOP\n" * 10), ended),
         "deflate: a block of no type": same(*DEFLATE, raw(b"\x07\x07\x07\x07"), ended),
         "deflate: stored blocks": same(*DEFLATE, raw(stored(b"NOP\n") + stored(END) + stored(b"")), ended),

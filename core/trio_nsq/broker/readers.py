@@ -1,0 +1,157 @@
+"""Reading topics' logs for somebody outside, beside the broker's own work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import trio
+
+from ..http import CutOff
+from ..log import LogReadError
+from .topic import Topic
+
+_THREADS = 8
+"""A disk that fails keeps a thread for seconds. They are not those in which publishes are stored."""
+
+_T = TypeVar("_T")
+
+
+class _Placed(Protocol):
+    @property
+    def base_sequence(self) -> int: ...
+
+    @property
+    def next_sequence(self) -> int: ...
+
+
+_Record = TypeVar("_Record", bound=_Placed)
+
+
+class Readers:
+    """What those who read have in common. One for a broker.
+
+    Args:
+        is_served: Whether a topic is still there, and its log open.
+    """
+
+    def __init__(self, is_served: Callable[[Topic], bool]) -> None:
+        self.is_served = is_served
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
+
+    async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
+        """Do something that reads from a topic's log, where it holds up nobody.
+
+        Raises:
+            LogReadError: The operating system refused.
+        """
+        if topic.ephemeral:  # its log is no matter for threads, nor for a disk
+            await trio.lowlevel.checkpoint()
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._threads)
+
+    def topic_grew(self, topic: Topic) -> None:
+        """Wake those who wait for messages of a topic: there are more, or there will be none."""
+        event = self._grown.pop(topic, None)
+        if event is not None:
+            event.set()
+
+    async def wait_past(self, topic: Topic, sequence: int) -> None:
+        """Wait until the topic's log has this sequence; may return earlier."""
+        if topic.log.next_sequence <= sequence:
+            event = self._grown.get(topic)
+            if event is None:
+                event = self._grown[topic] = trio.Event()
+            await event.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages that are not there: too old to be kept, or damaged on disk."""
+
+    first_sequence: int
+    next_sequence: int
+    reason: Literal["discarded", "damaged"]
+
+
+class Reading(Generic[_Record]):
+    """A way through a topic's log, from one sequence to another.
+
+    Args:
+        readers: See there.
+        topic: Whose log it is.
+        read: Gives the records from the one that holds a sequence on, as `Log.read` and `Log.read_raw` do.
+        start: The first sequence.
+        end: The sequence after the last; None: whatever comes.
+        wait_s: How long to wait for messages where there are none yet.
+
+    Attributes:
+        position: The next sequence.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        topic: Topic,
+        read: Callable[[int], list[_Record]],
+        start: int,
+        end: int | None,
+        wait_s: float,
+    ) -> None:
+        self.position = start
+        self._readers = readers
+        self._topic = topic
+        self._read_log = read
+        self._end = end
+        self._wait_s = wait_s
+
+    async def next(self) -> list[_Record | Gap]:
+        """What comes next, in order: at least one, and nothing at the end or if nothing came in time.
+
+        The first and the last record may reach beyond what was asked for.
+
+        Raises:
+            CutOff: It cannot be read.
+        """
+        while self._end is None or self.position < self._end:
+            known = self._topic.log.next_sequence
+            if self.position < known:
+                return await self._read(known if self._end is None else min(known, self._end))
+            with trio.move_on_after(self._wait_s) as waiting:
+                await self._readers.wait_past(self._topic, self.position)
+            if waiting.cancelled_caught or not self._wait_s:
+                break
+            self._check()
+        return []
+
+    def _check(self) -> None:
+        if not self._readers.is_served(self._topic):
+            raise CutOff(f"topic {self._topic.name} was deleted, or the broker stops")
+
+    async def _read(self, known: int) -> list[_Record | Gap]:
+        """Read on; up to `known` something is there."""
+        try:
+            records = await self._readers.call(self._topic, partial(self._read_log, self.position))
+        except LogReadError as exc:
+            self._check()
+            raise CutOff(str(exc)) from exc
+        self._check()
+        found: list[_Record | Gap] = []
+        for record in records:
+            if self._end is not None and record.base_sequence >= self._end:
+                records = []  # between here and the end there is nothing
+                break
+            found += self._missing(record.base_sequence)
+            found.append(record)
+            self.position = record.next_sequence
+        if not records:
+            found += self._missing(known)
+            self.position = max(self.position, known)
+        return found
+
+    def _missing(self, up_to: int) -> list[Gap]:
+        kept_from = min(max(self._topic.log.first_sequence, self.position), up_to)
+        parts = (Gap(self.position, kept_from, "discarded"), Gap(kept_from, up_to, "damaged"))
+        return [gap for gap in parts if gap.first_sequence < gap.next_sequence]

@@ -1,0 +1,99 @@
+"""Record batches as bytes for somebody outside: as they lie on disk, with what it takes to check them.
+
+A raw stream is what is left when segments are put one behind the other and records are left out: a file header, then
+records of that file, then the header of the next file, and so on. The seed in a file header begins the checksums of the
+records that follow it. A sequence that is missing between two records is missing in the log, or was not asked for.
+"""
+
+from collections.abc import Iterable
+from zlib import crc32
+
+from .errors import LogError
+from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload
+from .segment import FILE_HEADER_BYTES, seed_in
+from .segment import MAGIC as FILE_MAGIC
+
+
+def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:
+    """The next parts of a raw stream.
+
+    Args:
+        records: In order.
+        head: The file header that the stream had last; empty at its beginning.
+    """
+    parts: list[bytes] = []
+    for record in records:
+        if record.head != head:
+            head = record.head
+            parts.append(head)
+        parts.append(record.data)
+    return parts
+
+
+class RawStreamError(LogError):
+    """What came is no raw stream, or was changed on its way."""
+
+
+class RawStreamReader:
+    """Bytes of a raw stream in, record batches out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._seed: int | None = None
+
+    def receive_data(self, data: bytes) -> list[RecordBatch]:
+        """Take bytes, however they are cut, and return the batches that they complete.
+
+        A record whose checksums match although it holds no set of messages is left out, as if it were not there.
+
+        Raises:
+            RawStreamError: From then on there is nothing to be had.
+        """
+        self._buffer += data
+        batches: list[RecordBatch] = []
+        start = 0
+        while (end := self._end_of_next(start)) <= len(self._buffer):
+            if self._begins(start, FILE_MAGIC):
+                self._seed = seed_in(bytes(self._buffer[start:end]))
+            elif (batch := self._batch(start, end)) is not None:
+                batches.append(batch)
+            start = end
+        del self._buffer[:start]
+        return batches
+
+    def end(self) -> None:
+        """Note that nothing more comes. Raises RawStreamError if that is in the middle of something."""
+        if self._buffer:
+            raise RawStreamError(
+                f"the stream ends within a record, {len(self._buffer)} bytes after its beginning"
+            )
+
+    def _begins(self, start: int, magic: bytes) -> bool:
+        """Whether what is there begins so, as far as there is anything."""
+        found = self._buffer[start : start + len(magic)]
+        return magic.startswith(found)
+
+    def _end_of_next(self, start: int) -> int:
+        """Where the file header or record at `start` ends, as far as is known yet."""
+        if self._begins(start, FILE_MAGIC):
+            return start + FILE_HEADER_BYTES
+        if not self._begins(start, MAGIC):
+            raise RawStreamError("the stream holds something that is neither a file header nor a record")
+        if len(self._buffer) - start < HEADER_BYTES:
+            return start + HEADER_BYTES
+        if self._seed is None:
+            raise RawStreamError("the stream holds a record without an undamaged file header before it")
+        header = decode_header(self._buffer, start, self._seed)
+        if header is None:
+            raise RawStreamError("the header of a record does not match its checksum")
+        return start + header.record_bytes
+
+    def _batch(self, start: int, end: int) -> RecordBatch | None:
+        assert self._seed is not None
+        header = decode_header(self._buffer, start, self._seed)
+        assert header is not None
+        payload = bytes(memoryview(self._buffer)[start + HEADER_BYTES : end])
+        batch = decode_payload(header, payload)
+        if batch is None and crc32(payload) != header.payload_crc:
+            raise RawStreamError("a record does not match its checksum")
+        return batch

@@ -1,0 +1,234 @@
+"""`qcli log dump`: which messages it prints, how, and what it does about damage."""
+
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.support import Cli, lines
+from interop.peers import qcli_serve
+from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
+from qcli.log_positions import Position, moment, position
+from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.protocol import pack_messages
+
+START_S = 1_700_000_000
+HOUR_S = 3600
+
+
+def made_at(sequence: int, seconds: int, *bodies: bytes, due_s: int = 0) -> RecordBatch:
+    """A batch that was published so many seconds after the start."""
+    timestamp_ns = (START_S + seconds) * 10**9
+    due_ns = (START_S + due_s) * 10**9 if due_s else 0
+    return RecordBatch(sequence, 0xABC0 + sequence, timestamp_ns, due_ns, pack_messages(bodies))
+
+
+BATCHES = [
+    made_at(0, 0, b"a", b"b", b"c"),
+    made_at(3, HOUR_S, b"d", b"\xff\0"),
+    made_at(5, 2 * HOUR_S, b"late", due_s=3 * HOUR_S),
+    made_at(6, 3 * HOUR_S, "größer".encode(), b"two\nlines"),
+]
+OFFSETS = record_offsets(BATCHES)
+BODIES = [body for each in BATCHES for body in each.messages.bodies()]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder with the topics `clicks` and `other`."""
+    for topic, batches in (("clicks", BATCHES), ("other", [batch(0, b"elsewhere")])):
+        folder = tmp_path / "data" / "topics" / f"{topic}.topic"
+        folder.mkdir(parents=True)
+        log = DiskLog(folder, files=HastyFiles())
+        append_each(log, batches)
+        log.close()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def clicks(data: Path) -> str:
+    """The folder of the topic `clicks`."""
+    return str(data / "topics" / "clicks.topic")
+
+
+def test_bodies(nowhere: Cli, data: Path, clicks: str) -> None:
+    result = nowhere("log", "dump", clicks)
+    assert (result.code, result.out, result.err) == (0, lines(BODIES), "")
+    assert nowhere("log", "dump", f"{clicks}/{FIRST}").out == lines(BODIES)
+    assert nowhere("log", "dump", str(data)).out == lines([*BODIES, b"elsewhere"])
+    assert nowhere("log", "dump", "-0", clicks).out == b"".join(body + b"\0" for body in BODIES)
+    assert nowhere("log", "dump", "-d", "--\\n", clicks, "-n", "2").out == b"a--\nb--\n"
+    topics = nowhere("log", "dump", "--print-topic", str(data)).out.splitlines()
+    assert (topics[0], topics[-1]) == (b"clicks | a", b"other | elsewhere")
+
+
+def test_json_has_the_shape_of_tail_and_the_place_in_the_log(nowhere: Cli, clicks: str) -> None:
+    records = nowhere("log", "dump", clicks, "--format", "json").records
+    assert records[0] == {
+        "topic": "clicks",
+        "sequence": 0,
+        "id": "000000000000abc0",
+        "timestamp_ns": START_S * 10**9,
+        "due_ns": None,
+        "body": "a",
+    }
+    assert [(record["sequence"], int(record["id"], 16) - 0xABC0) for record in records] == [
+        (number, number) for number in range(8)
+    ]
+    assert records[4]["body_base64"] == "/wA="
+    assert "body" not in records[4]
+    assert records[5]["due_ns"] == (START_S + 3 * HOUR_S) * 10**9
+    assert [record["body"] for record in records[6:]] == ["größer", "two\nlines"]
+
+
+def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        cli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("topic", "channel")
+        assert cli("pub", "topic", stdin=b"one\ntwo\n\xff\n").code == 0
+        seen = cli("tail", "topic/channel", "-n", "3", "--format", "json").records
+        dumped = cli("log", "dump", str(tmp_path / "data"), "--format", "json").records
+    for record in seen:
+        del record["attempts"]
+    for number, record in enumerate(dumped):
+        assert record.pop("sequence") == number
+        assert record.pop("due_ns") is None
+    assert dumped == seen
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--from", "4"], range(4, 8)),
+        (["--to", "4"], range(4)),
+        (["--from", "2", "--to", "7"], range(2, 7)),
+        (["--from", "2", "-n", "3"], range(2, 5)),
+        (["--from", "99"], range(0)),
+        (["--from", "5", "--to", "5"], range(0)),
+        (["--from", "2023-11-14T23:13:20Z"], range(3, 8)),
+        (["--to", "2023-11-14T23:13:20+00:00"], range(3)),
+        (["--from", "2023-11-14 23:00Z", "--to", "2023-11-15T01:13:20.5Z", "-n", "2"], range(3, 5)),
+        (["--from", "4", "--to", "2023-11-15T01:13:20Z"], range(4, 6)),
+        (["--from", "5m"], range(0)),
+        (["--to", "5m"], range(8)),
+    ],
+)
+def test_a_part(nowhere: Cli, clicks: str, flags: list[str], expected: range) -> None:
+    result = nowhere("log", "dump", clicks, *flags)
+    assert (result.code, result.out) == (0, lines([BODIES[number] for number in expected]))
+
+
+def test_headers(nowhere: Cli, clicks: str) -> None:
+    result = nowhere("log", "dump", clicks, "--headers", "--format", "json")
+    assert result.records[2] == {
+        "topic": "clicks",
+        "file": f"{clicks}/{FIRST}",
+        "offset": OFFSETS[2],
+        "sequence": 5,
+        "count": 1,
+        "id": "000000000000abc5",
+        "timestamp_ns": (START_S + 2 * HOUR_S) * 10**9,
+        "due_ns": (START_S + 3 * HOUR_S) * 10**9,
+        "bytes": OFFSETS[3] - OFFSETS[2],
+    }
+    assert [record["offset"] for record in result.records] == OFFSETS[:-1]
+    text = nowhere("log", "dump", clicks, "--headers", env={"TZ": "UTC"}).out.decode().splitlines()
+    assert text[0] == f"{clicks}/{FIRST}"
+    assert text[1].split() == ["OFFSET", "SEQUENCE", "COUNT", "BYTES", "TIME"]
+    assert text[2].split() == ["32", "0", "3", f"{OFFSETS[1] - 32}", "2023-11-14T22:13:20.000000+00:00"]
+    assert text[4].endswith("due 2023-11-15T01:13:20.000000+00:00")
+    assert len(nowhere("log", "dump", clicks, "--headers", "--from", "3", "-n", "2").out.splitlines()) == 4
+
+
+def test_damage_is_passed_over_and_told(nowhere: Cli, clicks: str) -> None:
+    path = Path(clicks) / FIRST
+    content = bytearray(path.read_bytes())
+    content[OFFSETS[2] - 1] ^= 1
+    path.write_bytes(content + b"NSQB")
+    result = nowhere("log", "dump", clicks)
+    assert (result.code, result.out) == (5, lines(BODIES[:3] + BODIES[5:]))
+    damage, torn = result.err.splitlines()
+    assert damage == (
+        f"Damage: {path}, byte {OFFSETS[1]} to {OFFSETS[2]}: a record batch does not match its checksum; "
+        "2 messages lost, from sequence 3 on"
+    )
+    assert torn.startswith(f"Torn: {path}, byte {OFFSETS[-1]} to {OFFSETS[-1] + 4}: an unfinished")
+    assert nowhere("log", "dump", clicks, "--to", "3").code == 0
+    # The header is good.
+    assert len(nowhere("log", "dump", clicks, "--headers", "--format", "json").records) == 4
+
+
+def test_nothing_is_changed(nowhere: Cli, clicks: str) -> None:
+    path = Path(clicks) / FIRST
+    path.write_bytes(path.read_bytes() + b"torn")
+    before = (path.read_bytes(), path.stat().st_mtime_ns)
+    assert nowhere("log", "dump", clicks).code == 0
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert [each.name for each in Path(clicks).iterdir()] == [FIRST]
+
+
+def test_the_reader_may_go_away(nowhere: Cli, tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "t.topic", files=HastyFiles())
+    append_each(log, [batch(number, b"x" * 100_000) for number in range(100)])
+    log.close()
+    with nowhere.running("log", "dump", str(tmp_path / "t.topic")) as dump:
+        dump.read(10)
+        assert dump.process.stdout is not None
+        dump.process.stdout.close()
+        assert dump.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--from", "yesterday"],
+        ["--to", "-5"],
+        ["-n", "0"],
+        ["--null", "--delimiter", ","],
+        ["--format", "json", "--null"],
+        ["--headers", "--print-topic"],
+    ],
+)
+def test_usage_errors(nowhere: Cli, clicks: str, flags: list[str]) -> None:
+    result = nowhere("log", "dump", clicks, *flags)
+    assert (result.code, result.out) == (2, b"")
+
+
+def test_a_full_disk(nowhere: Cli, clicks: str) -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        nowhere.running("log", "dump", clicks, stdout=full.fileno()) as dump,
+    ):
+        result = dump.end()
+    assert (result.code, result.err) == (
+        1,
+        "Error: Cannot write to standard output: No space left on device.\n",
+    )
+
+
+# ---------------------------------------------------------------------- positions
+
+
+def test_positions() -> None:
+    assert position("12") == Position(12, False)
+    assert position("0") == Position(0, False)
+    assert position("2023-11-14T22:13:20Z") == Position(START_S * 10**9, True)
+    assert position("2023-11-14T22:13:20.000001Z") == Position(START_S * 10**9 + 1000, True)
+    assert position("2023-11-15T00:13:20+02:00") == Position(START_S * 10**9, True)
+    ago = position("1h")
+    assert ago.is_time
+    assert abs(datetime.now().timestamp() - HOUR_S - ago.value / 10**9) < 60
+    for text in ("", "x", "12x", "2023-13-01", "1.5", "٣"):
+        with pytest.raises(click.BadParameter):
+            position(text)
+
+
+def test_a_moment_is_a_position() -> None:
+    for timestamp_ns in (0, START_S * 10**9, START_S * 10**9 + 123_456_000):
+        assert position(moment(timestamp_ns)) == Position(timestamp_ns, True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d", moment(1))
+    assert moment(2**64 - 1)
+    whole = datetime.fromtimestamp(START_S, timezone(timedelta(hours=2)))
+    assert datetime.fromisoformat(moment(START_S * 10**9)) == whole

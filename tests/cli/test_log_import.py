@@ -1,0 +1,118 @@
+"""`qcli log import`: report and exit codes. What it imports is tested in tests/nsqd_import and tests/interop."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli
+from nsqd_import.nsqd_files import Queued, write_metadata, write_queue
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An nsqd's data folder."""
+    source = tmp_path / "nsqd"
+    write_metadata(source, {"orders": ["only"], "clicks": ["a", "b"]}, paused=["orders", "clicks/b"])
+    write_queue(source, "clicks", [Queued(7), Queued(8)])
+    write_queue(source, "clicks:a", [Queued(3), Queued(4), Queued(1, attempts=2)])
+    write_queue(source, "clicks:b", [Queued(number) for number in range(1, 7)])
+    write_queue(source, "orders:only", [Queued(1, body=b"x" * 2048)])
+    return source
+
+
+def words(text: bytes) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.decode().splitlines()]
+
+
+def test_the_report(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+    ours = str(tmp_path / "ours")
+    for flags, outcome in ((["--dry-run"], "planned"), ([], "imported")):
+        result = nowhere("log", "import", str(source), "--data-path", ours, *flags)
+        assert (result.code, result.err) == (0, "")
+        assert words(result.out) == [
+            ["TOPIC", "CHANNEL", "PAUSED", "OUTCOME", "MESSAGES", "ATTEMPTED", "SIZE"],
+            ["clicks", outcome, "8", "72", "B"],
+            ["clicks", "(in", "none", "yet)", "2"],
+            ["clicks", "a", "3", "1"],
+            ["clicks", "b", "paused", "6", "0"],
+            ["orders", "paused", outcome, "1", "2.0", "KiB"],
+            ["orders", "only", "1", "0"],
+        ]
+    again = nowhere("log", "import", str(source), "--data-path", ours)
+    assert again.code == 0
+    assert words(again.out)[1:] == [
+        ["clicks", "imported", "earlier"],
+        ["orders", "paused", "imported", "earlier"],
+    ]
+
+
+def test_json(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+    write_queue(source, "nobody", [Queued(1)])
+    result = nowhere("log", "import", str(source), "--data-path", str(tmp_path / "ours"), "--format", "json")
+    clicks, _, rest = result.records
+    assert clicks == {
+        "topic": "clicks",
+        "outcome": "imported",
+        "paused": False,
+        "messages": 8,
+        "body_bytes": 72,
+        "waiting": 2,
+        "channels": [
+            {"channel": "a", "paused": False, "messages": 3, "attempted": 1},
+            {"channel": "b", "paused": True, "messages": 6, "attempted": 0},
+        ],
+        "findings": [],
+    }
+    (finding,) = rest.pop("findings")
+    assert rest == {"topic": None}
+    assert (finding["kind"], Path(finding["file"]).name) == ("note", "nobody.diskqueue.000000.dat")
+
+
+def test_damaged_files_are_named(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+    path = source / "clicks:a.diskqueue.000000.dat"
+    os.truncate(path, path.stat().st_size - 1)
+    result = nowhere("log", "import", str(source), "--data-path", str(tmp_path / "ours"))
+    assert (result.code, result.err) == (5, "")
+    assert f"damage  {path}, byte " in result.out.decode()
+    assert "not imported, nor would nsqd read it" in result.out.decode()
+
+
+def test_refusals(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+    ours = tmp_path / "ours"
+    (ours / "topics" / "orders.topic").mkdir(parents=True)
+    refused = nowhere("log", "import", str(source), "--data-path", str(ours))
+    assert (refused.code, refused.out) == (1, b"")
+    assert "has a topic orders already: nothing was imported. --if-exists skip" in refused.err
+    assert nowhere("log", "import", str(source), "--data-path", str(ours), "--if-exists", "skip").code == 0
+    assert nowhere("log", "import", str(source), "--data-path", str(ours), "--if-exists", "replace").code == 0
+    for arguments, code, says in (
+        ([str(ours), "--data-path", str(tmp_path / "x")], 1, "is not the data folder of an nsqd"),
+        ([str(source), "--data-path", str(source / "x")], 1, "nsqd's own folder"),
+        ([str(source), "--data-path", str(tmp_path / "no" / "x")], 1, "does not exist"),
+        ([str(source)], 2, "Missing option '--data-path'"),
+        ([str(tmp_path / "missing"), "--data-path", str(ours)], 2, "does not exist"),
+    ):
+        result = nowhere("log", "import", *arguments)
+        assert (result.code, result.out) == (code, b""), arguments
+        assert says in result.err
+
+
+def test_a_failure_after_some_of_the_topics(nowhere: Cli, tmp_path: Path, source: Path) -> None:
+    ours = tmp_path / "ours"
+    # Where the second topic is to be built, there is something that can neither be removed nor be a folder.
+    (ours / "topics").mkdir(parents=True)
+    (ours / "topics" / "orders.topic-importing").write_text("in the way")
+    result = nowhere("log", "import", str(source), "--data-path", str(ours), "--format", "json")
+    assert result.code == 4
+    assert [record["topic"] for record in result.records] == ["clicks"]
+    assert result.err.endswith(
+        "1 of 2 topics were not imported; when that is mended, run the same command again for them.\n"
+    )
+    (ours / "topics" / "orders.topic-importing").unlink()
+    again = nowhere("log", "import", str(source), "--data-path", str(ours), "--format", "json")
+    assert (again.code, [record["outcome"] for record in again.records]) == (
+        0,
+        ["imported earlier", "imported"],
+    )

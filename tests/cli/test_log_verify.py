@@ -1,0 +1,215 @@
+"""`qcli log verify`: what it prints, and what its exit code says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import qcli_serve
+from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
+from qcli.log_verify import HEADINGS
+from trio_nsq.log import DiskLog
+
+BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20)]
+OFFSETS = record_offsets(BATCHES)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder with two topics, which no broker has seen."""
+    for topic in ("clicks", "orders"):
+        folder = tmp_path / "data" / "topics" / f"{topic}.topic"
+        folder.mkdir(parents=True)
+        log = DiskLog(folder, files=HastyFiles())
+        append_each(log, BATCHES)
+        log.close()
+        state = '{{"format":1,"name":"{}","paused":false,"distribution_point":0,"end":4,"ephemeral_needed":4,'
+        (folder / "state.json").write_text(state.format(topic) + '"waiting_deferred":[],"channels":[]}')
+    return tmp_path / "data"
+
+
+def segment(data: Path, topic: str = "clicks") -> Path:
+    """The segment of a topic."""
+    return data / "topics" / f"{topic}.topic" / FIRST
+
+
+def damage(path: Path, at: int = OFFSETS[2] - 1) -> None:
+    """Flip a bit; if nothing else is said, in the second record's payload."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_nothing_is_damaged(nowhere: Cli, data: Path) -> None:
+    result = nowhere("log", "verify", str(data))
+    assert (result.code, result.err) == (0, "")
+    heading, clicks, orders = result.out.decode().splitlines()
+    assert heading.split() == list(HEADINGS)
+    assert clicks.split() == ["clicks", "ok", "1", f"{OFFSETS[-1]}", "B", "3", "4", "0", "4", "0"]
+    assert orders.split()[:2] == ["orders", "ok"]
+
+
+def test_damage(nowhere: Cli, data: Path) -> None:
+    damage(segment(data))
+    result = nowhere("log", "verify", str(data))
+    assert (result.code, result.err) == (5, "")
+    _, clicks, orders, _, finding = result.out.decode().splitlines()
+    assert clicks.split()[:2] == ["clicks", "damaged"]
+    assert clicks.split()[-1] == "2"
+    assert orders.split()[:2] == ["orders", "ok"]
+    assert finding == (
+        f"damage  {segment(data)}, byte {OFFSETS[1]} to {OFFSETS[2]}: a record batch does not match its checksum; "
+        "2 messages lost, from sequence 1 on"
+    )
+
+
+def test_a_torn_tail_is_no_damage(nowhere: Cli, data: Path) -> None:
+    with segment(data).open("ab") as file:
+        file.write(b"NSQB and no more")
+    result = nowhere("log", "verify", str(data))
+    assert result.code == 0
+    *_, finding = result.out.decode().splitlines()
+    assert finding.startswith(
+        f"torn    {segment(data)}, byte {OFFSETS[3]} to {OFFSETS[3] + 16}: an unfinished"
+    )
+
+
+def test_json(nowhere: Cli, data: Path) -> None:
+    damage(segment(data))
+    damage(segment(data, "orders"), 3)
+    result = nowhere("log", "verify", str(data), "--format", "json")
+    assert (result.code, result.err) == (5, "")
+    clicks, orders = result.records
+    assert clicks == {
+        "topic": "clicks",
+        "path": str(segment(data).parent),
+        "state": "damaged",
+        "segments": 1,
+        "size_bytes": OFFSETS[-1],
+        "records": 2,
+        "messages": 2,
+        "first_sequence": 0,
+        "next_sequence": 4,
+        "lost_messages": 2,
+        "findings": [
+            {
+                "kind": "damage",
+                "file": str(segment(data)),
+                "offset": OFFSETS[1],
+                "end": OFFSETS[2],
+                "what": "a record batch does not match its checksum",
+                "sequence": 1,
+                "messages": 2,
+            }
+        ],
+    }
+    assert (orders["messages"], orders["lost_messages"], orders["state"]) == (4, 0, "damaged")
+
+
+def test_how_much_is_lost_need_not_be_known(nowhere: Cli, data: Path) -> None:
+    damage(segment(data), 13)  # in the seed
+    (segment(data).parent / "state.json").unlink()
+    result = nowhere("log", "verify", str(data))
+    assert result.code == 5
+    assert result.out.decode().splitlines()[1].split()[-1] == "0+"
+    assert "how many messages it costs is not known" in result.out.decode()
+
+
+def test_a_topic_and_a_segment(nowhere: Cli, data: Path) -> None:
+    damage(segment(data))
+    for path, code in (
+        (segment(data).parent, 5),
+        (segment(data), 5),
+        (segment(data, "orders").parent, 0),
+        (segment(data, "orders"), 0),
+    ):
+        result = nowhere("log", "verify", str(path), "--format", "json")
+        (record,) = result.records
+        assert (result.code, record["topic"], record["path"]) == (
+            code,
+            path.parts[len(data.parts) + 1][:6],
+            str(path),
+        )
+    copy = data.parent / FIRST
+    copy.write_bytes(segment(data).read_bytes())
+    (record,) = nowhere("log", "verify", str(copy), "--format", "json").records
+    assert (record["topic"], record["state"]) == (None, "damaged")
+
+
+def test_the_folder_itself(nowhere: Cli, data: Path) -> None:
+    (data / "broker.json").write_text("{")
+    result = nowhere("log", "verify", str(data))
+    assert result.code == 5
+    assert f"damage  {data / 'broker.json'}: damaged, or from another version" in result.out.decode()
+    assert nowhere("log", "verify", str(data), "--format", "json").records[-1]["topic"] is None
+
+
+def test_an_empty_data_folder(nowhere: Cli, tmp_path: Path) -> None:
+    (tmp_path / "topics").mkdir()
+    result = nowhere("log", "verify", str(tmp_path))
+    assert (result.code, result.out) == (0, b"There are no topics.\n")
+
+
+@pytest.mark.parametrize("command", ["verify", "dump"])
+def test_what_is_no_data_folder(nowhere: Cli, tmp_path: Path, command: str) -> None:
+    (tmp_path / "server.log").write_text("text")
+    for path in (tmp_path, tmp_path / "server.txt"):
+        if path.suffix:
+            path.write_text("text")
+        result = nowhere("log", command, str(path))
+        assert (result.code, result.out) == (1, b"")
+        assert result.err.startswith(f"Error: {path} is neither a broker's data folder nor")
+    (tmp_path / "nsqd.dat").write_text("{}")
+    result = nowhere("log", command, str(tmp_path))
+    assert result.err == f"Error: {tmp_path} is the data folder of an nsqd: see 'qcli log import --help'.\n"
+    assert nowhere("log", command, str(tmp_path / "missing")).code == 2
+
+
+def test_names_that_are_not_text(nowhere: Cli, data: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(data) + b"\xff"))
+    data.rename(odd)
+    damage(segment(odd))
+    for form in ("text", "json"):
+        result = nowhere("log", "verify", str(odd), "--format", form)
+        assert (result.code, result.err) == (5, "")
+        assert "data\ufffd" in result.out.decode()
+
+
+def test_colours_and_progress_are_for_terminals(nowhere: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "big.topic"
+    log = DiskLog(folder, files=HastyFiles())
+    append_each(log, [batch(sequence, b"x" * 1024 * 1024) for sequence in range(70)])
+    log.close()
+    damage(segment_files(folder)[0], 100)
+    with nowhere.on_terminal("log", "verify", str(folder)) as terminal:
+        assert terminal.end() == 5
+    assert b"\x1b[31mdamage\x1b[0m" in terminal.shown
+    assert b"Verifying" in terminal.shown
+    with nowhere.on_terminal("log", "verify", str(folder), NO_COLOR="1") as terminal:
+        assert terminal.end() == 5
+    assert b"\x1b[31m" not in terminal.shown
+    result = nowhere("log", "verify", str(folder))
+    assert (result.code, result.err, b"\x1b" in result.out) == (5, "", False)
+
+
+def test_beside_a_running_broker(nowhere: Cli, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        broker.create("clicks", "archive")
+        cli = Cli(broker.tcp_address, broker.http_address)
+        published = b"".join(b"%d\n" % number for number in range(1000))
+        assert cli("pub", "clicks", "--batch-size", "7", stdin=published).code == 0
+        result = nowhere("log", "verify", str(tmp_path / "data"), "--format", "json")
+        assert (result.code, [record["messages"] for record in result.records]) == (0, [1000])
+        assert nowhere("log", "dump", str(tmp_path / "data")).out == published
+    result = nowhere("log", "verify", str(tmp_path / "data"), "--format", "json")
+    assert (result.code, [record["findings"] for record in result.records]) == (0, [[]])
+
+
+def test_many_small_segments(nowhere: Cli, tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "t.topic", segment_bytes=300, files=HastyFiles())
+    append_each(log, numbered(0, 900))
+    log.close()
+    count = len(segment_files(tmp_path / "t.topic"))
+    (record,) = nowhere("log", "verify", str(tmp_path / "t.topic"), "--format", "json").records
+    assert (record["segments"], record["messages"], record["lost_messages"]) == (count, 1800, 0)

@@ -1,0 +1,210 @@
+"""The power goes off, below a whole broker and at any moment; what is left of the disk is any of the possibilities.
+
+A broker is used at random while everything it does to its files is recorded. Then another one is started on what each
+power cut may have left, and has to have everything that was acknowledged by then. Some of the cuts by default,
+chosen at random; all of them with `FAULT_COMPLETE=1`. `FAULT_SEED` chooses another scenario.
+"""
+
+import copy
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio.testing
+
+from broker.support import connected, running_broker
+from faults.disk import Disk, Image, Operation, RecordingFiles, write_image
+from faults.ledger import body_of
+from faults.scenario import NEVER, Expectation, Scenario, Told, judge, look
+from log.support import HastyFiles
+from trio_nsq.broker import BoundAddresses, data_folder
+from trio_nsq.log import Files
+
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+STEPS = 150 if COMPLETE else 80
+CUTS = 60
+LATER_CUTS = 25
+_NEW = {"one": 900_000_000, "two": 900_000_001}
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.fixture(autouse=True)
+def _clock_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's clock begins at the same time after each power cut: ids must not rely on it."""
+    frozen = SimpleNamespace(time=lambda: 1_700_000_000, time_ns=lambda: 1_700_000_000 * 10**9)
+    monkeypatch.setattr(data_folder, "time", frozen)
+
+
+def broker(data_path: Path, files: Files, sync: str) -> AbstractAsyncContextManager[BoundAddresses]:
+    """A broker with small files, and much to do to them."""
+    return running_broker(
+        data_path,
+        files=files,
+        sync=sync,
+        node_id=1,
+        max_bytes_per_file=3000,
+        checkpoint_interval_ms=1000,
+        sync_timeout_ms=1500,
+    )
+
+
+async def record(
+    root: Path, sync: str, clock: trio.testing.MockClock, chance: random.Random
+) -> tuple[Sequence[Operation], Told]:
+    """Use a broker at random; its data is in `root`/d."""
+    root.mkdir()
+    files = RecordingFiles(root)
+    async with broker(root / "d", files, sync) as bound:
+        scenario = Scenario(bound, files, clock, chance)
+        await scenario.run(STEPS)
+    if sync == "always":
+        for message in scenario.told.messages:
+            assert message.acknowledged_ns is not None
+            scenario.told.promised[message.number] = message.acknowledged_ns
+    else:
+        scenario.told.promised = synced(files.journal)
+    return files.journal, scenario.told
+
+
+def synced(journal: Sequence[Operation]) -> dict[int, int]:
+    """When the file that a message was written to had been synced, by the message's number."""
+    waiting: dict[int, list[int]] = {}
+    syncing: dict[int, list[int]] = {}
+    found: dict[int, int] = {}
+    for position, operation in enumerate(journal):
+        handle = operation.handle
+        if operation.kind == "write" and operation.path == () and operation.offset:
+            waiting.setdefault(handle, []).extend(numbers_in(operation.data))
+        elif operation.kind == "sync":
+            syncing[handle] = waiting.pop(handle, [])
+        elif operation.kind == "synced":
+            found.update(dict.fromkeys(syncing.pop(handle), position + 1))
+    return found
+
+
+def numbers_in(data: bytes) -> list[int]:
+    """The numbers of the messages in some records."""
+    candidates = [
+        int(data[at + 4 : at + 13])
+        for at in range(len(data) - 13)
+        if data[at + 4 : at + 13].isdigit() and data[at + 13 : at + 14] == b" "
+    ]
+    return [number for number in candidates if len(body_of(number)).to_bytes(4, "big") + body_of(number) in data]
+
+
+class Survivors:
+    """Starts brokers on what a power cut has left.
+
+    Args:
+        folder: For their data.
+        sync: Their mode.
+        clock: See there.
+    """
+
+    def __init__(self, folder: Path, sync: str, clock: trio.testing.MockClock) -> None:
+        self.count = 0
+        self._folder = folder
+        self._sync = sync
+        self._clock = clock
+
+    def _make(self, image: Image) -> Path:
+        root = self._folder / "after"
+        if root.exists():
+            shutil.rmtree(root)
+        write_image(image, root)
+        return root
+
+    async def check(self, image: Image, expected: Expectation) -> list[str]:
+        """Start one, let it deliver all it has; returns what is wrong."""
+        self.count += 1
+        root = self._make(image)
+        async with broker(root / "d", HastyFiles(), self._sync) as bound:
+            found = await look(bound, self._clock, _NEW)
+        return judge(expected, found, _NEW)
+
+    async def check_later_cuts(
+        self, disk: Disk, expected: Expectation, chance: random.Random, cuts: int
+    ) -> list[str]:
+        """Start one, publish, and let the power go off at random moments of that; returns what is wrong."""
+        disk = copy.deepcopy(disk)
+        root = self._make(disk.image())
+        files = RecordingFiles(root, sync_takes_s=0)
+        async with broker(root / "d", files, self._sync) as bound:
+            scenario = Scenario(bound, files, self._clock, chance, first_number=800_000_000)
+            async with connected(bound.tcp_address) as client:
+                for topic in ("one", "two"):
+                    for message in await scenario.publish(client, topic):
+                        acknowledged = message.acknowledged_ns
+                        assert acknowledged is not None
+                        scenario.told.promised[message.number] = acknowledged
+                self._clock.jump(2)
+        told = scenario.told
+        if self._sync == "interval":
+            told.promised = synced(files.journal)
+        wrong: list[str] = []
+        moments = set(chance.sample(range(len(files.journal) + 1), min(cuts, len(files.journal))))
+        for now in range(len(files.journal) + 1):
+            if now:
+                disk.apply(files.journal[now - 1])
+            if now in moments:
+                later = copy.deepcopy(expected)
+                for message in told.messages:
+                    if message.sent_ns <= now:
+                        later.add(message, promised=told.promised.get(message.number, NEVER) <= now)
+                    if message.due_ns:
+                        later.deferred.add(message.number)
+                name, image = chance.choice(list(disk.power_cuts(chance)))
+                found = await self.check(image, later)
+                wrong += [f"and later at {now}, {name}: {text}" for text in found]
+        return wrong
+
+
+@pytest.fixture
+def fast_folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory, if this machine has such a folder: thousands of files are written there, and none has to last."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_power_cuts_lose_nothing_that_was_promised(
+    fast_folder: Path, clock: trio.testing.MockClock, sync: str
+) -> None:
+    chance = random.Random(SEED)
+    journal, told = await record(fast_folder / "before", sync, clock, chance)
+    survivors = Survivors(fast_folder, sync, clock)
+    chosen = range(len(journal) + 1) if COMPLETE else sorted(chance.sample(range(len(journal) + 1), CUTS))
+    again = set(chance.sample(chosen, len(chosen) // 10))
+    disk = Disk({})
+    wrong: list[str] = []
+    done = 0
+    for now in chosen:
+        for operation in journal[done:now]:
+            disk.apply(operation)
+        done = now
+        expected = told.by(now)
+        cuts = list(disk.power_cuts(chance))
+        for name, image in cuts if COMPLETE else chance.sample(cuts, 2):
+            wrong += [f"at {now}, {name}: {text}" for text in await survivors.check(image, expected)]
+            if now in again:
+                found = await survivors.check_later_cuts(Disk(image), expected, chance, 2)
+                wrong += [f"at {now}, {name}: {text}" for text in found]
+        if now in again:  # the broker alone is killed, and then the power goes off
+            found = await survivors.check_later_cuts(disk, expected, chance, 3)
+            wrong += [f"killed at {now}: {text}" for text in found]
+        assert not wrong, "\n".join([*wrong[:20], *map(str, journal[max(0, now - 5) : now + 1])])
+    print(f"{len(journal)} operations, {len(told.messages)} messages, {survivors.count} power cuts")

@@ -1,0 +1,182 @@
+"""The file beside a full segment that tells where in it to begin looking."""
+
+import logging
+import shutil
+from errno import ENOSPC
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from log.support import CountingFiles, FailingFiles, HastyFiles, append_each, batch, contents, segment_files
+from trio_nsq.log import DiskLog, Files
+from trio_nsq.log.index import SparseIndex
+
+BATCHES = [batch(n, b"x" * 100) for n in range(5000)]
+SEGMENT_BYTES = 300_000
+
+
+def index_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.index"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three segments, two of which are full."""
+    folder = tmp_path_factory.mktemp("log")
+    log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=HastyFiles())
+    append_each(log, BATCHES)
+    log.close()
+    assert len(segment_files(folder)) == 3
+    assert [path.stem for path in index_files(folder)] == [path.stem for path in segment_files(folder)[:2]]
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, written: Path) -> Path:
+    """The same, to be spoiled."""
+    shutil.copytree(written, tmp_path / "log")
+    return tmp_path / "log"
+
+
+def check(folder: Path, files: Files | None = None) -> None:
+    """Everything is found, from wherever one looks."""
+    log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=files or HastyFiles())
+    for n in [4999, 0, 1, 1000, *range(500, 4500, 37)]:
+        assert log.read(n, 0) == [BATCHES[n]]
+    log.close()
+
+
+def read_to_find(folder: Path, place: int) -> int:
+    """Bytes of segments read by the first look-up after opening."""
+    files = CountingFiles()
+    log = DiskLog(folder, segment_bytes=SEGMENT_BYTES, files=files)
+    files.reset()
+    assert log.read(place, 0) == [BATCHES[place]]
+    log.close()
+    return files.read_bytes
+
+
+def test_the_first_look_up_after_a_restart_reads_little(folder: Path) -> None:
+    assert read_to_find(folder, 1500) < 70_000
+    check(folder)
+
+
+def test_an_index_that_is_lost_is_made_again_when_opening(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = [path.read_bytes() for path in index_files(folder)]
+    index_files(folder)[0].unlink()
+    caplog.set_level(logging.INFO)
+    assert read_to_find(folder, 1500) < 70_000
+    assert f"{segment_files(folder)[0]}: making its index, which is lost" in caplog.text
+    assert [path.read_bytes() for path in index_files(folder)] == before
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 30, -1])
+def test_a_damaged_index_is_not_believed(folder: Path, at: int) -> None:
+    for path in index_files(folder):
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+    check(folder)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 20, 24, 25, 40])
+def test_an_index_that_was_cut_is_not_believed(folder: Path, size: int) -> None:
+    for path in index_files(folder):
+        path.write_bytes(path.read_bytes()[:size])
+    check(folder)
+
+
+def test_an_index_of_another_segment_is_not_believed(folder: Path) -> None:
+    first, second = index_files(folder)
+    second.write_bytes(first.read_bytes())
+    check(folder)
+
+
+def test_an_index_of_a_segment_that_was_cut_is_not_believed(folder: Path) -> None:
+    path = segment_files(folder)[0]
+    path.write_bytes(path.read_bytes()[:200_000])
+    log = DiskLog(folder, files=HastyFiles())
+    (found, *_) = log.read(1000, 0)
+    assert found == BATCHES[1000]
+    (found, *_) = log.read(1800, 0)  # it was in what is gone
+    assert found.base_sequence == int(segment_files(folder)[1].stem)
+    log.close()
+
+
+def test_indexes_go_with_their_segments(folder: Path) -> None:
+    log = DiskLog(folder, files=HastyFiles())
+    log.discard_before(int(segment_files(folder)[1].stem))
+    assert len(index_files(folder)) == 1
+    log.close()
+
+
+def test_indexes_without_a_segment_are_removed(folder: Path) -> None:
+    for name in ("00000000000000000007.index", "00000000000000000008.index.tmp"):
+        (folder / name).write_bytes(b"?")
+    before = index_files(folder)
+    check(folder)
+    assert index_files(folder) == [path for path in before if "7.index" not in path.name]
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_small_segments_have_none(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path, segment_bytes=100_000, files=HastyFiles())
+    append_each(log, BATCHES)
+    log.close()
+    assert index_files(tmp_path) == []
+
+
+class NoRoomForIndexes(HastyFiles):
+    """No index can be written."""
+
+    def replace(self, path: Path, content: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+
+def test_an_index_that_cannot_be_written_is_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = DiskLog(tmp_path, segment_bytes=SEGMENT_BYTES, files=NoRoomForIndexes())
+    append_each(log, BATCHES)
+    assert contents(log) == BATCHES
+    log.close()
+    assert "00000000000000000000.index: No space left on device" in caplog.text
+    check(tmp_path, NoRoomForIndexes())
+
+
+def test_an_index_that_cannot_be_removed_keeps_the_log_from_opening(folder: Path) -> None:
+    (folder / "00000000000000000007.index").write_bytes(b"?")
+    files = FailingFiles()
+    files.failing["unlink"] = 30
+    with pytest.raises(Exception, match=r"7\.index: Read-only file system"):
+        DiskLog(folder, files=files)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.integers(57, 200_000)), max_size=60), st.integers(0, 2**32 - 1)
+)
+def test_an_index_finds_a_place_at_or_before_and_not_far(records: list[tuple[int, int]], seed: int) -> None:
+    """Records of so many messages and so many bytes."""
+    sequence, offset = 1000, 32
+    index = SparseIndex(offset)
+    places = []
+    for messages, size in records:
+        index.note(sequence, offset)
+        places.append((sequence, offset))
+        sequence, offset = sequence + messages, offset + size
+    index.up_to = offset
+    for one in (index, SparseIndex.decode(index.encode(seed), seed, offset)):
+        assert one is not None
+        assert one.find(999) is None
+        for number, (begins, at) in enumerate(places):
+            found = one.find(begins)
+            assert found is not None
+            assert found <= at
+            assert found in [place for _, place in places]
+            assert at - found < 64 * 1024 + (records[number - 1][1] if number else 0)
+    assert SparseIndex.decode(index.encode(seed), seed, offset + 1) is None
+    assert SparseIndex.decode(index.encode(seed), seed ^ 1, offset) is None
