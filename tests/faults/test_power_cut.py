@@ -160,6 +160,8 @@ class Survivors:
                 disk.apply(files.journal[now - 1])
             if now in moments:
                 later = copy.deepcopy(expected)
+                for topic in _NEW:  # it comes back if it was deleted
+                    later.settings.pop(("topic", topic), None)
                 for message in told.messages:
                     if message.sent_ns <= now:
                         later.add(message, promised=told.promised.get(message.number, NEVER) <= now)

@@ -18,10 +18,16 @@ def fatal(_sender: object, error: Exception) -> None:
     os._exit(1)
 
 
+def connection(options: argparse.Namespace) -> dict[str, Any]:
+    """What Producer and Consumer pass on to their connections."""
+    secret = options.auth and options.auth.encode()
+    return peer_options.connection(options) | {"auth_secret": secret}
+
+
 def pub(options: argparse.Namespace) -> None:
     """Send everything before waiting for the first reply."""
     bodies = peer_options.read_bodies()
-    producer = gnsq.Producer([options.addr], **peer_options.connection(options))
+    producer = gnsq.Producer([options.addr], **connection(options))
     producer.on_error.connect(fatal)
     producer.start()
     replies = []
@@ -81,7 +87,7 @@ def sub(options: argparse.Namespace) -> None:
         max_in_flight=options.max_in_flight,
         max_tries=0,
         max_backoff_duration=peer_options.BACKOFF_S,
-        **peer_options.connection(options),
+        **connection(options),
     )
     consumer.on_error.connect(fatal)
     consumer.start()

@@ -79,7 +79,7 @@ function sub() {
   const reader = new nsq.Reader(flags.topic, flags.channel, {
     nsqdTCPAddresses: flags.addr,
     maxInFlight: Number(flags['max-in-flight']),
-    maxBackoffDuration: 8, // seconds; the first one is a fortieth of it
+    maxBackoffDuration: 3, // seconds; the first one is a fortieth of it
     ...connection,
   })
   let taken = 0

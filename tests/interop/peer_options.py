@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
     return options
 
 
-BACKOFF_S = 8
+BACKOFF_S = 3
 """The longest backoff of the Python clients: the first one is a fortieth of it."""
 
 

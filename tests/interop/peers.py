@@ -157,6 +157,10 @@ class Broker:
         """Return the lines it has printed on standard error so far."""
         return list(self.child.stderr.seen)
 
+    def post(self, path: str, body: bytes, **params: str | int) -> None:
+        """POST ``body``. Raises as `http` does."""
+        self._request("POST", path, body, params)
+
     def http(self, method: str, path: str, **params: str | int) -> bytes:
         """Make one HTTP request and return the body of the reply.
 
@@ -164,16 +168,19 @@ class Broker:
             RuntimeError: the status was not 200.
             OSError: the broker could not be reached.
         """
+        return self._request(method, path, b"", params)
+
+    def _request(self, method: str, path: str, body: bytes, params: dict[str, str | int]) -> bytes:
         connection = http.client.HTTPConnection(self.http_address, timeout=CLIENT_DEADLINE_S)
         try:
-            connection.request(method, f"{path}?{urllib.parse.urlencode(params)}")
+            connection.request(method, f"{path}?{urllib.parse.urlencode(params)}", body)
             reply = connection.getresponse()
-            body = reply.read()
+            content = reply.read()
         finally:
             connection.close()
         if reply.status != 200:
-            raise RuntimeError(f"{method} {path} {params}: {reply.status} {body!r}")
-        return body
+            raise RuntimeError(f"{method} {path} {params}: {reply.status} {content!r}")
+        return content
 
     def create(self, topic: str, *channels: str) -> None:
         """Create ``topic`` and its ``channels``."""

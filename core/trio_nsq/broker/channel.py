@@ -11,7 +11,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from ..log import LogReadError
@@ -20,6 +20,7 @@ from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import LOOKED_AT, Consumer, Delivery
 from .quantiles import RecentSketch
+from .seeking import Move, State, Waiting, smallest, spans
 from .settings import ChannelSettings, change
 
 if TYPE_CHECKING:
@@ -466,6 +467,9 @@ class Channel:
                 raise
             if batch is None:
                 break
+            if batch.due_ns > now_ns:
+                self._put_off(batch)
+                continue
             cursor = self.cursor
             wanted = min(count, self._limit - cursor)
             if consumer.sample is not None:
@@ -490,6 +494,14 @@ class Channel:
             count -= len(ids)
             room -= len(frames)
         return payloads
+
+    def _put_off(self, batch: Batch) -> None:
+        """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
+        held = batch if self.topic.ephemeral else None
+        end = min(batch.next_sequence, self._limit)
+        for sequence in range(self.cursor, end):
+            heappush(self._deferred, (batch.due_ns, sequence, 0, held))
+        self.move_to(end)
 
     def _put_in_flight(
         self,
@@ -544,6 +556,52 @@ class Channel:
         for consumer in self.consumers:
             consumer.in_flight.clear()
             self.refresh(consumer)
+
+    def peek(self, state: State) -> Iterator[Waiting]:
+        """The messages in this state, in the order of their delivery. To be used up before anything else happens."""
+        if state == "requeued":
+            for sequence, attempts, held in self._requeued:
+                yield Waiting(state, sequence, attempts, 0, held)
+        elif state == "deferred":
+            for due_ns, sequence, attempts, held in smallest(self._deferred):
+                yield Waiting(state, sequence, attempts, due_ns, held)
+        else:
+            start = self.cursor
+            for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+                yield from (Waiting(state, sequence) for sequence in range(start, hole[0]))
+                start = hole[1]
+
+    def move_for(self, sequence: int) -> Move:
+        """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
+        point = self.topic.distribution_point
+        to = min(sequence, point)
+        skipped = max(0, to - self.cursor)
+        skipped -= sum(min(end, to) - start for start, end in self._holes if start < to)
+        skipped += sum(unfinished < to for unfinished, _ in self.unfinished())
+        skipped += sum(deferred < to for _, deferred, _, _ in self._deferred)
+        in_flight = self.in_flight_count
+        waiting = self.depth + in_flight + self.deferred_count
+        return Move(self.cursor, to, (point - to) - (waiting - skipped), skipped, in_flight)
+
+    def seek(self, sequence: int, now_ns: int) -> Move:
+        """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
+
+        Every message from there on is delivered, attempts counted from 1, whatever has become of it; only those that
+        their publisher deferred wait for their time. With every message before it the channel is done. What is in
+        flight cannot be finished any more. Counters are kept.
+        """
+        move = self.move_for(sequence)
+        to = move.to_sequence
+        by_publisher = [
+            entry for entry in self._deferred if entry[0] > now_ns and entry[1] >= to and not entry[2]
+        ]
+        self.empty()
+        self.cursor = to
+        self._deferred = by_publisher
+        heapify(self._deferred)
+        for start, end in spans(sorted(deferred for _, deferred, _, _ in by_publisher)):
+            self.skip(start, end)
+        return move
 
     # ------------------------------------------------------------------ checkpoints
 

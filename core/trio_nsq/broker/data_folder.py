@@ -76,10 +76,22 @@ class DataFolder:
                 f"--data-path: {self.path} holds the queues of an nsqd. Choose another folder; to bring the queues "
                 f"over, stop nsqd and run 'qcli log import {self.path} --data-path ANOTHER' first"
             )
+        topics = self.path / "topics"
         try:
-            self.files.make_folder(self.path / "topics")
+            self.files.make_folder(topics)
+            # A broker that was killed may have made names that are there, but not stable yet.
+            self.files.sync_folder(topics)
+            if not (self.path / BROKER_FILE).exists():
+                self.files.sync_folder(self.path)
+                self._sync_parent()
         except OSError as exc:
             raise StartupError(f"--data-path: cannot write to {self.path}: {exc.strerror}") from exc
+
+    def _sync_parent(self) -> None:
+        try:
+            self.files.sync_folder(self.path.parent)
+        except PermissionError:
+            pass  # then it was somebody else who made a folder there
 
     def close(self) -> None:
         """Let another broker have it."""

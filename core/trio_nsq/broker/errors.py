@@ -9,3 +9,7 @@ class StartupError(NSQError):
 
 class PublishRefused(NSQError):
     """Nothing of a publish was stored; the text is the reason for the client: `exiting`, or the disk's error."""
+
+
+class SaveError(NSQError):
+    """What was done is done, but would not outlast a restart; the text is the disk's error."""

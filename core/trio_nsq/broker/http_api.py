@@ -13,6 +13,8 @@ from .addresses import BoundAddresses, Broadcast, port_of
 from .errors import PublishRefused
 from .http_config import ConfigEndpoints
 from .http_debug import DebugEndpoints
+from .http_read import ReadEndpoints
+from .http_seek import SeekEndpoints
 from .http_settings import SettingsEndpoints
 from .http_targets import channel_names, find_channel, find_topic, given, valid_name
 from .publisher import Publication
@@ -257,5 +259,7 @@ def make_router(server: "Server", bound: BoundAddresses) -> Router:
         ConfigEndpoints(server, bound),
         DebugEndpoints(server),
         SettingsEndpoints(server),
+        ReadEndpoints(server),
+        SeekEndpoints(server),
     )
     return Router(route for part in parts for route in part.routes())

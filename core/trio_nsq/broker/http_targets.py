@@ -1,5 +1,6 @@
 """The topic and the channel that a request is about, by its parameters, with nsqd's error strings."""
 
+import re
 from typing import TYPE_CHECKING
 
 from ..http import HTTPError, Request
@@ -24,6 +25,17 @@ def valid_name(request: Request, parameter: str, invalid: str) -> str:
     if not is_valid_name(name):
         raise HTTPError(400, invalid)
     return name
+
+
+def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
+    """A parameter that has to be a whole number, if it is there."""
+    text = request.query.get(parameter)
+    if text is None:
+        return None
+    number = int(text) if re.fullmatch("[0-9]{1,18}", text) else -1
+    if number < least:
+        raise HTTPError(400, f"INVALID_{parameter.upper()}: a whole number is wanted, {least} or more")
+    return number
 
 
 def channel_names(request: Request) -> tuple[str, str]:

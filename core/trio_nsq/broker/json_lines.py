@@ -12,6 +12,8 @@ from typing import Any
 from ..log import RecordBatch
 from .readers import Gap
 
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def message_lines(topic: str, batch: RecordBatch, indexes: range) -> Iterator[bytes]:
     """A line for each of these messages of a batch, which stand next to each other."""
@@ -68,7 +70,3 @@ def _body(body: bytes) -> str:
         return f'"body":{_dump(body.decode())}'
     except UnicodeDecodeError:
         return f'"body_base64":"{base64.b64encode(body).decode()}"'
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

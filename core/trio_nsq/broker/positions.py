@@ -5,6 +5,8 @@
     latest       the end
     -1h30m       what was published so long ago
     @1700000000.5, @2026-11-21T04:14:05Z     what was published at this time: Unix seconds, or RFC 3339
+
+A time stands for the first message that was published then or later.
 """
 
 import re
@@ -88,7 +90,9 @@ def _parse_time_ns(text: str) -> int:
         # In a query a plus sign means a blank, and few think of that.
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError:
-        raise ValueError(f"{text!r} is neither Unix seconds nor a time such as 2026-11-21T04:14:05Z") from None
+        raise ValueError(
+            f"{text!r} is neither Unix seconds nor a time such as 2026-11-21T04:14:05Z"
+        ) from None
     if time.tzinfo is None:
         raise ValueError(f"{text!r} does not say how far it is from UTC: write {text}Z, or {text}%2B01:00")
     since = time - _EPOCH

@@ -37,7 +37,7 @@ class Readers:
     """
 
     def __init__(self, is_served: Callable[[Topic], bool]) -> None:
-        self.is_served = is_served
+        self._is_served = is_served
         self._threads = trio.CapacityLimiter(_THREADS)
         self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
 
@@ -57,6 +57,11 @@ class Readers:
         event = self._grown.pop(topic, None)
         if event is not None:
             event.set()
+
+    def check(self, topic: Topic) -> None:
+        """Raise CutOff unless the topic is still served; otherwise what was read of it means nothing."""
+        if not self._is_served(topic):
+            raise CutOff(f"topic {topic.name} was deleted, or the broker stops")
 
     async def wait_past(self, topic: Topic, sequence: int) -> None:
         """Wait until the topic's log has this sequence; may return earlier."""
@@ -123,21 +128,17 @@ class Reading(Generic[_Record]):
                 await self._readers.wait_past(self._topic, self.position)
             if waiting.cancelled_caught or not self._wait_s:
                 break
-            self._check()
+            self._readers.check(self._topic)
         return []
-
-    def _check(self) -> None:
-        if not self._readers.is_served(self._topic):
-            raise CutOff(f"topic {self._topic.name} was deleted, or the broker stops")
 
     async def _read(self, known: int) -> list[_Record | Gap]:
         """Read on; up to `known` something is there."""
         try:
             records = await self._readers.call(self._topic, partial(self._read_log, self.position))
         except LogReadError as exc:
-            self._check()
+            self._readers.check(self._topic)
             raise CutOff(str(exc)) from exc
-        self._check()
+        self._readers.check(self._topic)
         found: list[_Record | Gap] = []
         for record in records:
             if self._end is not None and record.base_sequence >= self._end:

@@ -22,11 +22,14 @@ from .channel import Channel
 from .connection import Connection
 from .consumer import Consumer
 from .data_folder import ID_RESERVE, DataFolder
-from .errors import PublishRefused, StartupError
+from .errors import PublishRefused, SaveError, StartupError
 from .options import BrokerOptions
+from .positions import Position
 from .process import ProcessFigures
 from .publisher import Publication, Publisher
+from .readers import Readers
 from .saver import Saver
+from .seeking import Move
 from .topic import StateError, Topic
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Server:
         connections: Those open now, oldest first.
         start_time_s, start_time_ns: Unix seconds; and the same by `now_ns`, to measure how long it runs.
         process: What the process itself uses.
+        readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
         lookup: Keeps the broker registered there; None until it listens.
@@ -108,6 +112,7 @@ class Server:
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
+        self.readers = Readers(self._serves)
         self._saver = Saver(self.broker, folder, ids, first_id + ID_RESERVE)
         self._load()
         self.process = ProcessFigures()
@@ -200,6 +205,7 @@ class Server:
 
     def _published(self, topic: Topic) -> None:
         self.broker.changed.add(topic.name)
+        self.readers.topic_grew(topic)
         if topic.has_distributed_deferred:
             topic.has_distributed_deferred = False
             for channel in topic.channels.values():
@@ -247,6 +253,8 @@ class Server:
         if sent:
             self.broker.changed.add(channel.topic.name)
             self.watch(channel, now_ns + timeout_ns)
+        if (due_ns := channel.next_due_ns) is not None:
+            self.watch(channel, due_ns)  # it may just have been put off
 
     def _note_unreadable(self, channel: Channel, error: LogError) -> None:
         """Say once that a channel cannot read its messages, not each time that it tries again."""
@@ -254,6 +262,9 @@ class Server:
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)
             logger.error("%s/%s: %s", channel.topic.name, channel.name, error)
+
+    def _serves(self, topic: Topic) -> bool:
+        return not self._stopping and self.broker.topics.get(topic.name) is topic
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -336,6 +347,7 @@ class Server:
             await self.publisher.idle(topic)  # a scheduled sync may have begun meanwhile
         self.publisher.forget(topic)
         self.broker.delete_topic(topic)
+        self.readers.topic_grew(topic)
         self._saver.forget(topic)
         if retired is not None:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
@@ -352,6 +364,32 @@ class Server:
         channel.paused = False
         self.pump(channel)
         await self.save(channel.topic)
+
+    async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
+        """Move a channel, durably, or find out what that would do.
+
+        Returns:
+            The move, and the oldest sequence that could have been moved to.
+
+        Raises:
+            LogReadError: The operating system refused; nothing was moved.
+            SaveError: It was moved, and that could not be saved.
+            LookupError: The channel was deleted meanwhile.
+        """
+        topic = channel.topic
+        wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
+        async with self._saver.locked(topic):  # which might be deleting what the channel goes back to
+            if not self._serves(topic) or topic.channels.get(channel.name) is not channel:
+                raise LookupError(channel.name)
+            oldest = topic.log.first_sequence
+            sequence = max(wanted, oldest)
+            move = channel.move_for(sequence) if dry_run else channel.seek(sequence, self.now_ns())
+        if not dry_run:
+            self.pump(channel)
+            await self.save(topic)
+            if topic.name in self.broker.unsaved:
+                raise SaveError(self._saver.error)
+        return move, oldest
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""

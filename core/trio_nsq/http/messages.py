@@ -131,7 +131,7 @@ class HTTPError(Exception):
 
 
 class CutOff(Exception):
-    """Raised by the generator of a body that cannot go on, through no mistake of ours. The text, the reason, is logged."""
+    """Raised by the generator of a body that cannot go on, through no mistake of ours; its text is logged."""
 
 
 INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()

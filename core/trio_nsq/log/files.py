@@ -75,7 +75,11 @@ class Files:
         """Make the folder, private to the user, unless it is there, and make its name durable."""
         if not path.is_dir():
             self.create_folder(path)
-            self.sync_folder(path.parent)
+            try:
+                self.sync_folder(path.parent)
+            except OSError:
+                self.remove_folder(path)  # or the next attempt would find it, and take it for durable
+                raise
 
     def create_or_empty(self, path: Path) -> int:
         """Make a new file, private to the user, or empty the one that is there, and open it for writing."""

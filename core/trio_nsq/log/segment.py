@@ -386,6 +386,14 @@ class Segment:
         # What a process that was killed had written but not synced will be delivered from now on: it has to stay.
         self._synced_to = FILE_HEADER_BYTES
         self.sync()
+        if end == FILE_HEADER_BYTES:
+            self._sync_name()  # it may have been killed before it did that
+
+    def _sync_name(self) -> None:
+        try:
+            self._files.sync_folder(self.path.parent)
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
 
     # ------------------------------------------------------------------ reading
 

@@ -13,7 +13,6 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"flag"
 	"io"
 	"log"
@@ -151,7 +150,8 @@ func sub() {
 			return nil
 		}
 		if *fail && message.Attempts == 1 {
-			return errors.New("failed, as asked for")
+			message.Requeue(-1) // what go-nsq does for a handler that returns an error, but for the log
+			return nil
 		}
 		check(out.Encode(map[string]any{"body": message.Body, "attempts": message.Attempts})) // []byte becomes base64
 		if *hold && finished == 0 {
