@@ -21,8 +21,8 @@ from pathlib import Path
 from struct import pack, unpack_from
 from threading import Thread
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from bench.throughput import Contender, machine
 

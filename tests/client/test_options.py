@@ -23,6 +23,10 @@ def test_identify_says_who_we_are_and_what_we_want() -> None:
         "sample_rate": 5,
         "output_buffer_size": 16384,
         "output_buffer_timeout": 250,
+        "tls_v1": False,
+        "snappy": False,
+        "deflate": False,
+        "deflate_level": 6,
     }
 
 
@@ -45,6 +49,8 @@ def test_a_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
         {"output_buffer_size": 63},
         {"output_buffer_size": -2},
         {"output_buffer_timeout_ms": -2},
+        {"deflate_level": 0},
+        {"deflate_level": 10},
     ],
 )
 def test_a_value_no_broker_accepts_is_refused_by_name(options: dict[str, Any]) -> None:
@@ -56,3 +62,23 @@ def test_a_value_no_broker_accepts_is_refused_by_name(options: dict[str, Any]) -
 @pytest.mark.parametrize("value", [-1, 0, 64])
 def test_special_values_are_accepted(value: int) -> None:
     ConnectionSettings(output_buffer_size=value, output_buffer_timeout_ms=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"snappy": True, "deflate": True}, "snappy is True; it must be False if deflate is True"),
+        ({"tls_key": "k"}, "tls_cert is None; it must be given if tls_key is"),
+        ({"tls_v1": True, "tls_root_ca_file": "/nowhere"}, "tls_root_ca_file /nowhere: No such file"),
+        ({"tls_v1": True, "tls_root_ca_file": __file__}, "tls_root_ca_file .*: "),
+        ({"tls_v1": True, "tls_cert": "/nowhere"}, "tls_cert /nowhere, tls_key None: No such file"),
+        ({"tls_v1": True, "tls_cert": __file__}, "tls_cert .*: "),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ConnectionSettings(**options)
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "hush" not in repr(ConnectionSettings(auth_secret="hush"))

@@ -86,7 +86,7 @@ def sub(options: argparse.Namespace) -> None:
         message_handler=handle,
         max_in_flight=options.max_in_flight,
         max_tries=0,
-        max_backoff_duration=peer_options.BACKOFF_S,
+        max_backoff_duration=1,
         **connection(options),
     )
     consumer.on_error.connect(fatal)

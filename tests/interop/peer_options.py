@@ -42,10 +42,6 @@ def parse() -> argparse.Namespace:
     return options
 
 
-BACKOFF_S = 3
-"""The longest backoff of the Python clients: the first one is a fortieth of it."""
-
-
 def connection(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments for a connection, which pynsq and gnsq give the same names."""
     arguments: dict[str, Any] = {

@@ -78,7 +78,7 @@ async def sub(options: argparse.Namespace) -> None:
         max_in_flight=options.max_in_flight,
         max_tries=0,
         requeue_delay=0,
-        max_backoff_duration=peer_options.BACKOFF_S,
+        max_backoff_duration=3,
         **peer_options.connection(options),
     )
     await done.wait()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..http import HTTPError, Request, Response, Route
 from ..log import Log, LogReadError, RecordBatch
+from ..log.gaps import Gap
 from ..log.raw import encode_raw
 from ..log.records import RawRecord
 from ..log.selection import Selection
 from .http_targets import find_topic, given, whole_number
 from .json_lines import gap_line, message_lines
 from .positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
-from .readers import Gap, Reading
+from .readers import Reading
 from .topic import Topic
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..http import CutOff, HTTPError, Request, Response, Route
 from ..log import LogReadError, RecordBatch
+from ..log.gaps import Gap
 from ..log.interface import READ_BYTES
 from ..protocol.frames import MESSAGE_FRAME_BYTES
 from .batch import Batch
@@ -19,7 +20,7 @@ from .http_read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
 from .http_targets import find_channel, given, whole_number
 from .json_lines import gap_line, message_line
 from .positions import EARLIEST, Position
-from .readers import Gap, Readers
+from .readers import Readers
 from .seeking import STATES, Move, State, Waiting
 
 if TYPE_CHECKING:

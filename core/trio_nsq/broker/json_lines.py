@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..log import RecordBatch
-from .readers import Gap
+from ..log.gaps import Gap
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

@@ -1,15 +1,15 @@
 """Reading topics' logs for somebody outside, beside the broker's own work."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import trio
 
 from ..http import CutOff
 from ..log import LogReadError
+from ..log.gaps import Gap, gaps
 from .topic import Topic
 
 _THREADS = 8
@@ -70,15 +70,6 @@ class Readers:
             if event is None:
                 event = self._grown[topic] = trio.Event()
             await event.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Messages that are not there: too old to be kept, or damaged on disk."""
-
-    first_sequence: int
-    next_sequence: int
-    reason: Literal["discarded", "damaged"]
 
 
 class Reading(Generic[_Record]):
@@ -153,6 +144,4 @@ class Reading(Generic[_Record]):
         return found
 
     def _missing(self, up_to: int) -> list[Gap]:
-        kept_from = min(max(self._topic.log.first_sequence, self.position), up_to)
-        parts = (Gap(self.position, kept_from, "discarded"), Gap(kept_from, up_to, "damaged"))
-        return [gap for gap in parts if gap.first_sequence < gap.next_sequence]
+        return gaps(self.position, up_to, self._topic.log.first_sequence)

@@ -8,7 +8,8 @@ last tick of the scheduler, as one piece.
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ from trio_nsq.protocol import (
     MessageRun,
     NSQError,
     ResponseFrame,
+    encode_auth,
     encode_identify,
     encode_nop,
     encode_sub,
@@ -29,7 +31,9 @@ from trio_nsq.protocol import (
 from trio_nsq.protocol.limits import KIB
 
 from ..protocol.address import parse_address
+from ..protocol.compression import Codec, CompressionError, Deflate, Snappy
 from .errors import BrokerError, ConnectionFailed, ConnectionLost
+from .layers import Layers, TLSError, TLSLayer, client_context
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
@@ -87,26 +91,77 @@ class Connection:
         self._stream = stream
         self._settings = settings
         self._reader = FrameReader()
+        self._layers = Layers()
         self._outgoing: list[bytes] = []
         self._wake = trio.Event()
         self._at_end = False
 
     async def introduce(self) -> None:
-        """Send magic and IDENTIFY and take in the reply.
+        """Send magic and IDENTIFY, take in the reply, and do what it says: TLS, compression, AUTH.
 
         Raises:
             ConnectionFailed: The socket is closed.
         """
         reply = await self._ask(MAGIC_V2 + encode_identify(self._settings.identify()))
-        if reply == b"OK":
-            return  # a broker that does not negotiate
-        try:
-            features: Any = json.loads(reply)
-            self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
-        except (ValueError, AttributeError, TypeError) as error:
-            await self.close_now()
-            reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
-            raise ConnectionFailed(self.address, reason) from error
+        features: Any = {}
+        if reply != b"OK":  # that is a broker that does not negotiate
+            try:
+                features = json.loads(reply)
+                self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
+            except (ValueError, AttributeError, TypeError) as error:
+                reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
+                raise await self._failed(reason) from error
+        if self._settings.tls_v1:
+            if not features.get("tls_v1"):
+                raise await self._failed("it does not offer TLS, and nothing is to be sent in the clear")
+            await self._start_tls()
+        if features.get("snappy") is True:
+            await self._compress(Snappy())
+        elif features.get("deflate") is True:
+            await self._compress(Deflate(self._settings.deflate_level))
+        if features.get("auth_required") is True:
+            if not self._settings.auth_secret:
+                raise await self._failed("it wants to know who we are: give auth_secret")
+            await self._ask(encode_auth(self._settings.auth_secret.encode()))
+
+    async def _failed(self, reason: str) -> ConnectionFailed:
+        await self.close_now()
+        return ConnectionFailed(self.address, reason)
+
+    async def _start_tls(self) -> None:
+        host, _ = parse_address(self.address)
+        session = TLSLayer(client_context(self._settings), host)
+        received = self._reader.take_buffered()
+        async with self._handshake():
+            while True:
+                try:
+                    done = session.handshake(received)
+                finally:  # if it fails, there is an alert that says why
+                    await self._stream.send_all(session.outgoing())
+                if done:
+                    break
+                received = bytes(await self._stream.receive_some(READ_BYTES))
+                if not received:
+                    raise ConnectionLost(
+                        self.address, "the broker closed the connection in the TLS handshake"
+                    )
+            self._layers.add(session)
+            for piece in session.decode(b""):
+                self._reader.receive_data(piece)
+            await self._expect_ok()
+
+    async def _compress(self, codec: Codec) -> None:
+        received = self._reader.take_buffered()
+        async with self._handshake():
+            self._layers.add(codec)
+            for piece in codec.decode(received):
+                self._reader.receive_data(piece)
+            await self._expect_ok()
+
+    async def _expect_ok(self) -> None:
+        reply = await self._reply()
+        if reply != b"OK":
+            raise FrameError(f"it answered an upgrade with {reply[:80]!r}")
 
     async def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB and wait until it is confirmed.
@@ -118,10 +173,17 @@ class Connection:
 
     async def _ask(self, command: bytes) -> bytes:
         """Send a command and return the reply to it; on any error, and when cancelled, close the socket."""
+        async with self._handshake():
+            await self._send(command)
+            return await self._reply()
+        raise AssertionError  # the block above ends with return, or with an error
+
+    @asynccontextmanager
+    async def _handshake(self) -> AsyncIterator[None]:
+        """On any error, and when cancelled, close the socket. Raises ConnectionFailed."""
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                await self._stream.send_all(command)
-                return await self._reply()
+                yield
         except BaseException as error:
             await self.close_now()
             reason = _handshake_failure(error)
@@ -129,20 +191,30 @@ class Connection:
                 raise
             raise ConnectionFailed(self.address, reason) from error
 
+    async def _send(self, data: bytes) -> None:
+        await self._stream.send_all(self._layers.encode(data))
+
+    async def _receive(self) -> bool:
+        """Wait for data and give it to the reader; false at the end."""
+        data = await self._stream.receive_some(READ_BYTES)
+        if not data:
+            return False
+        for piece in self._layers.decode(bytes(data)):
+            self._reader.receive_data(piece)
+        return not self._layers.ended
+
     async def _reply(self) -> bytes:
         while True:
             event = self._reader.next_event()
             if event is None:
-                data = await self._stream.receive_some(READ_BYTES)
-                if not data:
+                if not await self._receive():
                     raise ConnectionLost(self.address, "the broker closed the connection")
-                self._reader.receive_data(bytes(data))
             elif isinstance(event, ErrorFrame):
                 raise BrokerError(self.address, event.code, event.text)
             elif isinstance(event, MessageRun):
                 raise FrameError("a message, before any was asked for")
             elif event.is_heartbeat:
-                await self._stream.send_all(encode_nop())
+                await self._send(encode_nop())
             else:
                 return event.data
 
@@ -201,6 +273,7 @@ class Connection:
 
     async def _read_loop(self, handle: Callable[[Event], None]) -> NSQError:
         reader, timeout_s = self._reader, self._settings.read_timeout_s
+        ended = False
         try:
             while True:
                 while (event := reader.next_event()) is not None:
@@ -208,16 +281,15 @@ class Connection:
                         self.write(encode_nop())
                     else:
                         handle(event)
-                with trio.fail_after(timeout_s):
-                    data = await self._stream.receive_some(READ_BYTES)
-                if not data:
+                if ended:
                     return ConnectionLost(self.address, "the broker closed the connection")
-                reader.receive_data(bytes(data))
+                with trio.fail_after(timeout_s):
+                    ended = not await self._receive()
         except trio.TooSlowError:
             return ConnectionLost(self.address, f"not even a heartbeat for {timeout_s:g} s")
         except trio.BrokenResourceError as error:
             return ConnectionLost(self.address, _broken(error))
-        except FrameError as error:
+        except (FrameError, CompressionError, TLSError) as error:
             lost = ConnectionLost(self.address, str(error))
             lost.__cause__ = error
             return lost
@@ -233,11 +305,13 @@ class Connection:
                 if more is not None:
                     pieces += more()
                 if pieces:
-                    await self._stream.send_all(b"".join(pieces))
+                    await self._send(b"".join(pieces))
                 if self._at_end and not self._outgoing:
+                    if goodbye := self._layers.end():
+                        await self._stream.send_all(goodbye)
                     await self._stream.send_eof()
                     return
-        except trio.BrokenResourceError:
+        except (trio.BrokenResourceError, TLSError):
             # The reader sees the end too, and before it the error frame that says why, if there is one.
             pass
 
@@ -257,7 +331,7 @@ def _handshake_failure(error: BaseException) -> str | None:
             return f"it answered {error.code} {error.text}".rstrip()
         case ConnectionLost():
             return error.reason
-        case FrameError():
+        case FrameError() | CompressionError() | TLSError():
             return str(error)
         case trio.TooSlowError():
             return f"connected, but no answer within {HANDSHAKE_TIMEOUT_S:g} s"

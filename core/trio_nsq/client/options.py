@@ -1,12 +1,15 @@
 """What can be set for a connection: one list of names and defaults for consumers and producers alike."""
 
 import socket
+import ssl
 from dataclasses import dataclass, field
-from typing import TypedDict
+from os import PathLike
+from typing import TypeAlias, TypedDict
 
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
 
+StrPath: TypeAlias = str | PathLike[str]
 OFF = -1
 """Turns heartbeats or output buffering off."""
 
@@ -23,6 +26,16 @@ class ConnectionOptions(TypedDict, total=False):
     client_id: str
     hostname: str
     user_agent: str
+    tls_v1: bool
+    tls_root_ca_file: StrPath | None
+    tls_cert: StrPath | None
+    tls_key: StrPath | None
+    tls_insecure_skip_verify: bool
+    tls_context: ssl.SSLContext | None
+    snappy: bool
+    deflate: bool
+    deflate_level: int
+    auth_secret: str
 
 
 def _short_hostname() -> str:
@@ -48,9 +61,18 @@ class ConnectionSettings:
         client_id: Shown by the broker's statistics; by default the first label of the host name.
         hostname: Shown likewise; by default this host's name.
         user_agent: Shown likewise.
+        tls_v1: Encrypt the connection. A broker that does not is refused: nothing is sent in the clear.
+        tls_root_ca_file: PEM file of the CAs to trust; None: the system's.
+        tls_cert, tls_key: PEM files of our own certificate, for brokers that ask for one. A key of None is in the
+            certificate's file.
+        tls_insecure_skip_verify: Believe whatever certificate the broker shows.
+        tls_context: Used as it is instead of what the five above say, but for `tls_v1`.
+        snappy, deflate: Compress the connection, if the broker does that; one of them at most.
+        deflate_level: 1 is fast, 9 is small; the broker may choose a lower one for its side.
+        auth_secret: Sent with AUTH if the broker wants to know who we are; empty: we have none.
 
     Raises:
-        ValueError: A value that no broker accepts.
+        ValueError: A value that no broker accepts, or a file that cannot be used.
     """
 
     dial_timeout_s: float = 1.0
@@ -62,6 +84,16 @@ class ConnectionSettings:
     client_id: str = field(default_factory=_short_hostname)
     hostname: str = field(default_factory=socket.gethostname)
     user_agent: str = f"trio-nsq/{__version__}"
+    tls_v1: bool = False
+    tls_root_ca_file: StrPath | None = None
+    tls_cert: StrPath | None = None
+    tls_key: StrPath | None = None
+    tls_insecure_skip_verify: bool = False
+    tls_context: ssl.SSLContext | None = None
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    auth_secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         _require(self.dial_timeout_s > 0, "dial_timeout_s", self.dial_timeout_s, "more than 0")
@@ -85,6 +117,13 @@ class ConnectionSettings:
             self.output_buffer_timeout_ms,
             "-1, 0 or more",
         )
+        _require(not (self.snappy and self.deflate), "snappy", True, "False if deflate is True")
+        _require(1 <= self.deflate_level <= 9, "deflate_level", self.deflate_level, "within 1..9")
+        _require(self.tls_key is None or self.tls_cert is not None, "tls_cert", None, "given if tls_key is")
+        if self.tls_v1:
+            from .layers import client_context
+
+            client_context(self)
 
     @property
     def read_timeout_s(self) -> float:
@@ -105,6 +144,10 @@ class ConnectionSettings:
             "sample_rate": self.sample_rate,
             "output_buffer_size": self.output_buffer_size,
             "output_buffer_timeout": self.output_buffer_timeout_ms,
+            "tls_v1": self.tls_v1,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
+            "deflate_level": self.deflate_level,
         }
 
 

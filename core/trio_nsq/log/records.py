@@ -13,8 +13,7 @@ All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so 
 can be trusted to tell how far the record reaches, even when the payload is damaged. Its computation begins with the
 file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
 when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
-behind it the note, most often empty: what the broker wrote down about these messages, for itself (see `note.py` in
-`broker`).
+behind it the note, most often empty: whatever the log's owner wishes to know of these messages besides.
 Checksums are zlib's CRC-32.
 """
 
@@ -69,7 +68,10 @@ class RecordHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """Messages published together, with their place in the topic. Fields as in `RecordHeader`."""
+    """Messages published together, with their place in the topic. Fields as in `RecordHeader`.
+
+    `note` is what the log's owner wrote down about them; nothing here looks into it.
+    """
 
     base_sequence: int
     first_id: int

@@ -211,7 +211,7 @@ class _Scan:
 
     def _header(self, offset: int) -> RecordHeader | None:
         """The header that has to be at `offset`; None if something else is there."""
-        for again in (False,):
+        for again in (False, True):
             at = self._at(offset, HEADER_BYTES, again=again)
             header = decode_header(self._data, at, self._seed)
             if (
@@ -282,6 +282,9 @@ class _Scan:
         found = self._find_header(offset)
         if found is not None:
             start, header = found
+            self._data = b""  # what was seen there has been read anew
+            if start == offset and header.base_sequence == self._expected:
+                return offset  # a broker has just written it
             what = (
                 "the header of a record batch is damaged" if start > offset else "messages are missing here"
             )

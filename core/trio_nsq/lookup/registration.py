@@ -209,7 +209,6 @@ class _Peer:
     def close(self) -> None:
         """End `run`."""
         self._scope.cancel()
-        self.tried.set()
 
     def changed(self, topic: str, channel: str | None) -> None:
         self._announcements.changed(topic, channel)

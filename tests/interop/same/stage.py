@@ -562,7 +562,7 @@ def takes(at_least_s: float, at_most_s: float, *steps: Step) -> Step:
             stage.do(inner)
         took_s = time.monotonic() - began
         in_time = at_least_s <= took_s <= at_most_s
-        stage.client.answers.append("(in time)" if in_time else f"(after {took_s:.2f} s)")
+        stage.client.answers.append("(in time)" if in_time else f"(after {took_s:.0f} s)")
 
     return step
 

@@ -61,9 +61,15 @@ SCRIPTS: dict[str, Script] = {
     "PUB keeps a connection": same(BEATING, *answering(pub(b"x")), END),
     "FIN keeps a connection": same(BEATING + SUB, *answering(b"FIN 0123456789abcdef\n"), END),
     "an empty parameter keeps a connection": same(BEATING + SUB, *answering(b"RDY \n"), END),
-    "half a line keeps no connection": same(BEATING, 1, heartbeats(1), b"NO", takes(0.6, 1.6, ended)),
-    "half a body keeps no connection": same(
-        BEATING + b"PUB T\n" + sized(b"half")[:-3], 1, heartbeats(1), b"a", takes(0.6, 1.6, ended)
+    "half a line": differs(
+        "slow-command",
+        *(BEATING, 1, heartbeats(1), b"NO", takes(0.5, 1.6, ended)),
+        here=["OK", "(1 heartbeats)", "(end)", "(after 2 s)"],
+    ),
+    "half a body": differs(
+        "slow-command",
+        *(BEATING + b"PUB T\n" + sized(b"half")[:-3], 1, heartbeats(1), b"a", takes(0.5, 1.6, ended)),
+        here=["OK", "(1 heartbeats)", "(end)", "(after 2 s)"],
     ),
     "no heartbeats": same(identify(heartbeat_interval=-1), 1, wait(2.5), END),
     # -- timeouts
@@ -92,6 +98,7 @@ SCRIPTS: dict[str, Script] = {
         takes(0.8, 2, 1),
         client(""),
         b"FIN {0}\n" + END,
+        ended,
         client("b"),
         b"FIN {0}\n" + END,
         settles(timeout_count=1, **NOTHING),

@@ -1,0 +1,295 @@
+"""Reading a topic of a broker by sequence or time, over HTTP (docs/reading.md); only our brokers can do that."""
+
+import json
+import logging
+import math
+import random
+from types import TracebackType
+from typing import Self, TypeAlias
+from urllib.parse import urlencode
+
+import trio
+
+from ..http.streaming import AnswerLost, StreamedAnswer, stream_get
+from ..log.gaps import Gap, gaps
+from ..log.raw import RawStreamReader
+from ..log.records import RecordBatch
+from ..log.selection import Selection
+from ..protocol import MessageSet, NSQError
+from .errors import ConnectionFailed
+from .reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
+
+CONNECT_TIMEOUT_S = 2.0
+WAIT_S = 20
+"""How long a request waits for messages. It is told again so often that nobody has been cut off unnoticed."""
+_SILENCE_S = 30.0
+"""So long may a broker take beyond that: its disk may be slow."""
+_MAX_ERROR_BYTES = 64 * 1024
+_logger = logging.getLogger("trio_nsq.client")
+
+Found: TypeAlias = RecordBatch | Gap
+
+
+class ReadRefused(NSQError):
+    """The broker answered, but does not let the topic be read.
+
+    Attributes:
+        address: The broker, `host:port`.
+        status: The HTTP status.
+        text: What it says, such as `TOPIC_NOT_FOUND`. `NOT_FOUND` is the word of brokers that cannot do this.
+    """
+
+    def __init__(self, address: str, status: int, text: str) -> None:
+        super().__init__(f"{address} answered with HTTP status {status}: {text}")
+        self.address = address
+        self.status = status
+        self.text = text
+
+
+class TopicReader:
+    """Reads a topic from one place to another, or on and on; an async context manager.
+
+        async with TopicReader("127.0.0.1:4151", "clicks", start="-1h") as reader:
+            while found := await reader.receive():
+                ...
+
+    It takes nothing from any channel. Once it has been connected it connects again by itself, for as long as it takes,
+    and goes on where it was: nothing is missed, and nothing comes twice.
+
+    Args:
+        nsqd_http_address: The broker, `host:port`.
+        topic: Its name.
+        start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/reading.md.
+        end: The sequence after the last, or another of these; None: the end as it is now.
+        follow: Go on with what is published later, and without end; `end` is not looked at.
+        max_messages: About so many are wanted; a few more may come.
+
+    Attributes:
+        first_sequence: The oldest that was kept when the broker was last asked.
+        start_sequence: Where `start` was.
+        end_sequence: Where `end` was; None with `follow`.
+        position: The next sequence.
+    """
+
+    def __init__(
+        self,
+        nsqd_http_address: str,
+        topic: str,
+        *,
+        start: int | str = "earliest",
+        end: int | str | None = None,
+        follow: bool = False,
+        max_messages: int | None = None,
+    ) -> None:
+        self.first_sequence = self.start_sequence = self.position = 0
+        self.end_sequence: int | None = None
+        self._address = nsqd_http_address
+        self._topic = topic
+        self._start = start
+        self._end = end
+        self._follow = follow
+        self._left: float = math.inf if max_messages is None else max_messages
+        self._answer: StreamedAnswer | None = None
+        self._decoder = RawStreamReader()
+        self._began_at = 0  # the answer, that is
+        self._delays = ReconnectDelays(MIN_DELAY_S, MAX_DELAY_S, random.random)
+        self._failures = 0
+
+    async def __aenter__(self) -> Self:
+        """Ask for the beginning.
+
+        Raises:
+            ConnectionFailed: The broker cannot be reached, or is none.
+            ReadRefused: There is no such topic, or the broker is not one of ours.
+        """
+        try:
+            await self._ask(str(self._start), "latest" if self._end is None else self._end)
+        except OSError as exc:
+            raise ConnectionFailed(self._address, exc.strerror or str(exc)) from exc
+        except AnswerLost as exc:
+            raise ConnectionFailed(self._address, str(exc)) from exc
+        self.start_sequence = self.position
+        # Whoever asks for a sequence wants to be told that it is gone.
+        if isinstance(self._start, int) or self._start.isdecimal():
+            self.position = min(int(self._start), self.position)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._drop_answer()
+
+    async def receive(self) -> list[Found]:
+        """What comes next, in order: at least one, and nothing at the end. If cancelled, nothing is lost.
+
+        Raises:
+            ReadRefused: The topic was deleted.
+            RawStreamError: What came was changed on its way.
+        """
+        while self.end_sequence is None or self.position < self.end_sequence:
+            try:
+                if self._answer is None:
+                    await self._ask(self.position, self.end_sequence)
+                assert self._answer is not None
+                if data := await self._answer.receive():
+                    found = await self._take(data)
+                else:
+                    found = await self._end_answer()
+            except (OSError, AnswerLost) as exc:
+                await self._recover(exc)
+                continue
+            if found:
+                self._failures = 0
+                return found
+        return []
+
+    # ------------------------------------------------------------------ one answer after the other
+
+    async def _ask(self, start: int | str, end: int | str | None) -> None:
+        query = {"topic": self._topic, "format": "raw", "from": str(start)}
+        if self._follow:
+            query["wait"] = f"{WAIT_S}s"
+        elif end is not None:
+            query["until"] = str(end)
+        if self._left != math.inf:
+            query["max_messages"] = str(max(1, int(self._left)))
+        answer = await self._get("/topic/read", query)
+        try:
+            await self._begin(answer, start)
+        except BaseException:
+            await answer.aclose()
+            raise
+
+    async def _begin(self, answer: StreamedAnswer, start: int | str) -> None:
+        try:
+            self.first_sequence = int(answer.headers["x-nsq-first-sequence"])
+            begins = int(answer.headers["x-nsq-start-sequence"])
+            ends = answer.headers.get("x-nsq-end-sequence")
+            if self.end_sequence is None and ends is not None:
+                self.end_sequence = int(ends)
+        except (KeyError, ValueError):
+            raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
+        if not isinstance(start, int):
+            self.position = begins
+        elif begins < start:
+            _logger.warning(
+                "%s: topic %s goes back from sequence %d to %d", self._address, self._topic, start, begins
+            )
+            self.position = begins
+        self._answer, self._decoder, self._began_at = answer, RawStreamReader(), self.position
+
+    async def _get(self, path: str, query: dict[str, str]) -> StreamedAnswer:
+        answer = await stream_get(
+            self._address,
+            f"{path}?{urlencode(query)}",
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            silence_s=WAIT_S + _SILENCE_S,
+        )
+        if answer.status == 200:
+            return answer
+        try:
+            body = await self._read(answer)
+        finally:
+            await answer.aclose()
+        try:
+            text = str(json.loads(body)["message"])
+        except (ValueError, KeyError, TypeError):
+            raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
+        raise ReadRefused(self._address, answer.status, text)
+
+    async def _read(self, answer: StreamedAnswer) -> bytes:
+        body = b""
+        while (piece := await answer.receive()) and len(body) < _MAX_ERROR_BYTES:
+            body += piece
+        return body
+
+    async def _take(self, data: bytes) -> list[Found]:
+        batches = [batch for batch in self._decoder.receive_data(data) if batch.next_sequence > self.position]
+        if not batches:
+            return []
+        sequences = [self.position, *(batch.next_sequence for batch in batches)]
+        if any(batch.base_sequence > at for at, batch in zip(sequences, batches, strict=False)):
+            try:
+                await self._look_what_is_kept()
+            except BaseException:
+                await self._drop_answer()  # whose data is lost: it is asked for again
+                raise
+        return self._place(batches)
+
+    async def _end_answer(self) -> list[Found]:
+        """Note that the answer is complete."""
+        self._decoder.end()
+        await self._drop_answer()
+        if self.end_sequence is None or self.position > self._began_at:
+            return []
+        await self._look_what_is_kept()
+        return self._gap(self.end_sequence)  # there is nothing in all that is left
+
+    async def _drop_answer(self) -> None:
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            await answer.aclose()
+
+    async def _recover(self, error: OSError | AnswerLost) -> None:
+        """Let some time pass before the next attempt, but for the first, which may be owed to our own slowness."""
+        await self._drop_answer()
+        self._failures += 1
+        if self._failures == 2:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            _logger.warning(
+                "lost the connection to %s: %s; reading on when it is back", self._address, reason
+            )
+        if self._failures > 1:
+            await trio.sleep(self._delays.next_s())
+
+    # ------------------------------------------------------------------ what came
+
+    def _place(self, batches: list[RecordBatch]) -> list[Found]:
+        """These batches, without what was not asked for, and what is missing before and between them."""
+        found: list[Found] = []
+        for batch in batches:
+            found += self._gap(batch.base_sequence)
+            selection = (
+                Selection(self.position)
+                if self.end_sequence is None
+                else Selection(self.position, self.end_sequence)
+            )
+            found.append(_part(batch, selection.indexes(batch)))
+            self.position = batch.next_sequence
+            self._left -= batch.count
+        return found
+
+    def _gap(self, up_to: int) -> list[Found]:
+        """What is missing from the position up to there, which is the position then."""
+        found: list[Found] = []
+        found += gaps(self.position, up_to, self.first_sequence)
+        self.position = max(self.position, up_to)
+        return found
+
+    async def _look_what_is_kept(self) -> None:
+        """Ask what the oldest message is now: what is missing may have become too old meanwhile."""
+        answer = await self._get("/topic/bounds", {"topic": self._topic})
+        try:
+            bounds = json.loads(await self._read(answer))
+            self.first_sequence = int(bounds["first_sequence"])
+        except (ValueError, KeyError, TypeError):
+            raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
+        finally:
+            await answer.aclose()
+
+
+def _part(batch: RecordBatch, indexes: range) -> RecordBatch:
+    """Some messages of a batch as a batch."""
+    if len(indexes) == batch.count:
+        return batch
+    sizes = batch.messages.sizes
+    start = sum(sizes[: indexes.start]) + 4 * indexes.start
+    part = sizes[indexes.start : indexes.stop]
+    data = batch.messages.data[start : start + sum(part) + 4 * len(part)]
+    return RecordBatch(
+        batch.base_sequence + indexes.start,
+        batch.first_id + indexes.start,
+        batch.timestamp_ns,
+        batch.due_ns,
+        MessageSet(data, part),
+    )

@@ -1,0 +1,124 @@
+"""TLS, compression and AUTH between our client and our broker; tests/interop has the same with nsqd."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.auth_server import running_auth_server
+from broker.certificates import Certificates
+from broker.support import running_broker
+from trio_nsq.client import ConnectionFailed, Consumer, Producer
+
+COMPRESSIONS: list[dict[str, Any]] = [{}, {"snappy": True}, {"deflate": True, "deflate_level": 1}]
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@asynccontextmanager
+async def broker_and_tls(
+    folder: Path, certificates: Certificates, **options: Any
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """The address of a broker with TLS, and what a client says to get it."""
+    with trio.fail_after(PATIENCE_S):
+        async with running_broker(folder, **certificates.options, **options) as bound:
+            yield bound.tcp_address, {"tls_v1": True, "tls_root_ca_file": certificates.ca_path}
+
+
+async def round_trip(address: str, count: int = 2000, **options: Any) -> None:
+    """Publish and consume, whole batches and single messages, some of them large."""
+    bodies = [b"%d" % n for n in range(count)] + [bytes(range(256)) * 2000]
+    async with Producer(address, **options) as producer:
+        await producer.publish_many("t", bodies)
+    async with Consumer("t", "c", max_in_flight=500, nsqd_tcp_addresses=[address], **options) as consumer:
+        got: list[bytes] = []
+        async for batch in consumer.batches():
+            got += batch.bodies
+            batch.finish()
+            if len(got) == len(bodies):
+                break
+    assert got == bodies
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=["uncompressed", "snappy", "deflate"])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+async def test_everything_goes_through(
+    tmp_path: Path, certificates: Certificates, encrypted: bool, compression: dict[str, Any]
+) -> None:
+    async with broker_and_tls(tmp_path / "d", certificates) as (address, tls):
+        await round_trip(address, **(tls if encrypted else {}), **compression)
+
+
+async def test_finished_is_finished_when_the_consumer_is_closed(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """The last commands arrive before the end of the session."""
+    async with broker_and_tls(tmp_path / "d", certificates) as (address, tls):
+        options = {**tls, "snappy": True}
+        await round_trip(address, **options)
+        async with Producer(address, **options) as producer:
+            await producer.publish("t", b"last")
+        async with Consumer("t", "c", nsqd_tcp_addresses=[address], **options) as consumer:
+            async for message in consumer:
+                assert (message.body, message.attempts) == (b"last", 1)
+                message.finish()
+                break
+
+
+async def test_a_broker_whose_certificate_nobody_vouches_for(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
+        with pytest.raises(ConnectionFailed, match="its certificate is not trusted: "):
+            async with Producer(address, tls_v1=True):
+                pass
+        await round_trip(address, 3, tls_v1=True, tls_insecure_skip_verify=True)
+
+
+async def test_a_context_of_ones_own(tmp_path: Path, certificates: Certificates) -> None:
+    async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
+        await round_trip(address, 3, tls_v1=True, tls_context=certificates.client_context())
+
+
+async def test_our_own_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    cert, key = certificates.client_files("alice")
+    policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca_path}
+    async with broker_and_tls(tmp_path / "d", certificates, **policy) as (address, tls):
+        await round_trip(address, 3, **tls, tls_cert=cert, tls_key=key)
+        with pytest.raises(ConnectionFailed, match="IDENTIFY failed|certificate required|handshake"):
+            async with Producer(address, **tls):
+                pass
+        with pytest.raises(ConnectionFailed, match="TLS required"):
+            async with Consumer("t", "c", nsqd_tcp_addresses=[address]):
+                pass
+
+
+async def test_nothing_is_sent_in_the_clear_when_tls_is_asked_for(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+        with pytest.raises(ConnectionFailed, match="does not offer TLS"):
+            async with Producer(bound.tcp_address, tls_v1=True):
+                pass
+
+
+async def test_a_broker_that_does_not_compress(tmp_path: Path) -> None:
+    from trio_nsq.protocol import Limits
+
+    async with running_broker(tmp_path / "d", limits=Limits(snappy=False)) as bound:
+        await round_trip(bound.tcp_address, 3, snappy=True)
+
+
+async def test_auth(tmp_path: Path) -> None:
+    async with running_auth_server() as server:
+        async with running_broker(tmp_path / "d", auth_http_addresses=(server.address,)) as bound:
+            await round_trip(bound.tcp_address, 3, auth_secret="hush", deflate=True)
+            assert "secret=hush" in server.queries[0]
+            with pytest.raises(ConnectionFailed, match="give auth_secret"):
+                async with Producer(bound.tcp_address):
+                    pass
