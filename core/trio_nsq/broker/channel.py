@@ -10,7 +10,7 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ..protocol import is_ephemeral
 from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import LOOKED_AT, Consumer, Delivery
+from .deferred import DeferredMessages
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting, smallest, spans
 from .settings import ChannelSettings, change
@@ -71,8 +72,7 @@ class Channel:
         self._share = 0
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
-        # A heap of (due_ns, sequence, attempts so far, held).
-        self._deferred: list[tuple[int, int, int, Batch | None]] = []
+        self._deferred = DeferredMessages()
         # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
         self._holes: deque[tuple[int, int]] = deque()
         self._hole_messages = 0
@@ -180,8 +180,7 @@ class Channel:
             held: The batch that holds them, if nothing but memory has it.
         """
         self._state = None
-        for sequence in sequences:
-            heappush(self._deferred, (due_ns, sequence, 0, held))
+        self._deferred.add(due_ns, sequences, 0, held)
         self.skip(sequences.start, sequences.stop)
 
     def skip(self, start: int, end: int) -> None:
@@ -274,7 +273,7 @@ class Channel:
         self._state = None
         if delay_ms:
             due_ns, sequence = now_ns + delay_ms * _NS_PER_MS, delivery.sequence_of(message_id)
-            heappush(self._deferred, (due_ns, sequence, delivery.attempts, delivery.held))
+            self._deferred.add(due_ns, range(sequence, sequence + 1), delivery.attempts, delivery.held)
         else:
             self._line_up(message_id, delivery)
         self.requeue_count += 1
@@ -316,8 +315,8 @@ class Channel:
     def next_deadline_ns(self) -> int | None:
         """When to call `tick` next; None is never. It may find nothing: what was waited for may be finished."""
         times = [] if self._next_timeout_ns is None else [self._next_timeout_ns]
-        if self._deferred:
-            times.append(self._deferred[0][0])
+        if (due_ns := self._deferred.first_due_ns) is not None:
+            times.append(due_ns)
         if self._capped:
             times.append(self._capped[0][0])
         return min(times, default=None)
@@ -325,7 +324,7 @@ class Channel:
     @property
     def next_due_ns(self) -> int | None:
         """When the first deferred message is due; None if there is none."""
-        return self._deferred[0][0] if self._deferred else None
+        return self._deferred.first_due_ns
 
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
         """Move what is due: deferred messages whose time has come, deliveries that were not answered in time.
@@ -334,11 +333,9 @@ class Channel:
             How many messages were moved. If it is `at_most`, more may be due, and `next_deadline_ns` says so.
         """
         self._state = None
-        moved = 0
-        while self._deferred and self._deferred[0][0] <= now_ns and moved < at_most:
-            _, sequence, attempts, held = heappop(self._deferred)
-            self._requeued.append((sequence, attempts, held))
-            moved += 1
+        released = self._deferred.release(now_ns, at_most)
+        self._requeued += released
+        moved = len(released)
         if self._next_timeout_ns is not None and self._next_timeout_ns <= now_ns:
             heads: list[int] = []
             for consumer in self.consumers:
@@ -640,6 +637,5 @@ class Channel:
             channel.skip(int(start), min(int(end), log_end))
         unfinished = sorted((int(s), int(n)) for s, n in state["unfinished"] if s < log_end)
         channel._requeued.extend((s, n, None) for s, n in unfinished)
-        channel._deferred = [(int(t), int(s), int(n), None) for t, s, n in state["deferred"] if s < log_end]
-        heapify(channel._deferred)
+        channel._deferred = DeferredMessages.restore(state["deferred"], log_end)
         return channel

@@ -7,8 +7,11 @@ from typing import Any
 
 from .batch import Batch
 from .consumer import Delivery
+from .deferred import Block
 
 _ROWS_PER_STEP = 500
+_PACKED_PER_ROW = 20
+"""So many messages in a block cost as much as one in a row of JSON."""
 
 Row = tuple[int, ...]
 
@@ -25,8 +28,7 @@ class ChannelState:
 
     Attributes:
         text: The JSON object: name, paused, settings (see `change`), cursor, holes [[start, end]],
-            unfinished [[sequence, attempts]], deferred [[due_ns, sequence, attempts]]. Empty until `encode` has
-            come to its end.
+            unfinished [[sequence, attempts]], deferred [`Block.text`]. Empty until `encode` has come to its end.
         first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
     """
 
@@ -41,7 +43,7 @@ class ChannelState:
         holes: list[tuple[int, int]],
         requeued: list[tuple[int, int, Batch | None]],
         in_flight: list[dict[bytes, Delivery]],
-        deferred: list[tuple[int, int, int, Batch | None]],
+        deferred: list[Block],
     ) -> None:
         self.text = ""
         self.first_needed = cursor
@@ -56,16 +58,19 @@ class ChannelState:
         """Set `text` and `first_needed`, in steps; yields after each how many messages it was about."""
         if self.text:
             return
-        holes = unfinished = deferred = "[]"
+        holes = unfinished = "[]"
         if self._holes:
             holes, _ = yield from encode_rows(iter(self._holes), 0)
         if self._requeued or self._in_flight:
             unfinished, lowest = yield from encode_rows(self._unfinished(), 0)
             self.first_needed = min(self.first_needed, lowest)
-        if self._deferred:
-            deferred, lowest = yield from encode_rows((entry[:3] for entry in self._deferred), 1)
-            self.first_needed = min(self.first_needed, lowest)
-        self.text = f'{self._head},"holes":{holes},"unfinished":{unfinished},"deferred":{deferred}}}'
+        blocks: list[str] = []
+        for block in self._deferred:
+            self.first_needed = min(self.first_needed, min(block.sequence))
+            blocks.append(f'"{block.text()}"')
+            yield len(block) // _PACKED_PER_ROW
+        deferred = ",".join(blocks)
+        self.text = f'{self._head},"holes":{holes},"unfinished":{unfinished},"deferred":[{deferred}]}}'
         self._holes, self._requeued, self._in_flight, self._deferred = [], [], [], []
 
     def _unfinished(self) -> Iterator[Row]:

@@ -1,26 +1,33 @@
 """The data folder: who owns it, what topics lie in it, and their saved state.
 
-broker.json                     {"format": 1, "next_id": N}: message ids below N may have been used
+broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
-    state.json                  `Checkpoint`: pause flags, channels, what is unfinished
+    state.json                  `Checkpoint`: pause flags, channels, what is unfinished; with a "crc32" before it
     00000000000000000000.log    segments of its log
 topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
 topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
+
+In the JSON files "crc32", eight hex digits, is of all that follows it and the comma: a number that has changed on the disk
+would else be as good as any, and messages be skipped by it.
 """
 
 import fcntl
 import json
+import logging
 import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ..log import Files, OpenFiles, reasonable_limit
 from ..protocol import is_valid_name
 from .broker import COUNTER_BITS
 from .errors import StartupError
+
+logger = logging.getLogger("trio_nsq.broker")
 
 FORMAT = 1
 SUFFIX = ".topic"
@@ -29,6 +36,7 @@ BROKER_FILE = "broker.json"
 NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 _IDS_PER_SECOND_BITS = 20
+_CHECKED_FROM = len('{"crc32":"00000000",')
 ID_RESERVE = 2**32
 """Ids reserved at a time: after a crash the broker goes on above all it can have used."""
 
@@ -107,16 +115,21 @@ class DataFolder:
         path = self.path / BROKER_FILE
         saved = 0
         if path.exists():
-            state = _read_json(path)
-            if state.get("format") != FORMAT or not isinstance(state.get("next_id"), int):
-                raise StartupError(f"{path} is damaged or from another version of this program")
-            saved = state["next_id"]
+            try:
+                saved = decode_ids(path.read_bytes())
+            except OSError as exc:
+                raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+            except ValueError as exc:
+                advice = "if you move it away, ids go on from the machine's clock, which has to be right then"
+                raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
+        elif any((self.path / "topics").iterdir()):
+            logger.warning("%s is missing: ids go on from the machine's clock, which has to be right", path)
         by_time = int(time.time()) << _IDS_PER_SECOND_BITS
         return max(saved, by_time) % (1 << COUNTER_BITS)
 
     def reserve_ids(self, below: int) -> None:
         """Remember that ids below this may be used. Raises OSError."""
-        content = json.dumps({"format": FORMAT, "next_id": below}).encode()
+        content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
         self.files.replace(self.path / BROKER_FILE, content + b"\n")
 
     # ------------------------------------------------------------------ topics
@@ -149,13 +162,21 @@ class DataFolder:
     def read_state(self, name: str) -> dict[str, Any] | None:
         """A topic's saved state; None if there is none. Raises StartupError."""
         path = self.topic_folder(name) / STATE_FILE
-        return _read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return decode_checked(path.read_bytes())
+        except OSError as exc:
+            raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+        except ValueError as exc:
+            advice = "if you move it away, the topic has no channel, and all messages in its log wait for a first one"
+            raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
 
     def write_state(self, name: str, content: bytes) -> None:
-        """Save a topic's state, atomically and durably. Raises OSError."""
+        """Save a topic's state, a JSON object, atomically and durably. Raises OSError."""
         folder = self.topic_folder(name)
         self.files.make_folder(folder)
-        self.files.replace(folder / STATE_FILE, content)
+        self.files.replace(folder / STATE_FILE, encode_checked(content))
 
     def retire_topic(self, name: str) -> Path | None:
         """Put a topic's folder out of use, in one step; who has its files open may go on.
@@ -183,13 +204,31 @@ class DataFolder:
         self.files.remove_folder(folder)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(path.read_bytes())
-    except OSError as exc:
-        raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise StartupError(f"{path} is damaged: {exc}") from exc
+def encode_checked(content: bytes) -> bytes:
+    """A JSON object that is not empty, with a checksum put in front."""
+    rest = content[1:]
+    return b'{"crc32":"%08x",%s' % (crc32(rest), rest)
+
+
+def decode_checked(content: bytes) -> dict[str, Any]:
+    """What was encoded; objects without a checksum, as people write them, are taken, too.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    state = json.loads(content)
     if not isinstance(state, dict):
-        raise StartupError(f"{path} is damaged: it holds no JSON object")
+        raise ValueError("it holds no JSON object")
+    noted = state.pop("crc32", None)
+    if noted is not None and noted != f"{crc32(content.rstrip()[_CHECKED_FROM:]):08x}":
+        raise ValueError("its checksum does not match what it says")
     return state
+
+
+def decode_ids(content: bytes) -> int:
+    """What `DataFolder.reserve_ids` has written. Raises ValueError."""
+    state = decode_checked(content)
+    next_id = state.get("next_id")
+    if state.get("format") != FORMAT or not isinstance(next_id, int):
+        raise ValueError("it is from another version of this program, or none of its files")
+    return next_id

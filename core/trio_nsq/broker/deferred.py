@@ -4,6 +4,8 @@ There may be millions of them, for months. So they are numbers in arrays, and no
 that putting a number into the middle of one costs next to nothing, and are saved as they are.
 """
 
+from __future__ import annotations
+
 import sys
 from array import array
 from base64 import b64decode, b64encode
@@ -40,7 +42,7 @@ class Block:
     def __len__(self) -> int:
         return len(self.due_ns)
 
-    def __getitem__(self, part: slice) -> "Block":
+    def __getitem__(self, part: slice) -> Block:
         return Block(self.due_ns[part], self.sequence[part], self.attempts[part])
 
     def __delitem__(self, part: slice | int) -> None:
@@ -61,7 +63,7 @@ class Block:
         return b64encode(b"".join(parts)).decode()
 
     @classmethod
-    def from_text(cls, text: str) -> "Block":
+    def from_text(cls, text: str) -> Block:
         """What `text` gave. Raises ValueError, TypeError."""
         data = b64decode(text, validate=True)
         count, rest = divmod(len(data), _ROW_BYTES)
@@ -181,7 +183,7 @@ class DeferredMessages:
         return [block[:] for block in self._blocks]
 
     @classmethod
-    def restore(cls, texts: Iterable[str], log_end: int) -> "DeferredMessages":
+    def restore(cls, texts: Iterable[str], log_end: int) -> DeferredMessages:
         """Those of a saved state.
 
         Args:
@@ -259,11 +261,7 @@ class WaitingMessages:
         before = bisect_left(self._start, sequence)
         return self._messages - sum(self._count[:before])
 
-    def clear(self) -> None:
-        """Forget all."""
-        self.__init__()  # type: ignore[misc]
-
-    def copy(self) -> "WaitingMessages":
+    def copy(self) -> WaitingMessages:
         """The same; what becomes of them later does not show."""
         other = WaitingMessages()
         other._start, other._count, other._due_ns = self._start[:], self._count[:], self._due_ns[:]

@@ -180,6 +180,8 @@ class DiskLog:
             if records:
                 self._remember(records[-1].next_sequence, segment, offset)
                 return records
+            if following < self._next_sequence:
+                segment.report_missing(sequence)
             sequence = following  # all that was left of this segment is damaged
 
     def _remember(self, sequence: int, segment: Segment, offset: int) -> None:

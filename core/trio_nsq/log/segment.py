@@ -126,6 +126,7 @@ class Segment:
         self._index = SparseIndex(FILE_HEADER_BYTES)
         self._index_lock = Lock()
         self._reported: set[int] = set()  # where damage was found: each is reported once
+        self._missing_from: int | None = None  # the same for what lacks at the end
         self._synced_to = FILE_HEADER_BYTES
         self._sync_failed = False
         self._sync_lock = Lock()
@@ -457,6 +458,14 @@ class Segment:
         if offset not in self._reported:
             self._reported.add(offset)
             logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
+
+    def report_missing(self, sequence: int) -> None:
+        """Say that the messages from `sequence` on are not here, as they have to be in a segment that is full."""
+        if self._missing_from is None or sequence < self._missing_from:
+            self._missing_from = sequence
+            last = self.next_sequence - 1
+            what = "%s: messages %d to %d are missing before its end at byte %d, passed over"
+            logger.error(what, self.path, sequence, last, self.size)
 
     # ------------------------------------------------------------------ looking up
 
