@@ -23,6 +23,7 @@ _MODULES = {
     "serve": "qcli.serve",
     "pub": "qcli.pub",
     "tail": "qcli.tail",
+    "peek": "qcli.peek",
     "stat": "qcli.stat",
     "topic": "qcli.topic",
     "channel": "qcli.channel",
@@ -68,7 +69,14 @@ def run(arguments: Sequence[str]) -> int:
     """
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return answer_shell(root, instruction)
-    signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         # Not click's `main`, which takes a closed pipe for a failure.
         with root.make_context("qcli", list(arguments)) as ctx:

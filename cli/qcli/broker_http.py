@@ -24,11 +24,13 @@ class Refused(Failure):
     """The broker answered, but not with success.
 
     Attributes:
+        status: The HTTP status.
         text: NSQ's code, such as `TOPIC_NOT_FOUND`, or what else it said.
     """
 
     def __init__(self, address: str, status: int, text: str) -> None:
         super().__init__(f"The broker at {address} refused with HTTP status {status}: {text}.")
+        self.status = status
         self.text = text
 
 
@@ -66,14 +68,18 @@ class BrokerHTTP:
         stats["topics"] = stats["topics"] or []  # null when the filter matches nothing
         return stats
 
-    def post(self, path: str, params: Mapping[str, str]) -> None:
+    def get(self, path: str, params: Mapping[str, str]) -> bytes:
+        """Ask the broker something. Raises as `post`."""
+        return self._request("GET", path, params)
+
+    def post(self, path: str, params: Mapping[str, str]) -> bytes:
         """Tell the broker to do something.
 
         Raises:
             Refused: It answered with an error.
             Failure: No broker answers, or what answers is none.
         """
-        self._request("POST", path, params)
+        return self._request("POST", path, params)
 
     def _request(self, method: str, path: str, params: Mapping[str, str]) -> bytes:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)

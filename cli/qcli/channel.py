@@ -1,10 +1,11 @@
-"""`qcli channel`: create, delete, empty, pause, unpause and list channels."""
+"""`qcli channel`: create, delete, empty, pause, unpause, seek and list channels."""
 
 from __future__ import annotations
 
 import click
 
 from .administration import Action, action_command
+from .channel_seek import command as seek
 from .commands import DocumentedCommand, DocumentedGroup, Example, option
 from .completing import complete_topic
 from .errors import Failure
@@ -56,11 +57,12 @@ _EXAMPLES = {
 @click.group(
     "channel",
     cls=DocumentedGroup,
-    short_help="Create, delete, empty, pause or list channels.",
+    short_help="Create, delete, empty, pause, move or list channels.",
     examples=[
         Example("what there is", "qcli channel list"),
         Example("a new channel", "qcli channel create clicks/archive"),
         Example("hold deliveries back, and let them go again", "qcli channel pause clicks/archive"),
+        Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
     ],
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
@@ -68,11 +70,12 @@ _EXAMPLES = {
     },
 )
 def command() -> None:
-    """Create, delete, empty, pause, unpause and list channels."""
+    """Create, delete, empty, pause, unpause, move and list channels."""
 
 
 for _action in _ACTIONS:
     command.add_command(action_command("channel", _action, _EXAMPLES[_action.name]))
+command.add_command(seek)
 
 
 @command.command(

@@ -58,18 +58,19 @@ _WRITE_BYTES = 256 * 1024
         "What is printed": "What is in the log: a message stays there until every channel has finished it, and those "
         "beside it. So this is more than the channels would deliver. Channels and their positions are in state.json.",
         "Positions": "--from and --to take a sequence, such as 1000 (messages of a topic are counted from 0); a time, "
-        "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it says otherwise; or how long ago, such as "
-        "15m. A time is that of the publish.",
-        "JSON": "One object per message: topic, sequence, id, timestamp_ns (when it was published), due_ns (when it "
-        "may be delivered; null: at once), and body, a string; for a body that is not UTF-8, body_base64 stands in its "
-        "place. With --headers, one object per record batch: topic, file, offset, sequence, count, id (of the first "
-        "message), timestamp_ns, due_ns and bytes.",
+        "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which "
+        "is Unix seconds; or how long ago, such as 15m. A time is that of the publish.",
+        "JSON": "One object per message: topic, id, timestamp_ns (when it was published), attempts (always 0: those "
+        "are not in the log), sequence, due_ns (when it may be delivered; null: at once), and body, a string; for a "
+        "body that is not UTF-8, body_base64 stands in its place. With --headers, one object per record batch: topic, "
+        "file, offset, sequence, count, id (of the first message), timestamp_ns, due_ns and bytes.",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
 @option(
     SELECTION,
     "--from",
+    "--since",
     "first",
     type=position,
     metavar="POSITION",
@@ -78,6 +79,7 @@ _WRITE_BYTES = 256 * 1024
 @option(
     SELECTION,
     "--to",
+    "--until",
     "end",
     type=position,
     metavar="POSITION",
@@ -265,9 +267,10 @@ def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
     return json_lines(
         {
             "topic": place.topic,
-            "sequence": batch.base_sequence + index,
             "id": f"{batch.first_id + index:016x}",
             "timestamp_ns": batch.timestamp_ns,
+            "attempts": 0,
+            "sequence": batch.base_sequence + index,
             "due_ns": batch.due_ns or None,
             **body_field(bodies[index]),
         }

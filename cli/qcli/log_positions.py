@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime
 from typing import NamedTuple
@@ -10,6 +11,13 @@ import click
 
 from .params import duration
 
+FORMS = (
+    "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
+    "as 15m"
+)
+
+_NO_END = 2**64
+_UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
@@ -22,23 +30,33 @@ class Position(NamedTuple):
 
 
 def position(text: str) -> Position:
-    """A sequence such as `1000`, a time such as `2026-11-21T04:14`, or a time ago such as `15m`."""
+    """A sequence, a time or how long ago; also as HTTP clients write them: `@TIME`, `-DURATION`, `latest`."""
     if text.isascii() and text.isdigit():
         return Position(int(text), False)
+    if text == "earliest":
+        return Position(0, False)
+    if text == "latest":
+        return Position(_NO_END, False)
+    found = _time(text.removeprefix("@"), unix=text.startswith("@"))
+    if found is None:
+        try:
+            found = time.time_ns() - duration(text.removeprefix("-")) * _NS_PER_MS
+        except click.BadParameter:
+            raise click.BadParameter(f"{text!r} is neither {FORMS}.") from None
+    return Position(max(0, found), True)
+
+
+def _time(text: str, *, unix: bool) -> int | None:
+    """Unix nanoseconds of a time, local if it does not say, or of Unix seconds; None if it is neither."""
+    if unix and (found := _UNIX_S.fullmatch(text)):
+        seconds, fraction = found.groups(default="")
+        return int(seconds) * _NS_PER_S + int(fraction.ljust(9, "0"))
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    else:
         whole_s = int(moment.replace(microsecond=0).timestamp())
-        return Position(max(0, whole_s * _NS_PER_S + moment.microsecond * 1000), True)
-    try:
-        return Position(max(0, time.time_ns() - duration(text) * _NS_PER_MS), True)
-    except click.BadParameter:
-        raise click.BadParameter(
-            f"{text!r} is neither a sequence such as 1000, nor a time such as 2026-11-21T04:14, nor a time ago such "
-            "as 15m."
-        ) from None
+    except (ValueError, OverflowError):
+        return None
+    return whole_s * _NS_PER_S + moment.microsecond * 1000
 
 
 def moment(timestamp_ns: int) -> str:

@@ -25,6 +25,18 @@ _NS_PER_UNIT = {
 }
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_BYTES_PER_UNIT = {
+    "": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_BYTE_SIZE = re.compile(rf"(\d{{1,15}})({'|'.join(_BYTES_PER_UNIT)})")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 _TRUE = ("1", "t", "true")
@@ -52,6 +64,27 @@ def positive_duration(text: str) -> int:
     if value_ms == 0:
         raise click.BadParameter("It has to be longer than 0.")
     return value_ms
+
+
+def retention_time(text: str) -> int:
+    """Milliseconds of a length of time, of which the first part may be days, such as `7d` or `1d12h`; `forever` is -1."""
+    if text == "forever":
+        return -1
+    days = re.match(r"(\d+)d", text)
+    if days is None:
+        return duration(text)
+    rest = text[days.end() :]
+    return int(days[1]) * 24 * 3600 * 1000 + (duration(rest) if rest else 0)
+
+
+def byte_size(text: str) -> int:
+    """Bytes, such as `4096`, `500MB` or `10GiB`; `unlimited` is -1."""
+    if text == "unlimited":
+        return -1
+    found = _BYTE_SIZE.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a size such as 4096, 500MB or 10GiB, nor unlimited.")
+    return int(found[1]) * _BYTES_PER_UNIT[found[2]]
 
 
 def address(text: str) -> str:

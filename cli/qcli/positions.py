@@ -18,14 +18,14 @@ _NS_PER_S = 1_000_000_000
 
 NOTE = (
     "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
-    "or 2026-11-21T04:14:05.5Z, local unless it says otherwise; how long ago, such as 15m or 2h; earliest, which is the "
-    "oldest message that is kept; or latest, which is the end. A time is that of the publish; where the clock was set "
-    "back, one of the places that fit."
+    "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
+    "such as 15m or 2h; earliest, the oldest message that is kept; or latest, the end. A time is that of the publish; "
+    "where the clock was set back, it is one of the places that fit."
 )
 """What the help of such commands says about them."""
 
 
-class BrokerPosition(click.ParamType):
+class BrokerPosition(click.ParamType[str]):
     """A position as the broker's HTTP interface takes it, from one as people write it."""
 
     name = "position"
@@ -33,21 +33,17 @@ class BrokerPosition(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text to be sent. How long ago something was is for the broker to say, by its own clock."""
         text = str(value)
-        if text in _WORDS:
+        if text in _WORDS or (text.isascii() and text.isdigit()):
             return text
         try:
-            if text != "0":
-                duration(text)
-                return f"-{text}"
+            return f"-{duration(text.removeprefix('-'))}ms"
         except click.BadParameter:
             pass
         try:
-            found = position(text)
+            time_ns = position(text).value
         except click.BadParameter as error:
             self.fail(f"{error.message.rstrip('.')}, nor earliest or latest.", param, ctx)
-        if not found.is_time:
-            return str(found.value)
-        seconds, ns = divmod(found.value, _NS_PER_S)
+        seconds, ns = divmod(time_ns, _NS_PER_S)
         return f"@{seconds}.{ns:09d}"
 
     def shell_complete(

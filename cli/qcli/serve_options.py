@@ -21,6 +21,7 @@ from .params import (
     PathOrNothing,
     Word,
     address,
+    byte_size,
     duration,
     http_service,
     listen_address,
@@ -30,6 +31,7 @@ from .params import (
     optional_text,
     percentiles,
     positive_duration,
+    retention_time,
 )
 
 if TYPE_CHECKING:
@@ -250,6 +252,23 @@ SETTINGS = [
         POSITIVE_BYTES,
         100 * MIB,
         help="Size at which a topic's log goes on in a new file.",
+    ),
+    Setting(
+        "retention-time",
+        STORAGE,
+        _duration(retention_time),
+        "0",
+        field="retention_time_ms",
+        help="Messages that every channel has passed stay readable for this long, such as 7d, or forever. With 0, and "
+        "--retention-bytes 0, they go at once. This, too, can be set for a single topic: PUT /topic/settings.",
+    ),
+    Setting(
+        "retention-bytes",
+        STORAGE,
+        Kind(byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"'),
+        "0",
+        help="And no more than the newest so many bytes of a topic's messages, such as 10GB. With 0, or unlimited, "
+        "--retention-time alone decides; if that is 0, unlimited keeps all.",
     ),
     Setting(
         "msg-timeout",
@@ -541,13 +560,17 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
         Failure: They do not go together.
     """
     from trio_nsq.broker import BrokerOptions
+    from trio_nsq.broker.settings import TopicSettings
     from trio_nsq.protocol import Limits
 
     limits = Limits(**{name: values[name] for name in _fields(Limits) & values.keys()})
     if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
+    defaults = TopicSettings(**{name: values[name] for name in _fields(TopicSettings) & values.keys()})
     return BrokerOptions(
-        limits=limits, **{name: values[name] for name in _fields(BrokerOptions) & values.keys()}
+        limits=limits,
+        topic_defaults=defaults,
+        **{name: values[name] for name in _fields(BrokerOptions) & values.keys()},
     )
 
 

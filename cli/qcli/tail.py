@@ -12,14 +12,16 @@ from .commands import DocumentedCommand, Example, option
 from .completing import complete_source
 from .errors import leaves, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, USER_AGENT, streams_from_broker
+from .options import TCP_OPTION, USER_AGENT, http_address, tcp_address
 from .output import RawOutput, quiet_library
 from .params import Source, delimiter, positive_duration, source
+from .positions import NOTE as POSITIONS
+from .positions import from_option, to_option
 
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
 
-OUTPUT, RECEIVING = "Output", "Receiving"
+OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class _Request:
     print_topic: bool
     max_in_flight: int
     idle_timeout_ms: int | None
+    first: str | None
+    end: str | None
+    http_address: str
 
 
 @click.command(
@@ -45,6 +50,8 @@ class _Request:
         Example("look at what is published from now on; others still get it too", "qcli tail clicks"),
         Example("a hundred messages as JSON", "qcli tail clicks -n 100 --format json | jq .body"),
         Example("two topics", "qcli tail clicks orders --print-topic"),
+        Example("the last hour, and what comes from now on", "qcli tail clicks --since 1h"),
+        Example("all that is kept, then end", "qcli tail clicks --from earliest --to latest"),
         Example(
             "empty a channel into a file, then end", "qcli tail clicks/archive --idle-timeout 2s > rest.log"
         ),
@@ -54,6 +61,7 @@ class _Request:
         "output went away.",
         ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} A broker that goes away later is waited for.",
+        ExitCode.DAMAGED: "With --from or --to: damaged messages were passed over; standard error says which.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had not been written was returned.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). What had not been written was returned.",
     },
@@ -64,8 +72,15 @@ class _Request:
         "Pipes": "What has gone into a pipe is written, whether or not its reader takes it: 'qcli tail clicks/archive "
         "| head -1' prints one message and finishes as many as the pipe holds, hundreds or thousands, which the "
         "channel then has no more. To take a number of messages and leave the others, use -n, such as -n 1.",
+        "History": "With --from or --to messages are read out of the topic's log, in their order, whatever has become "
+        "of them: no channel loses any of them, and none is made. Without --to it then goes on with what is "
+        "published, without a gap and without repeating anything, also over a restart of the broker. A deferred "
+        "message comes when it is published. How far back the log goes is a matter of the topic's retention; see 'qcli "
+        "channel seek --help' for having messages delivered again.",
+        "Positions": POSITIONS,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (1 at the first "
-        "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place.",
+        "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place. With --from or "
+        "--to attempts is 0, and there are also sequence, and due_ns (until when it is deferred; null: it is not).",
     },
 )
 @click.argument(
@@ -76,7 +91,10 @@ class _Request:
     type=source,
     shell_complete=complete_source,
 )
-@streams_from_broker
+@tcp_address("The broker to connect to.")
+@http_address("The broker's HTTP address, for --from and --to, and for names to be completed.")
+@from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
+@to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
 @option(
     OUTPUT,
     "--format",
@@ -135,12 +153,14 @@ def command(
     count: int | None,
     idle_timeout_ms: int | None,
     max_in_flight: int,
+    first: str | None,
+    end: str | None,
 ) -> int:
     """Write the messages of topics to standard output, one per line, as they come.
 
     With a channel, this is one of its consumers, and what it writes is done for that channel. Without one it
     listens on a private channel that goes away with it: it sees what is published from now on, and takes nothing
-    from anybody.
+    from anybody. With --from it begins with what was published before.
     """
     import trio
 
@@ -157,8 +177,25 @@ def command(
         print_topic,
         min(max_in_flight, count or max_in_flight),
         idle_timeout_ms,
+        first,
+        end,
+        nsqd_http_address,
     )
-    return trio.run(_tail, request)
+    if first is None and end is None:
+        return trio.run(_tail, request)
+    _check_history(request, click.get_current_context())
+    return trio.run(_tail_log, request)
+
+
+def _check_history(request: _Request, ctx: click.Context) -> None:
+    """Raises UsageError for what does not go with a log."""
+    for each in request.sources:
+        if each.channel is not None:
+            raise click.UsageError(
+                f"--from and --to read a topic's log: leave '/{each.channel}' out, or see 'qcli channel seek'."
+            )
+    if ctx.get_parameter_source("max_in_flight") is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--max-in-flight is for channels: nothing is in flight with --from and --to.")
 
 
 async def _tail(request: _Request) -> ExitCode:
@@ -199,3 +236,43 @@ async def _tail(request: _Request) -> ExitCode:
         assert isinstance(error, ConnectionFailed)
         raise not_connected(request.address, TCP_OPTION, error) from None
     return tail.stopped or ExitCode.OK
+
+
+async def _tail_log(request: _Request) -> ExitCode:
+    import trio
+
+    from trio_nsq.client.topic_reader import TopicReader
+
+    from .broker_log import reading_errors
+    from .signals import watch_signals
+    from .tail_log import LogTail, json_log_renderer, raw_log_renderer
+
+    quiet_library()
+    readers = [
+        (
+            each.topic,
+            TopicReader(
+                request.http_address,
+                each.topic,
+                start=request.first or "earliest",
+                end=request.end,
+                follow=request.end is None,
+                max_messages=request.count,
+            ),
+        )
+        for each in request.sources
+    ]
+    tail = LogTail(
+        RawOutput(),
+        json_log_renderer
+        if request.form == "json"
+        else raw_log_renderer(request.delimiter, request.print_topic),
+        count=request.count,
+        idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
+    )
+    with reading_errors():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, tail.stop)
+            await tail.run(readers)
+            nursery.cancel_scope.cancel()
+    return tail.stopped or (ExitCode.DAMAGED if tail.damaged else ExitCode.OK)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -51,12 +53,14 @@ def json_renderer(topic: str, batch: MessageBatch, count: int) -> bytes:
     return "".join(lines).encode()
 
 
-class Tail:
-    """Writes what consumers receive.
+Source = TypeVar("Source", bound="AbstractAsyncContextManager[Any]")
+
+
+class Printer(Generic[Source]):
+    """Writes messages, wherever they come from, until there is a reason to end.
 
     Args:
         output: Where to.
-        render: Makes bytes of messages.
         count: End after so many messages; None: never.
         idle_timeout_s: End after so long without a message; infinite: never.
 
@@ -64,12 +68,9 @@ class Tail:
         stopped: The exit code of the signal that came, if one did.
     """
 
-    def __init__(
-        self, output: RawOutput, render: Render, *, count: int | None, idle_timeout_s: float
-    ) -> None:
+    def __init__(self, output: RawOutput, *, count: int | None, idle_timeout_s: float) -> None:
         self.stopped: ExitCode | None = None
         self._output = output
-        self._render = render
         self._left = math.inf if count is None else count
         self._idle_timeout_s = idle_timeout_s
         self._scope = trio.CancelScope()
@@ -82,11 +83,11 @@ class Tail:
         self._scope.cancel()
         self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
 
-    async def run(self, consumers: Sequence[tuple[str, Consumer]]) -> None:
-        """Open consumers, write their messages until there is a reason to end, and close them.
+    async def run(self, sources: Sequence[tuple[str, Source]]) -> None:
+        """Open sources, write their messages until there is a reason to end, and close them.
 
         Args:
-            consumers: Each with its topic.
+            sources: Each with its topic.
 
         Raises:
             ConnectionFailed: A broker cannot be reached at first. One that is lost later is connected again.
@@ -94,31 +95,41 @@ class Tail:
         """
         with self._scope:
             async with AsyncExitStack() as stack:
-                for _, consumer in consumers:
-                    await stack.enter_async_context(consumer)
+                for _, source in sources:
+                    await stack.enter_async_context(source)
                 hear_library()
                 self._scope.deadline = trio.current_time() + self._idle_timeout_s
                 async with trio.open_nursery() as nursery:
                     if self._output.is_pipe:
                         nursery.start_soon(self._watch_reader)
-                    for topic, consumer in consumers:
-                        nursery.start_soon(self._pass_on, topic, consumer)
+                    async with trio.open_nursery() as passing:
+                        for topic, source in sources:
+                            passing.start_soon(self.pass_on, topic, source)
+                    nursery.cancel_scope.cancel()
 
-    async def _pass_on(self, topic: str, consumer: Consumer) -> None:
-        async for batch in consumer.batches():
-            async with self._lock:
-                self._scope.deadline = math.inf
-                count = int(min(len(batch), self._left))
-                await self._write(self._render(topic, batch, count))
-                if count == len(batch):
-                    batch.finish()
-                else:
-                    for message in islice(batch, count):
-                        message.finish()
-                self._left -= count
-                if not self._left:
-                    self._scope.cancel()
-                self._scope.deadline = trio.current_time() + self._idle_timeout_s
+    async def pass_on(self, topic: str, source: Source) -> None:
+        """Print the messages of a source."""
+        raise NotImplementedError
+
+    async def print(self, available: int, render: Callable[[int], bytes]) -> int:
+        """Write as many of these messages as are still wanted.
+
+        Args:
+            available: How many there are.
+            render: Makes the output for the first of them.
+
+        Returns:
+            How many it was; nothing is waited for any more until the caller's next checkpoint.
+        """
+        async with self._lock:
+            self._scope.deadline = math.inf
+            count = int(min(available, self._left))
+            await self._write(render(count))
+            self._left -= count
+            if not self._left:
+                self._scope.cancel()
+            self._scope.deadline = trio.current_time() + self._idle_timeout_s
+        return count
 
     async def _write(self, data: bytes) -> None:
         if self._output.never_blocks:
@@ -137,3 +148,28 @@ class Tail:
             # The writing end of a pipe never becomes readable, but its breaking wakes whoever waits for that.
             await trio.lowlevel.wait_readable(self._output.fileno())
         raise OutputClosed
+
+
+class Tail(Printer[Consumer]):
+    """Writes what consumers receive, and finishes it then.
+
+    Args:
+        output, count, idle_timeout_s: As of Printer.
+        render: Makes bytes of messages.
+    """
+
+    def __init__(
+        self, output: RawOutput, render: Render, *, count: int | None, idle_timeout_s: float
+    ) -> None:
+        super().__init__(output, count=count, idle_timeout_s=idle_timeout_s)
+        self._render = render
+
+    async def pass_on(self, topic: str, source: Consumer) -> None:
+        """Print the messages of a consumer."""
+        async for batch in source.batches():
+            count = await self.print(len(batch), partial(self._render, topic, batch))
+            if count == len(batch):
+                batch.finish()
+            else:
+                for message in islice(batch, count):
+                    message.finish()

@@ -1,6 +1,6 @@
 """The broker's state without the broker: a topic, its log and its consumers, in the hands of a test."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from trio_nsq.broker.broker import MessageIds
 from trio_nsq.broker.cache import BatchCache
 from trio_nsq.broker.channel import Channel
 from trio_nsq.broker.consumer import Consumer
+from trio_nsq.broker.deferred import DeferredMessages
 from trio_nsq.broker.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
@@ -237,6 +238,14 @@ def damage(folder: Path, body: bytes) -> None:
             path.write_bytes(data)
             return
     raise AssertionError(f"{body!r} is not in {folder}")
+
+
+def packed(rows: Iterable[tuple[int, int, int]]) -> list[str]:
+    """Deferred messages, (due_ns, sequence, attempts) each, as a channel's saved state has them."""
+    messages = DeferredMessages()
+    for due_ns, sequence, attempts in rows:
+        messages.add(due_ns, range(sequence, sequence + 1), attempts, None)
+    return [block.text() for block in messages.copy()]
 
 
 def next_record(topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0) -> RecordBatch:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.state import MS, SECOND, Fixture, disk_log, records
+from broker.state import MS, SECOND, Fixture, disk_log, packed, records
 from trio_nsq.broker.topic import StateError, Topic
 from trio_nsq.log import MemoryLog
 
@@ -451,7 +451,10 @@ def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
         (lambda state: state.update(channels=5), "not iterable"),
         (lambda state: state.update(channels=["x"]), "string"),
         (lambda state: state["channels"][0].update(unfinished=[[1]]), "unpack"),
-        (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "unpack"),
+        (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "bytes-like"),
+        (lambda state: state["channels"][0].update(deferred=["AAAA"]), "3 bytes are no deferred messages"),
+        (lambda state: state["channels"][0].update(deferred=["%"]), "base64"),
+        (lambda state: state["channels"][0].update(deferred=packed([(2, 0, 0)]) + packed([(1, 0, 0)])), "order"),
         (lambda state: state["channels"][0].update(holes=None), "not iterable"),
     ],
 )

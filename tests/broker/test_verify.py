@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import trio
 
-from broker.state import Fixture, disk_log
+from broker.state import Fixture, disk_log, packed
 from broker.support import PATIENCE_S, running_broker
 from log.support import segment_files
+from trio_nsq.broker.deferred import DeferredMessages
 from trio_nsq.broker.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
+from trio_nsq.log import Files
 from trio_nsq.log.scan import Kind
 from trio_nsq.log.verify import LogReport
 
@@ -77,7 +79,8 @@ def test_a_log_that_goes_on_after_the_state_was_saved(folder: Path) -> None:
         state.update(end=36, distribution_point=36)
         for channel in state["channels"]:
             channel["holes"] = []
-            channel["deferred"] = [each for each in channel["deferred"] if each[1] < 36]
+            rows = DeferredMessages.restore(channel["deferred"])
+            channel["deferred"] = packed(row for row in rows if row[1] < 36)
 
     change(folder, before_the_last_messages)
     assert verify_topic(folder).findings == []
@@ -130,7 +133,7 @@ def test_a_log_whose_needed_beginning_is_gone(folder: Path) -> None:
         lambda state: state["channels"][0].update(cursor=42),
         lambda state: state["channels"][0]["unfinished"].append([12, 3]),
         lambda state: state["channels"][0]["unfinished"].append([39, 0]),
-        lambda state: state["channels"][0]["deferred"].append([5, 12, 0]),
+        lambda state: state["channels"][0]["deferred"].extend(packed([(2**63, 12, 0)])),
         lambda state: state["channels"][1].update(holes=[[5, 9], [8, 10]]),
         lambda state: state["channels"][1].update(holes=[[5, 99]]),
         lambda state: state["channels"][1].update(holes=[[9, 5]]),
@@ -154,6 +157,41 @@ def test_broker_json(tmp_path: Path) -> None:
     ):
         (tmp_path / "broker.json").write_text(text)
         assert bool(verify_broker_file(tmp_path)) is damaged, text
+
+
+class Meanwhile(Files):
+    """Before the first read of a segment something happens to the topic."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens: Callable[[], None] | None = happens
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if self._happens is not None:
+            self._happens()
+            self._happens = None
+        return super().read(fd, size, offset)
+
+
+def test_a_state_that_is_saved_meanwhile_may_know_more_than_was_read(folder: Path) -> None:
+    def save() -> None:
+        change(folder, lambda state: state.update(end=100, distribution_point=100))
+
+    assert verify_topic(folder, files=Meanwhile(save)).findings == []
+
+
+def test_what_is_deleted_meanwhile_no_later_state_needs(folder: Path) -> None:
+    def finish(state: State) -> None:
+        for channel in state["channels"]:
+            channel.update(cursor=41, holes=[], unfinished=[], deferred=[])
+
+    def save_and_delete() -> None:
+        change(folder, finish)
+        for path in segment_files(folder)[:-1]:
+            path.unlink()
+
+    report = verify_topic(folder, files=Meanwhile(save_and_delete))
+    assert not report.damaged
+    assert {finding.kind for finding in report.findings} == {Kind.NOTE}
 
 
 async def test_beside_a_busy_broker_nothing_is_found(tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ def test_starting_up_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_command_in_another_program_leaves_its_signals_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(["--version"]) == ExitCode.OK
+    assert run(["nonsense"]) == ExitCode.USAGE
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().out.startswith("qcli ")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
     """Whatever the first one set off; and somebody who waits is told that there is a second."""

@@ -267,6 +267,21 @@ def test_sequences_that_are_missing_or_come_again(tmp_path: Path) -> None:
     assert (report.messages, report.next_sequence) == (3, 7)
 
 
+def test_sequences_that_belong_to_the_next_segment(tmp_path: Path) -> None:
+    """As `DiskLog` does, this keeps to the names of the files."""
+    make_log(tmp_path, segment_bytes=OFFSETS[2])
+    _, second, _ = segment_files(tmp_path)
+    second.unlink()
+    first = tmp_path / FIRST
+    seed = int.from_bytes(first.read_bytes()[12:16], "big")
+    beyond = batch(3, b"x", b"y")  # the third segment begins with 4
+    with first.open("ab") as file:
+        file.write(encode_header(beyond, seed) + beyond.messages.data)
+    report = verify_log(tmp_path)
+    assert (report.messages, report.next_sequence) == (5, 6)
+    assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[2], first.stat().st_size, 3, 1)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     flips=st.lists(st.integers(0, 2**20), max_size=4),
@@ -411,6 +426,18 @@ def test_damage_that_was_only_half_a_write_is_none(tmp_path: Path) -> None:
 
     def write(reads: int) -> None:
         if reads > 2:  # after the file's header, and the first look at what follows
+            path.write_bytes(whole)
+
+    assert verify_log(tmp_path, files=BusyFiles(write)).findings == []
+
+
+def test_a_payload_that_was_only_half_written_is_no_damage(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    whole = path.read_bytes()
+    flip(path, OFFSETS[2] - 1)
+
+    def write(reads: int) -> None:
+        if reads > 2:
             path.write_bytes(whole)
 
     assert verify_log(tmp_path, files=BusyFiles(write)).findings == []

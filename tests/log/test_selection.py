@@ -88,11 +88,13 @@ def test_headers_alone(tmp_path: Path) -> None:
     assert len(records) == len(found)
 
 
-def test_damage_is_passed_over_and_told_if_it_concerns_the_selection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [10, -1])
+def test_damage_is_passed_over_and_told_if_it_concerns_the_selection(tmp_path: Path, at: int) -> None:
     write(tmp_path, segment_bytes=10**6)
     path = tmp_path / FIRST
     content = bytearray(path.read_bytes())
-    content[record_offsets(batches())[3] - 1] ^= 1  # in the payload of the third: sequences 4 to 7
+    start, end = record_offsets(batches())[2:4]  # the third: sequences 4 to 7
+    content[range(start, end)[at]] ^= 1  # in its header, or its payload
     path.write_bytes(content)
     numbers, (finding,) = select(tmp_path, Selection(first_sequence=2))
     assert numbers == [2, 3, *range(8, 16)]

@@ -222,3 +222,25 @@ async def test_a_publisher_that_leaves_while_it_waits(tmp_path: Path) -> None:
         async with connected(broker.tcp_address) as client:
             await client.publish("t", b"2")
             assert set(await depths(broker, "t")) == {"a"}
+
+
+async def test_a_topic_deleted_while_its_channels_are_asked_for_stays_deleted(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd)) as broker:
+        await lookupd.conversation(0)
+        lookupd.channels["t"] = ["a"]
+        lookupd.gate = trio.Event()
+        await http(broker, "POST", "/topic/create?topic=t")
+        await lookupd.until(lambda: lookupd.asked)
+        await http(broker, "POST", "/topic/delete?topic=t")
+        lookupd.gate.set()
+        await settle()
+        assert (await http(broker, "GET", "/stats?format=json")).json()["topics"] == []
+
+
+async def test_without_services_nobody_is_asked_and_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_broker(tmp_path) as broker, connected(broker.tcp_address) as client:
+        await client.publish("t", b"1")
+    assert not [line for line in caplog.messages if "lookup" in line.lower()]

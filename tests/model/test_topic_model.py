@@ -423,6 +423,18 @@ class TopicMachine(RuleBasedStateMachine):
                 assert real.next_deadline_ns is not None
                 assert real.next_deadline_ns <= deadline_ns
 
+    @invariant()
+    def what_is_remembered_to_be_saved_is_true(self) -> None:
+        for name, channel in self.real.topic.channels.items():
+            remembered = channel.state()
+            channel._state = None
+            state = channel.state()
+            for each in (remembered, state):
+                for _ in each.encode():
+                    pass
+            assert remembered.text == state.text, name
+            assert remembered.first_needed == state.first_needed, name
+
     # ------------------------------------------------------------------ the end
 
     def teardown(self) -> None:

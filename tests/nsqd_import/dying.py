@@ -14,7 +14,10 @@ from typing import Any
 from trio_nsq.log import Files
 from trio_nsq.nsqd_import import NsqdFolder, import_topics
 
-OPERATIONS = ("create", "write", "truncate", "sync", "sync_folder", "make_folder", "replace", "unlink")
+OPERATIONS = (
+    *("create", "write", "truncate", "sync", "unlink", "replace", "rename"),
+    *("make_folder", "sync_folder", "remove_folder"),
+)
 
 
 class DyingFiles(Files):

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from errno import ENOSPC
 from pathlib import Path
@@ -18,7 +18,7 @@ from nsqd_import.nsqd_files import Queued, write_metadata, write_queue
 from trio_nsq.broker import StartupError
 from trio_nsq.broker.data_folder import DataFolder
 from trio_nsq.broker.verify import topic_folders, verify_topic
-from trio_nsq.log import DiskLog, LogWriteError
+from trio_nsq.log import DiskLog, Files, LogWriteError
 from trio_nsq.nsqd_import import (
     IfExists,
     ImportRefused,
@@ -161,6 +161,33 @@ def test_an_import_that_was_killed_can_be_run_again(tmp_path: Path, source: Path
     assert earlier == {0, 1, 2, 3}
 
 
+class NotingFiles(Files):
+    """Notes which files have been written and not synced, and how that was whenever a state was saved."""
+
+    def __init__(self) -> None:
+        self.unsynced: set[int] = set()
+        self.saved_with: list[set[int]] = []
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        super().write(fd, offset, parts)
+        self.unsynced.add(fd)
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.unsynced.discard(fd)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if path.name == "state.json":
+            self.saved_with.append(set(self.unsynced))
+        super().replace(path, content)
+
+
+def test_messages_are_on_stable_storage_before_their_topic_is_there(tmp_path: Path, source: Path) -> None:
+    files = NotingFiles()
+    run(source, tmp_path / "ours", files=files)
+    assert files.saved_with == [set(), set(), set()]
+
+
 def test_a_broker_removes_what_an_import_left_that_was_cut_short(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "ours")
     topics = tmp_path / "ours" / "topics"
@@ -198,7 +225,7 @@ def test_a_disk_that_refuses_leaves_nothing_of_a_topic(tmp_path: Path, source: P
 def ours(tmp_path: Path) -> Path:
     """A data folder with a topic `orders` that does not come from nsqd."""
     with closing(DataFolder(tmp_path / "ours", HastyFiles())) as folder:
-        folder.write_state("orders", b"{}")
+        folder.write_state("orders", b'{"ours":1}')
     return tmp_path / "ours"
 
 
@@ -215,12 +242,19 @@ def test_topics_that_exist_are_not_touched_and_nothing_else_is_done(
 def test_the_others_can_be_imported(source: Path, ours: Path) -> None:
     reports = run(source, ours, if_exists=IfExists.SKIP)
     assert [report.outcome for report in reports] == [Outcome.IMPORTED, Outcome.SKIPPED, Outcome.IMPORTED]
-    assert state(ours, "orders") == {}
+    assert state(ours, "orders")["ours"] == 1
 
 
 def test_those_that_exist_can_be_replaced(source: Path, ours: Path) -> None:
     assert {report.outcome for report in run(source, ours, if_exists=IfExists.REPLACE)} == {Outcome.IMPORTED}
     check_complete(ours)
+
+
+def test_topics_of_which_nsqd_consumed_are_not_taken_for_imported(tmp_path: Path, source: Path) -> None:
+    run(source, tmp_path / "ours")
+    write_queue(source, "clicks:b", [Queued(number) for number in range(1, 7)], read=(0, 1))
+    with pytest.raises(ImportRefused, match="has a topic clicks already"):
+        run(source, tmp_path / "ours")
 
 
 def test_topics_with_which_nsqd_went_on_are_not_taken_for_imported(tmp_path: Path, source: Path) -> None:

@@ -80,7 +80,9 @@ class Broker:
         if topic is None:
             assert is_valid_name(name), name
             log, mem_queue_size = self._make_log(name), self.options.mem_queue_size
-            topic = Topic(name, log, self.cache, mem_queue_size, self._e2e_window_ns)
+            topic = Topic(
+                name, log, self.cache, mem_queue_size, self._e2e_window_ns, self.options.topic_defaults
+            )
             self.topics[name] = topic
             self.unsaved.add(name)
             self.on_names_changed(name, None)

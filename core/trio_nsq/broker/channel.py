@@ -8,6 +8,7 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 """
 
 import sys
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
@@ -21,7 +22,7 @@ from .channel_state import ChannelState
 from .consumer import LOOKED_AT, Consumer, Delivery
 from .deferred import DeferredMessages
 from .quantiles import RecentSketch
-from .seeking import Move, State, Waiting, smallest, spans
+from .seeking import Move, State, Waiting, spans
 from .settings import ChannelSettings, change
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Channel:
     Attributes:
         cursor: The next sequence never delivered.
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
+        expired_count: Messages dropped since then because they had waited for longer than the topic's `ttl_ms`.
+        dropped_count: Those dropped because there were too many.
         e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
@@ -63,6 +66,8 @@ class Channel:
         self.finish_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
+        self.expired_count = 0
+        self.dropped_count = 0
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
         self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
@@ -185,6 +190,8 @@ class Channel:
 
     def skip(self, start: int, end: int) -> None:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
+        # What was dropped from the topic is passed over already.
+        start = max(start, self._holes[-1][1] if self._holes else self.cursor)
         if start >= end:
             return
         self._state = None
@@ -202,6 +209,26 @@ class Channel:
             start, end = self._holes.popleft()
             self._hole_messages -= end - start
             self.cursor = max(self.cursor, end)
+
+    def pass_over(self, sequence: int) -> int:
+        """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""
+        before = self._fresh
+        self.move_to(min(sequence, self.topic.distribution_point))
+        return before - self._fresh
+
+    def drop_oldest(self, count: int) -> None:
+        """Drop so many of the messages that are ready: those that come again first, for they are the oldest."""
+        self._state = None
+        again = min(count, len(self._requeued))
+        for _ in range(again):
+            self._requeued.popleft()
+        self.dropped_count += again
+        left, to = count - again, self.cursor
+        for start, end in self._holes:
+            if to + left < start:
+                break
+            left, to = left - (start - to), end
+        self.dropped_count += self.pass_over(to + left)
 
     # ------------------------------------------------------------------ consumers
 
@@ -425,6 +452,7 @@ class Channel:
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         frames: list[bytes] = []
         room = MAX_GRANT_BYTES
+        ttl_ns = self.topic.ttl_ns
         count = min(count, _REQUEUED_AT_ONCE)
         while self._requeued and len(frames) < count:
             sequence, attempts, held = self._requeued[0]
@@ -437,6 +465,10 @@ class Channel:
                 raise
             if batch is None:
                 self._requeued.popleft()  # damaged on disk, and reported by the log
+                continue
+            if ttl_ns and batch.timestamp_ns(sequence - batch.base_sequence) < now_ns - ttl_ns:
+                self._requeued.popleft()
+                self.expired_count += 1
                 continue
             if consumer.sample is not None and not consumer.sample():
                 self._requeued.popleft()
@@ -455,9 +487,12 @@ class Channel:
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         payloads: list[Payload] = []
         room = MAX_GRANT_BYTES
+        oldest_ns = now_ns - self.topic.ttl_ns if self.topic.ttl_ns else 0
         while count > 0 and room > 0:
             try:
                 batch = self._at_cursor()
+                if batch is not None and oldest_ns and self._pass_expired(batch, oldest_ns):
+                    continue
             except LogReadError:
                 if payloads:
                     break
@@ -492,12 +527,25 @@ class Channel:
             room -= len(frames)
         return payloads
 
+    def _pass_expired(self, batch: Batch, oldest_ns: int) -> bool:
+        """Drop what was published before a time, if that is what is at the cursor. Raises LogReadError."""
+        if batch.timestamp_ns(self.cursor - batch.base_sequence) >= oldest_ns:
+            return False
+        if batch.timestamp_ns(len(batch) - 1) < oldest_ns:
+            sequence = batch.next_sequence
+            if self.timestamp_in_memory(sequence) is None:  # there may be gigabytes of it: nobody wants to read that
+                sequence = max(sequence, self.topic.first_since(oldest_ns))
+        else:
+            first, at = batch.base_sequence, range(len(batch))
+            sequence = first + bisect_left(at, oldest_ns, self.cursor - first, key=batch.timestamp_ns)
+        self.expired_count += self.pass_over(sequence)
+        return True
+
     def _put_off(self, batch: Batch) -> None:
         """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
         held = batch if self.topic.ephemeral else None
         end = min(batch.next_sequence, self._limit)
-        for sequence in range(self.cursor, end):
-            heappush(self._deferred, (batch.due_ns, sequence, 0, held))
+        self._deferred.add(batch.due_ns, range(self.cursor, end), 0, held)
         self.move_to(end)
 
     def _put_in_flight(
@@ -560,8 +608,8 @@ class Channel:
             for sequence, attempts, held in self._requeued:
                 yield Waiting(state, sequence, attempts, 0, held)
         elif state == "deferred":
-            for due_ns, sequence, attempts, held in smallest(self._deferred):
-                yield Waiting(state, sequence, attempts, due_ns, held)
+            for due_ns, sequence, attempts in self._deferred:
+                yield Waiting(state, sequence, attempts, due_ns, self._deferred.held(sequence))
         else:
             start = self.cursor
             for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
@@ -575,7 +623,7 @@ class Channel:
         skipped = max(0, to - self.cursor)
         skipped -= sum(min(end, to) - start for start, end in self._holes if start < to)
         skipped += sum(unfinished < to for unfinished, _ in self.unfinished())
-        skipped += sum(deferred < to for _, deferred, _, _ in self._deferred)
+        skipped += sum(deferred < to for deferred in self._deferred.sequences())
         in_flight = self.in_flight_count
         waiting = self.depth + in_flight + self.deferred_count
         return Move(self.cursor, to, (point - to) - (waiting - skipped), skipped, in_flight)
@@ -589,14 +637,15 @@ class Channel:
         """
         move = self.move_for(sequence)
         to = move.to_sequence
-        by_publisher = [
-            entry for entry in self._deferred if entry[0] > now_ns and entry[1] >= to and not entry[2]
-        ]
+        by_publisher = DeferredMessages()
+        for due_ns, deferred, attempts in self._deferred:
+            if due_ns > now_ns and deferred >= to and not attempts:
+                held = self._deferred.held(deferred)
+                by_publisher.add(due_ns, range(deferred, deferred + 1), 0, held)
         self.empty()
         self.cursor = to
         self._deferred = by_publisher
-        heapify(self._deferred)
-        for start, end in spans(sorted(deferred for _, deferred, _, _ in by_publisher)):
+        for start, end in spans(sorted(by_publisher.sequences())):
             self.skip(start, end)
         return move
 

@@ -53,6 +53,11 @@ class Block:
     def insert(self, at: int, due_ns: int, sequences: range, attempts: int) -> None:
         """Put messages that are due together before the one at a place."""
         count = len(sequences)
+        if count == 1:
+            self.due_ns.insert(at, due_ns)
+            self.sequence.insert(at, sequences.start)
+            self.attempts.insert(at, attempts)
+            return
         self.due_ns[at:at] = array("Q", [due_ns]) * count
         self.sequence[at:at] = array("Q", sequences)
         self.attempts[at:at] = array("H", [attempts]) * count
@@ -84,6 +89,10 @@ def _little_endian(numbers: array[int]) -> array[int]:
     return numbers
 
 
+def _first_due_ns(block: Block) -> int:
+    return block.due_ns[0]
+
+
 class DeferredMessages:
     """The deferred messages of a channel, by their time; those of the same time in the order in which they came.
 
@@ -107,6 +116,10 @@ class DeferredMessages:
         """When the first is due; None if there is none."""
         return self._blocks[0].due_ns[0] if self._blocks else None
 
+    def held(self, sequence: int) -> Batch | None:
+        """The batch that a message is in, if nothing but memory has it."""
+        return self._held.get(sequence)
+
     def sequences(self) -> Iterator[int]:
         """The sequence of each, in the same order."""
         for block in self._blocks:
@@ -125,14 +138,17 @@ class DeferredMessages:
         if held is not None:
             self._held.update(dict.fromkeys(sequences, held))
         blocks, attempts = self._blocks, min(attempts, _MAX_ATTEMPTS)
-        if not blocks or (due_ns >= blocks[-1].due_ns[-1] and len(blocks[-1]) >= _BLOCK_MESSAGES):
-            blocks.append(Block(array("Q"), array("Q"), array("H")))
-        index = len(blocks) - 1
-        if len(blocks[index]) and due_ns < blocks[index].due_ns[0]:
-            index = max(0, bisect_right(blocks, due_ns, key=lambda block: block.due_ns[0]) - 1)
+        if not blocks or due_ns >= blocks[-1].due_ns[-1]:  # most often, for most delays are the same
+            if not blocks or len(blocks[-1].due_ns) >= _BLOCK_MESSAGES:
+                blocks.append(Block(array("Q"), array("Q"), array("H")))
+            index = len(blocks) - 1
+            at = len(blocks[index].due_ns)
+        else:
+            index = max(0, bisect_right(blocks, due_ns, key=_first_due_ns) - 1)
+            at = bisect_right(blocks[index].due_ns, due_ns)
         block = blocks[index]
-        block.insert(bisect_right(block.due_ns, due_ns), due_ns, sequences, attempts)
-        if len(block) > _BLOCK_MESSAGES:
+        block.insert(at, due_ns, sequences, attempts)
+        if len(block.due_ns) > _BLOCK_MESSAGES:
             half = _BLOCK_MESSAGES // 2
             blocks[index : index + 1] = [block[at : at + half] for at in range(0, len(block), half)]
 
@@ -183,7 +199,7 @@ class DeferredMessages:
         return [block[:] for block in self._blocks]
 
     @classmethod
-    def restore(cls, texts: Iterable[str], log_end: int) -> DeferredMessages:
+    def restore(cls, texts: Iterable[str], log_end: int = sys.maxsize) -> DeferredMessages:
         """Those of a saved state.
 
         Args:

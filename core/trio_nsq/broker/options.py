@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
+from .settings import TopicSettings
 
 Sync = Literal["always", "interval"]
 TLSRequired = Literal["false", "true", "tcp-https"]
@@ -32,6 +33,7 @@ class BrokerOptions:
             `sync_every` messages or `sync_timeout_ms`, whichever comes first.
         sync_every: Messages, for `interval`.
         sync_timeout_ms: For `interval`.
+        topic_defaults: Settings of each topic, but for those that were changed for it.
         mem_queue_size: Messages of each topic, its newest, kept decoded in memory.
         cache_bytes: Bytes of decoded messages kept in memory over all topics, whatever `mem_queue_size` says.
         max_bytes_per_file: Size at which a topic's log goes on in a new segment.
@@ -70,6 +72,7 @@ class BrokerOptions:
     sync: Sync = "always"
     sync_every: int = 2500
     sync_timeout_ms: int = 2 * SECOND_MS
+    topic_defaults: TopicSettings = TopicSettings()  # noqa: RUF009 - it cannot be changed
     mem_queue_size: int = 10_000
     cache_bytes: int = 64 * MIB
     max_bytes_per_file: int = 100 * MIB

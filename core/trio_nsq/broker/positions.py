@@ -28,7 +28,7 @@ _NS_PER_UNIT = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_DURATION_PART = re.compile(r"([0-9]{1,18})(?:\.([0-9]{0,18}))?(ns|us|µs|ms|s|m|h)")
+_DURATION_PART = re.compile(r"(?=\.?[0-9])([0-9]{0,18})(?:\.([0-9]{0,18}))?(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _SEQUENCE = re.compile(r"[0-9]{1,20}")
 _UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")

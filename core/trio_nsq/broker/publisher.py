@@ -44,6 +44,8 @@ class _Group:
     """Publications of one topic that will be stored by one write."""
 
     publications: list[Publication] = field(default_factory=list)
+    messages: int = 0  # counted for a topic that may be full
+    size: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     error: PublishRefused | None = None
 
@@ -82,7 +84,7 @@ class Publisher:
         self._gathering: dict[Topic, _Group] = {}
         # A thread may be at the topic's log; the event is set when it no longer is.
         self._busy: dict[Topic, trio.Event] = {}
-        self._committing: set[Topic] = set()  # those of them where it appends
+        self._committing: dict[Topic, _Group | None] = {}  # those of them where it appends, and what
         self._unsynced: dict[Topic, int] = {}  # messages written since the last sync, by topic
         self._sync_soon = trio.Event()
         self._closed = False
@@ -97,6 +99,9 @@ class Publisher:
         """
         if self._closed:
             raise PublishRefused("exiting")
+        messages = size = 0
+        if topic.may_refuse:
+            messages, size = self._find_room(topic, publications)
         if topic.ephemeral or (self._options.sync == "interval" and self._is_quick(topic, publications)):
             self._write_now(topic, publications)
             return
@@ -106,9 +111,32 @@ class Publisher:
             if topic not in self._busy:
                 self._start_commit(topic)
         group.publications += publications
+        group.messages += messages
+        group.size += size
         await group.done.wait()
         if group.error is not None:
             raise group.error
+
+    def _find_room(self, topic: Topic, publications: Sequence[Publication]) -> tuple[int, int]:
+        """How many messages and bytes of records these are. Raises PublishRefused if the topic is too full for them."""
+        messages = sum(len(publication.messages) for publication in publications)
+        size = sum(len(publication.messages.data) + HEADER_BYTES for publication in publications)
+        waiting = [g for g in (self._gathering.get(topic), self._committing.get(topic)) if g is not None]
+        reason = topic.why_full(
+            messages + sum(g.messages for g in waiting), size + sum(g.size for g in waiting)
+        )
+        if reason:
+            raise PublishRefused(reason)
+        return messages, size
+
+    async def roll(self, topic: Topic) -> bool:
+        """Let a topic's log begin a new file; False if that failed."""
+        await self.idle(topic)
+        self._committing[topic] = None  # what is published meanwhile waits
+        try:
+            return await self.in_thread(topic, topic.log.roll)
+        finally:
+            self._committing.pop(topic, None)
 
     def _is_quick(self, topic: Topic, publications: Sequence[Publication]) -> bool:
         if topic in self._gathering or topic in self._committing:
@@ -125,12 +153,12 @@ class Publisher:
     async def _commit(self, topic: Topic) -> None:
         """Store groups of one topic until none is left."""
         with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
-            self._committing.add(topic)
             try:
                 while (group := self._gathering.pop(topic, None)) is not None:
+                    self._committing[topic] = group
                     await self._commit_group(topic, group)
             finally:
-                self._committing.discard(topic)
+                self._committing.pop(topic, None)
                 self._release(topic)
 
     def _release(self, topic: Topic) -> None:
@@ -144,6 +172,7 @@ class Publisher:
             sync = self._options.sync == "always"
             began_s = perf_counter()
             await trio.to_thread.run_sync(partial(topic.log.append, records, sync=sync))
+            self._committing[topic] = None
             self._stored(topic, records, perf_counter() - began_s, synced=sync)
         except LogError as exc:
             group.error = self._failed(exc)

@@ -1,7 +1,7 @@
 """Writing what has to survive a restart besides the messages: the topics' states, and the ids in use."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -10,6 +10,7 @@ import trio
 from ..log import LogError
 from .broker import Broker, MessageIds
 from .data_folder import ID_RESERVE, DataFolder
+from .retention import Keeper, discard
 from .topic import Checkpoint, Topic
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -26,13 +27,26 @@ class Saver:
         folder: Where to.
         ids: The ids of messages; those reserved so far end at `reserved_ids`.
         reserved_ids: See there.
+        now_ns: The time, Unix nanoseconds.
+        roll: See `Keeper`.
 
     Attributes:
         error: Empty, or what the last write failed with.
+        keeper: See there.
     """
 
-    def __init__(self, broker: Broker, folder: DataFolder, ids: MessageIds, reserved_ids: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        folder: DataFolder,
+        ids: MessageIds,
+        reserved_ids: int,
+        now_ns: Callable[[], int],
+        roll: Callable[[Topic], Awaitable[bool]],
+    ) -> None:
         self.error = ""
+        self.keeper = Keeper(now_ns, roll)
+        self._now_ns = now_ns
         self._broker = broker
         self._folder = folder
         self._ids = ids
@@ -61,13 +75,16 @@ class Saver:
         async with self.locked(topic):
             if self._saved.get(topic, -1) > ticket or self._broker.topics.get(topic.name) is not topic:
                 return
+            await self.keeper.look(topic)
             self._saved[topic] = next(self._tickets)
             self._mark_saved(topic.name)
             checkpoint = topic.checkpoint()
             try:
                 for _ in checkpoint.encode():
                     await trio.lowlevel.checkpoint()
-                await trio.to_thread.run_sync(self._write, topic, checkpoint)
+                now_ns = self._now_ns()
+                look_at_ns = await trio.to_thread.run_sync(self._write, topic, checkpoint, now_ns)
+                self.keeper.schedule.look_at(topic.name, look_at_ns)
             except BaseException as exc:  # cancelled, too: then nothing was written
                 self._saved.pop(topic, None)
                 self._broker.unsaved.add(topic.name)
@@ -81,9 +98,9 @@ class Saver:
             else:
                 self.error = ""
 
-    def _write(self, topic: Topic, checkpoint: Checkpoint) -> None:
+    def _write(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
         self._folder.write_state(topic.name, checkpoint.content)
-        topic.log.discard_before(checkpoint.first_needed)
+        return discard(topic.log, topic.settings, checkpoint.first_needed, now_ns)
 
     @asynccontextmanager
     async def locked(self, topic: Topic) -> AsyncIterator[None]:
@@ -113,6 +130,7 @@ class Saver:
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
+            self._broker.changed.update(self.keeper.schedule.take_due(self._now_ns()))
             await self._save_changed(1)
             took_s = trio.current_time() - started_s
 

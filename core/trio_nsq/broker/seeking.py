@@ -1,12 +1,9 @@
 """What `Channel.peek` and `Channel.seek` tell, and how they find it."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from .batch import Batch
-
-_T = TypeVar("_T")
 
 State = Literal["requeued", "fresh", "deferred"]
 STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")
@@ -47,17 +44,6 @@ class Move(NamedTuple):
     delivered_again: int
     skipped: int
     in_flight: int
-
-
-def smallest(heap: Sequence[_T]) -> Iterator[_T]:
-    """The entries of a heap, ascending, which stays as it is; costs little for the first few of many."""
-    ahead = [(heap[0], 0)] if heap else []
-    while ahead:
-        entry, at = heappop(ahead)
-        yield entry
-        for child in (2 * at + 1, 2 * at + 2):
-            if child < len(heap):
-                heappush(ahead, (heap[child], child))
 
 
 def spans(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:

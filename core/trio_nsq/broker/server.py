@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -21,7 +21,7 @@ from .broker import Broker, MessageIds
 from .channel import Channel
 from .connection import Connection
 from .consumer import Consumer
-from .data_folder import ID_RESERVE, DataFolder
+from .data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .errors import PublishRefused, SaveError, StartupError
 from .options import BrokerOptions
 from .positions import Position
@@ -113,7 +113,8 @@ class Server:
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
         self.readers = Readers(self._serves)
-        self._saver = Saver(self.broker, folder, ids, first_id + ID_RESERVE)
+        reserved = first_id + ID_RESERVE
+        self._saver = Saver(self.broker, folder, ids, reserved, self.now_ns, self.publisher.roll)
         self._load()
         self.process = ProcessFigures()
 
@@ -130,7 +131,9 @@ class Server:
             state = self._folder.read_state(name)
             try:
                 topic = self.broker.topic(name)
-                if topic.restore(state):
+                ahead = topic.restore(state)
+                self._report_missing(topic, state)
+                if ahead:
                     self._folder.write_state(name, json.dumps(topic.snapshot()).encode())
             except StateError as exc:
                 raise StartupError(f"{self._folder.topic_folder(name)}/state.json is damaged: {exc}") from exc
@@ -141,6 +144,23 @@ class Server:
                 raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
+            self._saver.keeper.found(topic)
+
+    def _report_missing(self, topic: Topic, state: dict[str, Any] | None) -> None:
+        """Say what a topic had before, and has no longer: its files, or the ends of them, are gone."""
+        path = self._folder.topic_folder(topic.name) / STATE_FILE
+        first, end = topic.log.first_sequence, topic.log.next_sequence
+        if state is None:
+            if end:
+                what = "%s is missing: no channel is known, and all messages in the log wait for a first one"
+                logger.warning(what, path)
+            return
+        if (needed := topic.first_needed(state)) < first:
+            what = "%s: messages %d to %d are missing, the log begins after them"
+            logger.error(what, path, needed, first - 1)
+        if (known := int(state["end"])) > end:
+            what = "%s: messages %d to %d are missing, the log ends before them"
+            logger.error(what, path, end, known - 1)
 
     # ------------------------------------------------------------------ time
 
@@ -216,6 +236,7 @@ class Server:
             self.pump(channel)
         for channel in hungry[_CHANNELS_PER_TURN:]:
             self._line_up(channel)
+        topic.make_room()
 
     def pump_topic(self, topic: Topic) -> None:
         """Send what is ready in any of a topic's channels, and look out for what is deferred there."""

@@ -17,14 +17,17 @@ from operator import itemgetter
 from typing import Any
 
 from ..log import Log, RecordBatch
+from ..log.times import sequence_at
 from ..protocol import is_ephemeral
 from .batch import Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
+from .deferred import DeferredMessages
 from .settings import SettingsError, TopicSettings, change
 
 STATE_FORMAT = 1
+_NS_PER_MS = 1_000_000
 _CHANNEL_COST = 10
 _STEP_COST = 1000
 """A message counts 1: a step takes about half a millisecond."""
@@ -74,7 +77,8 @@ class Checkpoint:
         """Set `content` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
         waiting = "[]"
         if self._waiting_deferred:
-            waiting, _ = yield from encode_rows((entry[:3] for entry in self._waiting_deferred), 0)
+            waiting, lowest = yield from encode_rows((entry[:3] for entry in self._waiting_deferred), 0)
+            self.first_needed = min(self.first_needed, lowest)
         cost = 0
         for channel in chain(self._durable, self._ephemeral):
             if channel.text:
@@ -110,6 +114,10 @@ class Topic:
         settings: Those in force.
         ephemeral: It lives in memory only.
         message_count, message_bytes: Published since the broker started; bytes of bodies.
+        expired_count, dropped_count: Messages dropped since then before any channel had them: they had waited for
+            longer than `ttl_ms`, or there were too many.
+        ttl_ns: The setting `ttl_ms`, 0 if there is none.
+        may_refuse: Whether `why_full` ever says anything.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
@@ -123,14 +131,17 @@ class Topic:
         defaults: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.name = name
-        self.settings = self._defaults = defaults
+        self._defaults = defaults
         self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self.configure({})
         self.log = log
         self.e2e_window_ns = e2e_window_ns
         self.channels: dict[str, Channel] = {}
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
+        self.expired_count = 0
+        self.dropped_count = 0
         self.ephemeral = is_ephemeral(name)
         self.has_distributed_deferred = False
         self.distribution_point = self._first = log.first_sequence
@@ -151,6 +162,9 @@ class Topic:
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
         self.settings, self._changes = change(self._defaults, self._changes, changes)
+        self.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
+        limited = bool(self.settings.max_messages or self.settings.max_bytes)
+        self.may_refuse = limited and self.settings.when_full == "reject"
 
     @property
     def depth(self) -> int:
@@ -222,6 +236,81 @@ class Topic:
             for start, after, due_ns, held in self._waiting_deferred:
                 channel.arrived_deferred(range(start, after), due_ns, held)
         self._waiting_deferred.clear()
+
+    # ------------------------------------------------------------------ limits
+
+    @property
+    def oldest_waiting(self) -> int:
+        """The oldest sequence that some channel has yet to deliver, or that waits for one; the end if there is none."""
+        cursors = [channel.cursor for channel in self.channels.values()]
+        return min(cursors, default=self.distribution_point)
+
+    def why_full(self, messages: int, size: int) -> str:
+        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be."""
+        limits = self.settings
+        if not self.may_refuse:
+            return ""
+        if limits.max_messages:
+            waiting = self.depth + max((channel.depth for channel in self.channels.values()), default=0)
+            if waiting + messages > limits.max_messages:
+                return f"topic {self.name} is full: {waiting} messages wait, max_messages is {limits.max_messages}"
+        if limits.max_bytes:
+            waiting = self.log.bytes_from(self.oldest_waiting)
+            if waiting + size > limits.max_bytes:
+                return f"topic {self.name} is full: {waiting} bytes wait, max_bytes is {limits.max_bytes}"
+        return ""
+
+    def make_room(self) -> None:
+        """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
+        limits = self.settings
+        if limits.when_full != "drop-oldest":
+            return
+        if limits.max_messages:
+            for channel in self.channels.values():
+                if (excess := channel.depth + self.depth - limits.max_messages) > 0:
+                    channel.drop_oldest(min(excess, channel.depth))
+            if (excess := self.depth - limits.max_messages) > 0:
+                self.dropped_count += self._pass_over(self._after_waiting(excess))
+        if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
+            sequence = self.log.last_bytes(limits.max_bytes)
+            for channel in self.channels.values():
+                channel.dropped_count += channel.pass_over(sequence)
+            self.dropped_count += self._pass_over(sequence)
+
+    def first_since(self, timestamp_ns: int) -> int:
+        """The first sequence published at this time or later. Reads the log; raises LogReadError."""
+        return sequence_at(self.log, timestamp_ns)
+
+    def expire_before(self, sequence: int) -> None:
+        """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
+        for channel in self.channels.values():
+            channel.expired_count += channel.pass_over(sequence)
+        self.expired_count += self._pass_over(sequence)
+
+    def _after_waiting(self, count: int) -> int:
+        """The sequence after the first `count` of the messages that `depth` counts."""
+        to = self.distribution_point
+        for start, after, _, _ in self._waiting_deferred:
+            if to + count < start:
+                break
+            if start >= to:
+                count, to = count - (start - to), after
+        return to + count
+
+    def _pass_over(self, sequence: int) -> int:
+        """Move the distribution point, and count what that drops. What waits for its time does so further on."""
+        for start, after, _, _ in self._waiting_deferred:
+            if start < sequence < after:
+                sequence = after
+        sequence = min(sequence, self._end)
+        point = self.distribution_point
+        if sequence <= point:
+            return 0
+        before = self.depth
+        for channel in self.channels.values():
+            channel.skip(point, sequence)
+        self.distribution_point = sequence
+        return before - self.depth
 
     # ------------------------------------------------------------------ reading
 
@@ -323,10 +412,11 @@ class Topic:
     def first_needed(state: dict[str, Any]) -> int:
         """The oldest sequence that a topic restored from this snapshot would read."""
         needed = [int(state["distribution_point"]), int(state["ephemeral_needed"])]
+        needed += [int(start) for start, _, _ in state["waiting_deferred"]]
         for channel in state["channels"]:
             needed.append(int(channel["cursor"]))
             needed += [sequence for sequence, _ in channel["unfinished"]]
-            needed += [sequence for _, sequence, _ in channel["deferred"]]
+            needed += DeferredMessages.restore(channel["deferred"]).sequences()
         return min(needed)
 
     def checkpoint(self) -> "Checkpoint":

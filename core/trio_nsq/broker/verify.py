@@ -1,18 +1,18 @@
 """Checking a data folder without a broker, or beside one: each topic's log, and its saved state against it."""
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..log import MemoryLog
+from ..log import Files, MemoryLog
 from ..log.scan import Finding, Kind
 from ..log.verify import LogReport, Progress, verify_log
 from ..protocol import is_valid_name
 from .cache import BatchCache
-from .data_folder import BROKER_FILE, FORMAT, STATE_FILE, SUFFIX
+from .data_folder import BROKER_FILE, STATE_FILE, SUFFIX, decode_checked, decode_ids
+from .deferred import DeferredMessages
 from .topic import StateError, Topic
 
 
@@ -31,19 +31,17 @@ def verify_broker_file(data_path: Path) -> list[Finding]:
     """What is wrong with `broker.json`. Raises OSError."""
     path = data_path / BROKER_FILE
     try:
-        state = json.loads(path.read_bytes())
+        decode_ids(path.read_bytes())
     except FileNotFoundError:
         return []  # no broker has run here yet
-    except ValueError:
-        state = None
-    if isinstance(state, dict) and state.get("format") == FORMAT and isinstance(state.get("next_id"), int):
-        return []
-    what = "damaged, or from another version of this program; a broker does not start over it"
-    return [_damage(path, what)]
+    except ValueError as exc:
+        what = f"damaged, or from another version of this program ({exc}); a broker does not start over it"
+        return [_damage(path, what)]
+    return []
 
 
-def verify_topic(folder: Path, *, progress: Progress | None = None) -> LogReport:
-    """Read all of a topic's log, and compare its saved state with it.
+def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
+    """Read all of a topic's log, and compare its saved state with it. Arguments as `verify_log`.
 
     Raises:
         LogReadError, OSError: The operating system refused.
@@ -52,7 +50,7 @@ def verify_topic(folder: Path, *, progress: Progress | None = None) -> LogReport
     # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
     # what is deleted at its beginning, no state needs that was saved later.
     before = _read(path)
-    report = verify_log(folder, progress=progress)
+    report = verify_log(folder, files=files, progress=progress)
     after = _read(path)
     if after is None:
         if report.segments:
@@ -79,12 +77,9 @@ def _read(path: Path) -> bytes | None:
 def _parse(content: bytes) -> dict[str, Any]:
     """Raises StateError."""
     try:
-        state = json.loads(content)
+        return decode_checked(content)
     except ValueError as exc:
         raise StateError(str(exc)) from exc
-    if not isinstance(state, dict):
-        raise StateError("it holds no JSON object")
-    return state
 
 
 class _Outline(MemoryLog):
@@ -149,7 +144,7 @@ def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
             return
         last = end
     waiting = [sequence for sequence, _ in channel["unfinished"]]
-    waiting += [sequence for _, sequence, _ in channel["deferred"]]
+    waiting += DeferredMessages.restore(channel["deferred"]).sequences()
     previous = None
     for sequence in sorted(waiting):
         hole = bisect_right(channel["holes"], sequence, key=itemgetter(0)) - 1

@@ -35,13 +35,15 @@ class ReadRefused(NSQError):
 
     Attributes:
         address: The broker, `host:port`.
+        topic: Which one it is.
         status: The HTTP status.
         text: What it says, such as `TOPIC_NOT_FOUND`. `NOT_FOUND` is the word of brokers that cannot do this.
     """
 
-    def __init__(self, address: str, status: int, text: str) -> None:
-        super().__init__(f"{address} answered with HTTP status {status}: {text}")
+    def __init__(self, address: str, topic: str, status: int, text: str) -> None:
+        super().__init__(f"{address} does not let topic {topic} be read: {text} (HTTP status {status})")
         self.address = address
+        self.topic = topic
         self.status = status
         self.text = text
 
@@ -66,6 +68,7 @@ class TopicReader:
 
     Attributes:
         first_sequence: The oldest that was kept when the broker was last asked.
+        start_is_time: Whether `start` is one.
         start_sequence: Where `start` was.
         end_sequence: Where `end` was; None with `follow`.
         position: The next sequence.
@@ -83,6 +86,7 @@ class TopicReader:
     ) -> None:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
+        self.start_is_time = str(start).startswith(("-", "@"))
         self._address = nsqd_http_address
         self._topic = topic
         self._start = start
@@ -195,7 +199,7 @@ class TopicReader:
             text = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
-        raise ReadRefused(self._address, answer.status, text)
+        raise ReadRefused(self._address, self._topic, answer.status, text)
 
     async def _read(self, answer: StreamedAnswer) -> bytes:
         body = b""

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -11,7 +12,7 @@ from typing import TypeVar
 from .errors import LogReadError, LogWriteError
 from .files import Files
 from .index import SUFFIX as INDEX_SUFFIX
-from .interface import READ_BYTES, check_order
+from .interface import READ_BYTES, LogFileFacts, check_order
 from .open_files import OpenFiles, reasonable_limit
 from .records import RawRecord, RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
@@ -21,6 +22,7 @@ logger = logging.getLogger("trio_nsq.log")
 DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
 """As nsqd's max-bytes-per-file."""
 _MAX_HINTS = 1024
+_BASE = attrgetter("base_sequence")
 
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
 
@@ -128,6 +130,31 @@ class DiskLog:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
+    @property
+    def files(self) -> Sequence[LogFileFacts]:
+        return self._segments
+
+    def bytes_from(self, sequence: int) -> int:
+        segments = self._segments
+        if sequence >= self._next_sequence or not segments:
+            return 0
+        at = max(0, bisect_right(segments, sequence, key=_BASE) - 1)
+        return segments[at].bytes_from(sequence) + sum(segment.size for segment in segments[at + 1 :])
+
+    def last_bytes(self, size: int) -> int:
+        following = self._next_sequence
+        for segment in reversed(self._segments):
+            if segment.size > size:
+                span = range(segment.base_sequence, following)
+                return span.start + bisect_left(span, True, key=lambda at: segment.bytes_from(at) <= size)
+            size -= segment.size
+            following = segment.base_sequence
+        return following
+
+    def roll(self) -> None:
+        if self._segments and self._segments[-1].size > FILE_HEADER_BYTES:
+            self._begin_segment()
+
     def begins_file(self, size: int) -> bool:
         return not self._segments or not self._fits(size)
 
@@ -142,9 +169,12 @@ class DiskLog:
         self._next_sequence = batches[-1].next_sequence
 
     def _segment_for(self, size: int) -> Segment:
+        if self._segments and self._fits(size):
+            return self._segments[-1]
+        return self._begin_segment()
+
+    def _begin_segment(self) -> Segment:
         if self._segments:
-            if self._fits(size):
-                return self._segments[-1]
             self._segments[-1].seal()  # so that only the last segment can be torn
         segment = Segment.create(self._open_files, self.folder, self._next_sequence, self._now_ns())
         with self._replacing:
@@ -193,7 +223,7 @@ class DiskLog:
         segments = self._segments
         if sequence >= self._next_sequence or not segments:  # closed: the topic is deleted under a reader
             return None
-        index = bisect_right(segments, sequence, key=lambda segment: segment.base_sequence) - 1
+        index = bisect_right(segments, sequence, key=_BASE) - 1
         return segments[max(index, 0)]
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:

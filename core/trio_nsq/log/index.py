@@ -52,6 +52,17 @@ class SparseIndex:
         index = bisect_right(self._sequences, sequence) - 1
         return self._offsets[index] if index >= 0 else None
 
+    def estimate(self, sequence: int, end_sequence: int) -> int:
+        """About where a sequence lies, if the segment ends before `end_sequence`: between entries all are of a size."""
+        index = bisect_right(self._sequences, sequence) - 1
+        if index < 0:
+            return self._offsets[0] if self._offsets else self.up_to
+        start, offset = self._sequences[index], self._offsets[index]
+        following, end = end_sequence, self.up_to
+        if index + 1 < len(self._offsets):
+            following, end = self._sequences[index + 1], self._offsets[index + 1]
+        return offset + (end - offset) * (sequence - start) // max(1, following - start)
+
     def encode(self, seed: int) -> bytes:
         """The file's content, for a segment of this seed that ends at `up_to`."""
         content = _SIZE.pack(self.up_to) + _big_endian(self._sequences) + _big_endian(self._offsets)

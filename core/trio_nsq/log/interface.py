@@ -9,6 +9,32 @@ READ_BYTES = 256 * 1024
 """How much a reader asks for at a time: large enough that a system call costs little per message."""
 
 
+class LogFileFacts(Protocol):
+    """One file of a log.
+
+    Attributes:
+        base_sequence, next_sequence: Where it begins, and where it ends.
+        size: Bytes.
+        first_ns: When the first message was published, Unix nanoseconds; 0 if there is none. Of the last file only.
+    """
+
+    @property
+    def base_sequence(self) -> int: ...
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def first_ns(self) -> int: ...
+
+    def last_ns(self) -> int:
+        """When the last readable message was published, Unix nanoseconds; 0 if there is none.
+
+        Reads where it is not known yet. Raises LogReadError.
+        """
+        ...
+
+
 class Log(Protocol):
     """One topic's messages, by sequence.
 
@@ -34,6 +60,19 @@ class Log(Protocol):
     @property
     def file_starts(self) -> Sequence[int]:
         """The first sequence of each of its files, ascending; none for a log in memory."""
+        ...
+
+    @property
+    def files(self) -> Sequence[LogFileFacts]:
+        """Its files, the oldest first; none for a log in memory. The last is the one that grows."""
+        ...
+
+    def bytes_from(self, sequence: int) -> int:
+        """How many bytes lie from `sequence` on: about, for it is told without reading."""
+        ...
+
+    def last_bytes(self, size: int) -> int:
+        """The sequence from which on about so many bytes lie, or fewer: told without reading."""
         ...
 
     def begins_file(self, size: int) -> bool:
@@ -81,6 +120,14 @@ class Log(Protocol):
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """The headers of all batches from the one that holds `sequence` on. Raises LogReadError."""
+        ...
+
+    def roll(self) -> None:
+        """Begin a new file, so that the last one can be discarded in its time; nothing else may append meanwhile.
+
+        Raises:
+            LogWriteError: It has not begun.
+        """
         ...
 
     def discard_before(self, sequence: int) -> None:

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from ..protocol.messages import MessageSet
-from .interface import READ_BYTES, check_order
+from .interface import READ_BYTES, LogFileFacts, check_order
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
 from .segment import encode_file_header, seed_in
 
@@ -48,6 +48,24 @@ class MemoryLog:
     @property
     def file_starts(self) -> Sequence[int]:
         return ()
+
+    @property
+    def files(self) -> Sequence[LogFileFacts]:
+        return ()
+
+    def bytes_from(self, sequence: int) -> int:
+        """As `Log.bytes_from`, as though all messages were of one size."""
+        kept = self._next_sequence - self._first_sequence
+        waiting = self._next_sequence - max(self._first_sequence, sequence)
+        return self._size_bytes * waiting // kept if waiting > 0 else 0
+
+    def last_bytes(self, size: int) -> int:
+        """As `Log.last_bytes`, likewise."""
+        kept = self._next_sequence - self._first_sequence
+        return self._next_sequence - (kept * size // self._size_bytes if size < self._size_bytes else kept)
+
+    def roll(self) -> None:
+        """Nothing to do."""
 
     def begins_file(self, size: int) -> bool:
         """Never."""

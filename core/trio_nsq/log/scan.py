@@ -211,16 +211,11 @@ class _Scan:
 
     def _header(self, offset: int) -> RecordHeader | None:
         """The header that has to be at `offset`; None if something else is there."""
-        for again in (False, True):
-            at = self._at(offset, HEADER_BYTES, again=again)
-            header = decode_header(self._data, at, self._seed)
-            if (
-                header is not None
-                and header.base_sequence == self._expected
-                and header.next_sequence <= self._limit
-            ):
-                return header
-        return None
+        at = self._at(offset, HEADER_BYTES)
+        header = decode_header(self._data, at, self._seed)
+        if header is None or header.base_sequence != self._expected or header.next_sequence > self._limit:
+            return None
+        return header
 
     def _payload(self, offset: int, header: RecordHeader) -> memoryview | None:
         """What follows the header at `offset`, empty if it is not wanted; None if it is not what the header says."""
@@ -272,7 +267,7 @@ class _Scan:
         """Say what is at `offset` instead of the header that should be there; returns where to go on."""
         if self._files.size(self._fd) <= offset:
             return self._end  # a broker has taken back an append that failed
-        at = self._at(offset, HEADER_BYTES)
+        at = self._at(offset, HEADER_BYTES, again=True)
         header = decode_header(self._data, at, self._seed)
         if header is not None and header.base_sequence < self._expected:
             following = offset + header.record_bytes

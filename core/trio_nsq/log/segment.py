@@ -51,6 +51,7 @@ _SEED = slice(12, 16)
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _CRC_AT = range(12, 16)
 _CREATED_AT = 24
+_CREATED = slice(_CREATED_AT, _CREATED_AT + 8)
 _NAME_DIGITS = 20
 _RECORDS_AT_ONCE = 256
 """A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
@@ -131,6 +132,8 @@ class Segment:
         self._sync_failed = False
         self._sync_lock = Lock()
         self._torn = False  # a failed append could not be taken back: there are bytes past `size`
+        self.first_ns = 0
+        self._last_ns: int | None = 0  # None: not known yet
 
     # ------------------------------------------------------------------ making and opening
 
@@ -209,6 +212,7 @@ class Segment:
             raise
         segment = cls(files, file, base_sequence, head)
         segment.size = segment._synced_to = size
+        segment._last_ns = None
         return segment
 
     @classmethod
@@ -276,6 +280,9 @@ class Segment:
             self._index.note(batch.base_sequence, end)
             end += batch.record_bytes
         self._index.up_to = end
+        if self.size == FILE_HEADER_BYTES:
+            self.first_ns = batches[0].timestamp_ns
+        self._last_ns = batches[-1].timestamp_ns
         # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
         self.next_sequence = batches[-1].next_sequence
         self.size = end
@@ -378,6 +385,8 @@ class Segment:
             if crc32(payload) != header.payload_crc:
                 self._report_record(offset)
             self._index.note(header.base_sequence, offset)
+            self.first_ns = self.first_ns or header.timestamp_ns
+            self._last_ns = header.timestamp_ns
             self.next_sequence = header.next_sequence
             end = following
         self.size = self._index.up_to = end
@@ -446,7 +455,9 @@ class Segment:
             for found, header in find_headers(window, 0, self._seed):
                 if header.base_sequence >= expected and header.next_sequence <= limit:
                     return start + found
-            start += max(1, len(window) - HEADER_BYTES + 1)  # a header may begin in what is left of the window
+            start += max(
+                1, len(window) - HEADER_BYTES + 1
+            )  # a header may begin in what is left of the window
         return None
 
     def _report(self, offset: int, end: int) -> None:
@@ -468,6 +479,24 @@ class Segment:
             logger.error(what, self.path, sequence, last, self.size)
 
     # ------------------------------------------------------------------ looking up
+
+    def last_ns(self) -> int:
+        """As `LogFileFacts.last_ns`."""
+        if self._last_ns is None:
+            last = 0
+            for header in self.headers(self.next_sequence - 1):
+                last = header.timestamp_ns
+            self._last_ns = last or int.from_bytes(self.head[_CREATED], "big")  # the end of it is damaged
+        return self._last_ns
+
+    def bytes_from(self, sequence: int) -> int:
+        """How many bytes lie from `sequence` on, about: as far as is known without reading."""
+        if sequence <= self.base_sequence:
+            return self.size
+        if self._index.up_to >= self.size:
+            return max(0, self.size - self._index.estimate(sequence, self.next_sequence))
+        count = self.next_sequence - self.base_sequence  # as though all messages were of one size
+        return self.size * (self.next_sequence - sequence) // count
 
     def locate(self, sequence: int) -> int:
         """The offset of a record at or shortly before the one that holds `sequence`."""

@@ -91,7 +91,7 @@ def _select(
                     yield found
             elif found.header.base_sequence >= selection.end_sequence:
                 return
-            elif selection.touches(found.header):
+            elif found.payload if payloads else selection.touches(found.header):
                 yield found
 
 

@@ -7,14 +7,13 @@ the files they came from.
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ..broker.data_folder import STATE_FILE, SUFFIX, DataFolder
+from ..broker.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
 from ..log import DiskLog, Files
 from ..log.scan import Finding
 from ..log.verify import Progress
@@ -229,7 +228,7 @@ def _build(
 ) -> None:
     """Make the topic in a folder of its own, and put that in place."""
     building = folder.import_folder(topic.name)
-    shutil.rmtree(building, ignore_errors=True)  # what an import left that was cut short
+    folder.remove_retired(building)  # what an import left that was cut short
     try:
         folder.files.make_folder(building)
         with closing(DiskLog(building, files=folder.files)) as log:
@@ -249,12 +248,13 @@ def _build(
             "fingerprint": source.fingerprint(topic),
         }
         folder.files.replace(building / ORIGIN_FILE, json.dumps(origin).encode() + b"\n")
-        folder.files.replace(building / STATE_FILE, json.dumps(state, separators=(",", ":")).encode())
+        content = encode_checked(json.dumps(state, separators=(",", ":")).encode())
+        folder.files.replace(building / STATE_FILE, content)
         retired = folder.retire_topic(topic.name)
-        building.rename(folder.topic_folder(topic.name))
+        folder.files.rename(building, folder.topic_folder(topic.name))
         folder.files.sync_folder(building.parent)
     except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+        folder.remove_retired(building)
         raise
     if retired is not None:
         folder.remove_retired(retired)

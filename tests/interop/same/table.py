@@ -10,6 +10,7 @@ NOT_BY_SCRIPT = {
     "ok-means": "tests/faults",
     "loopback": "tests/cli/test_serve_options.py",
     "data-folder": "tests/broker/test_startup.py",
+    "nsqd-folder": "tests/interop/test_nsqd_import.py",
     "channels": "it is about files, not about answers",
     "order": "nsqd's order is random then",
     "timers": "it is about how late nsqd happens to be",

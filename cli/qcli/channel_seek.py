@@ -1,0 +1,142 @@
+"""`qcli channel seek`: moves a channel to another place in its topic's log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from .broker_log import not_readable
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_channel
+from .errors import Failure
+from .exit_codes import ExitCode
+from .options import asks_broker
+from .output import json_lines, write
+from .params import Source, channel_source
+from .positions import NOTE as POSITIONS
+from .positions import BrokerPosition
+
+
+@click.command(
+    "seek",
+    cls=DocumentedCommand,
+    short_help="Move a channel back or forward in its topic.",
+    examples=[
+        Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
+        Example("how many messages is that?", "qcli channel seek clicks/archive --to 2h --dry-run"),
+        Example("all that is kept", "qcli channel seek clicks/archive --to earliest"),
+        Example("skip a backlog", "qcli channel seek clicks/archive --to latest --yes"),
+        Example("look first what is there", "qcli peek clicks --from 2h -n 3"),
+    ],
+    exits={
+        ExitCode.FAILURE: "It was not moved: no such channel, nobody agreed, or the broker refused.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+    notes={
+        "What happens": "The channel begins anew at that position, and the other channels of the topic do not notice. "
+        "Every message from there on is delivered, in order and with attempts counted from 1, whatever has become of "
+        "it: waiting, finished, requeued or emptied. Messages before it are skipped, also requeued and deferred "
+        "ones. Only those that were deferred when they were published still wait for their time. What consumers have "
+        "in flight they cannot finish any more (E_FIN_FAILED), as after 'qcli channel empty'.",
+        "What there is": "A channel cannot go back to what is no longer kept, which is a matter of the topic's "
+        "retention; then it goes to the earliest message there is. Nor can it go past what its topic has "
+        "passed on to it, which is less than there is while the topic is paused. Both are told.",
+        "Positions": POSITIONS,
+        "JSON": "One object: topic, channel, from_sequence and to_sequence (where it began to read before, and "
+        "begins now), delivered_again (messages it was done with), skipped (messages it was not done with), in_flight, "
+        "limited_by (earliest or latest if it could not go further; else null) and dry_run.",
+    },
+)
+@click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
+@asks_broker
+@option(
+    "Where to",
+    "--to",
+    "to",
+    type=BrokerPosition(),
+    required=True,
+    metavar="POSITION",
+    help="The message of this sequence, or the first one published at this time.",
+)
+@option("Where to", "--dry-run", is_flag=True, help="Only say what it would do.")
+@option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without asking.")
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: a line or two for people. json: an object, see below.",
+)
+def command(
+    wanted: Source,
+    nsqd_tcp_address: str,
+    nsqd_http_address: str,
+    to: str,
+    dry_run: bool,
+    yes: bool,
+    form: str,
+) -> None:
+    """Move one channel to a sequence or time: back, to have messages delivered again, or forward, to skip some.
+
+    Asks first if it would skip messages, on a terminal; elsewhere that needs --yes. The move is on disk when this
+    command ends.
+    """
+    if not dry_run and not yes:
+        _ask(wanted, nsqd_http_address, _seek(nsqd_http_address, wanted, to, dry_run=True)["skipped"])
+    move = _seek(nsqd_http_address, wanted, to, dry_run=dry_run)
+    write(json_lines([move]) if form == "json" else _report(wanted, move))
+
+
+def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
+    from .broker_http import BrokerHTTP, Refused
+
+    params = {"topic": wanted.topic, "channel": wanted.channel or "", "to": to}
+    if dry_run:
+        params["dry_run"] = "true"
+    try:
+        answer: dict[str, Any] = json.loads(BrokerHTTP(address).post("/channel/seek", params))
+    except Refused as error:
+        raise not_readable(address, wanted, error.status, error.text) from error
+    return answer
+
+
+def _ask(wanted: Source, address: str, skipped: int) -> None:
+    """Let the user agree to skip so many messages.
+
+    Raises:
+        click.UsageError: Nobody is there to agree.
+        Failure: The user did not.
+    """
+    if not skipped:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"This would skip {_messages(skipped)} and standard input is no terminal to ask on: say --yes."
+        )
+    if not click.confirm(f"Skip {_messages(skipped)} of channel {wanted} on {address}?", err=True):
+        raise Failure("Nothing was done.")
+
+
+def _report(wanted: Source, move: dict[str, Any]) -> str:
+    would = "would move" if move["dry_run"] else "moved"
+    again, skipped = _messages(move["delivered_again"]), _messages(move["skipped"])
+    text = (
+        f"channel {wanted}: {would} from sequence {move['from_sequence']} to {move['to_sequence']}; "
+        f"{again} delivered again, {skipped} skipped"
+    )
+    if move["in_flight"]:
+        text += f"; {_messages(move['in_flight'])} in flight cannot be finished any more"
+    if move["limited_by"] == "earliest":
+        text += f"\nThe earliest message that is kept is {move['to_sequence']}."
+    elif move["limited_by"] == "latest":
+        text += f"\nThe channel's topic has passed on messages up to {move['to_sequence']} only."
+    return text + "\n"
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"

@@ -1,0 +1,202 @@
+"""`qcli peek`: a look at messages, which takes none of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from .broker_log import not_readable, note_gap
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_source
+from .exit_codes import ExitCode
+from .log_positions import moment
+from .options import asks_broker
+from .output import RawOutput, plain_table, write
+from .params import Source, source
+from .positions import NOTE as POSITIONS
+from .positions import from_option
+
+DEFAULT_COUNT = 10
+OUTPUT, SELECTION = "Output", "Which messages"
+STATES = ("requeued", "fresh", "deferred")
+_SHOWN_BODY = 60
+_LEAST_SHOWN_BODY = 20
+
+
+@click.command(
+    "peek",
+    cls=DocumentedCommand,
+    short_help="Look at messages without taking them.",
+    examples=[
+        Example("what a channel delivers next", "qcli peek clicks/archive"),
+        Example("what waits for its time", "qcli peek clicks/archive --state deferred"),
+        Example("the newest messages of a topic", "qcli peek clicks"),
+        Example(
+            "the first ones of the last hour, as JSON", "qcli peek clicks --from 1h --format json | jq ."
+        ),
+        Example("one body as it is", "qcli peek clicks --from 1000 -n 1 --format raw > body"),
+    ],
+    exits={
+        ExitCode.OK: "They were shown; also if there were none.",
+        ExitCode.FAILURE: "There is no such topic or channel, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which.",
+    },
+    notes={
+        "States": "Of a channel first those are shown that come again (requeued: they were sent back, timed out, or "
+        "their time has come), then those that were never delivered (fresh), then those that wait for their time "
+        "(deferred), the earliest first. Those in flight are not shown.",
+        "Positions": POSITIONS,
+        "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (how often the channel "
+        "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: it is not), of a channel "
+        "also channel and state, and body, a string; for a body that is not UTF-8, body_base64 stands in its place.",
+    },
+)
+@click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
+@asks_broker
+@option(
+    SELECTION,
+    "-n",
+    "--count",
+    type=click.IntRange(min=1, max=10_000),
+    default=DEFAULT_COUNT,
+    metavar="N",
+    show_default=True,
+    help="How many, at most.",
+)
+@from_option(
+    SELECTION, "Of a topic: begin with the message of this sequence, or with those published at this time."
+)
+@option(
+    SELECTION,
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    help="Of a channel: only those in this state; may be given several times.",
+)
+@option(
+    OUTPUT,
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "raw"]),
+    default="table",
+    show_default=True,
+    help="table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
+    "line feed after each.",
+)
+def command(
+    wanted: Source,
+    nsqd_tcp_address: str,
+    nsqd_http_address: str,
+    count: int,
+    first: str | None,
+    states: Sequence[str],
+    form: str,
+) -> int:
+    """Show the next messages of a channel, or the newest of a topic, without taking them.
+
+    What is shown stays where it is, is not counted as delivered, and may be gone a moment later.
+    """
+    if wanted.channel is not None and first is not None:
+        raise click.UsageError("--from is for topics: a channel begins with what it delivers next.")
+    if wanted.channel is None and states:
+        raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
+    if wanted.channel is not None:
+        lines = _ask_channel(nsqd_http_address, wanted, count, states)
+    else:
+        lines = _ask_topic(nsqd_http_address, wanted.topic, count, first)
+    messages = [line for line in lines if "gap" not in line]
+    damaged = _tell_gaps(line for line in lines if "gap" in line)
+    if form == "raw":
+        RawOutput().write(b"".join(_body(message) + b"\n" for message in messages))
+    elif form == "json":
+        write("".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages))
+    elif messages:
+        write(_table(messages))
+    return ExitCode.DAMAGED if damaged else ExitCode.OK
+
+
+def _ask_channel(address: str, wanted: Source, count: int, states: Sequence[str]) -> list[dict[str, Any]]:
+    params = {"topic": wanted.topic, "channel": wanted.channel or "", "max_messages": str(count)}
+    if states:
+        params["state"] = ",".join(states)
+    return _ask(address, wanted, "/channel/peek", params)
+
+
+def _ask_topic(address: str, topic: str, count: int, first: str | None) -> list[dict[str, Any]]:
+    wanted = Source(topic, None)
+    if first is None:
+        (bounds,) = _ask(address, wanted, "/topic/bounds", {"topic": topic})
+        first = str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
+    params = {"topic": topic, "from": first, "max_messages": str(count)}
+    return _ask(address, wanted, "/topic/read", params)
+
+
+def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> list[dict[str, Any]]:
+    """The JSON lines of an answer."""
+    from .broker_http import BrokerHTTP, Refused
+
+    try:
+        answer = BrokerHTTP(address).get(path, params)
+    except Refused as error:
+        raise not_readable(address, wanted, error.status, error.text) from error
+    return [json.loads(line) for line in answer.splitlines()]
+
+
+def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
+    """Say what is missing; returns whether any of it is damaged."""
+    damaged = False
+    joined: list[dict[str, Any]] = []
+    for gap in gaps:  # of a channel there is one for each message
+        if (
+            joined
+            and joined[-1]["next_sequence"] == gap["first_sequence"]
+            and joined[-1]["gap"] == gap["gap"]
+        ):
+            joined[-1]["next_sequence"] = gap["next_sequence"]
+        else:
+            joined.append(gap)
+    for gap in joined:
+        damaged |= note_gap(gap["topic"], gap["first_sequence"], gap["next_sequence"], gap["gap"])
+    return damaged
+
+
+def _body(message: dict[str, Any]) -> bytes:
+    if "body" in message:
+        return str(message["body"]).encode()
+    return base64.b64decode(message["body_base64"])
+
+
+def _table(messages: Sequence[dict[str, Any]]) -> str:
+    headings = ["SEQUENCE", "PUBLISHED"]
+    rows = [[str(message["sequence"]), moment(message["timestamp_ns"])] for message in messages]
+    if "state" in messages[0]:
+        headings += ["ATTEMPTS", "STATE"]
+        for row, message in zip(rows, messages, strict=True):
+            row += [str(message["attempts"]), message["state"]]
+    if any(message["due_ns"] for message in messages):
+        headings.append("DUE")
+        for row, message in zip(rows, messages, strict=True):
+            row.append(moment(message["due_ns"]) if message["due_ns"] else "")
+    taken = sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True))
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
+    room = max(_LEAST_SHOWN_BODY, width - taken if width else _SHOWN_BODY)
+    table = [[*row, _shown(message, room)] for row, message in zip(rows, messages, strict=True)]
+    return plain_table([[*headings, "BODY"], *table], len(headings) + 1)
+
+
+def _shown(message: dict[str, Any], room: int) -> str:
+    """The beginning of a body, on one line."""
+    if "body" in message:
+        start = message["body"][: room + 1]
+        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
+    else:
+        text = str(_body(message)[: room + 1])[2:-1]
+    return text if len(text) <= room else text[: room - 3] + "..."

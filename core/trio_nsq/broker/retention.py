@@ -1,0 +1,178 @@
+"""How long messages are kept that every channel has passed, and when that has to be looked at again.
+
+A log loses whole files only, and never the one that grows. So that what is kept does not exceed what was asked for by
+more than an eighth, a new file is begun whenever the last one reaches back over, or holds, an eighth of it.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+
+import trio
+
+from ..log import Log, LogReadError
+from ..log.interface import LogFileFacts
+from .settings import TopicSettings
+from .topic import Topic
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_NS_PER_MS = 1_000_000
+_FILES = 8
+_LEAST_FILE_BYTES = 64 * 1024
+"""No new file is begun for less than this, however little is to be kept."""
+_LOOKS = 16
+_LEAST_LOOK_NS = 1_000_000_000
+"""Messages that wait are looked at this many times while one becomes too old, but not more often than this."""
+
+
+def kept_from(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> int:
+    """The oldest sequence that is kept for its own sake; the end of the files if none is.
+
+    Args:
+        files: Those of a log, at least one.
+        settings: The topic's.
+        now_ns: Unix nanoseconds.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    kept, first = files[-1].next_sequence, 0
+    time_ms, room = settings.retention_time_ms, settings.retention_bytes
+    if not time_ms and not room:
+        return kept
+    if time_ms > 0:
+        oldest_ns = now_ns - time_ms * _NS_PER_MS
+        first = next((n for n, file in enumerate(files) if file.last_ns() >= oldest_ns), len(files))
+    for file in reversed(files[first:]):
+        if room > 0:
+            room -= file.size
+            if room <= 0:
+                break
+        kept = file.base_sequence
+    return kept
+
+
+def wants_new_file(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> bool:
+    """Whether it is time to begin a new file. Arguments as `kept_from`; reads nothing."""
+    last, time_ms, max_bytes = files[-1], settings.retention_time_ms, settings.retention_bytes
+    if not last.first_ns:
+        return False
+    if time_ms > 0 and last.first_ns + time_ms * _NS_PER_MS // _FILES <= now_ns:
+        return True
+    return max_bytes > 0 and last.size > max(max_bytes // _FILES, _LEAST_FILE_BYTES)
+
+
+def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> int | None:
+    """When one of these files has had its time, or a new one is to be begun, though nothing else happens; None: never.
+
+    Arguments and errors as `kept_from`. What has had its time by now is still needed by a channel, and goes when that
+    has moved.
+    """
+    if settings.retention_time_ms <= 0:
+        return None
+    kept_ns = settings.retention_time_ms * _NS_PER_MS
+    times = [files[-1].first_ns + kept_ns // _FILES] if files[-1].first_ns else []
+    for file in files[:-1]:
+        if file.last_ns() + kept_ns > now_ns:
+            times.append(file.last_ns() + kept_ns)
+            break
+    return min(times, default=None)
+
+
+class RetentionSchedule:
+    """The topics that have to be looked at some time though nothing happens to them, by name."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, str]] = []  # (at_ns, name)
+        # The times in the heap of each topic that has any. A new one is put there only if it comes before them all,
+        # so they descend, and the last comes first.
+        self._times: dict[str, list[int]] = {}
+
+    def look_at(self, name: str, at_ns: int | None) -> None:
+        """Look at a topic then, if not before; None: never."""
+        if at_ns is None:
+            return
+        times = self._times.setdefault(name, [])
+        if not times or at_ns < times[-1]:
+            times.append(at_ns)
+            heappush(self._heap, (at_ns, name))
+
+    def take_due(self, now_ns: int) -> list[str]:
+        """The topics whose time has come; they may be deleted by now."""
+        due: dict[str, None] = {}
+        while self._heap and self._heap[0][0] <= now_ns:
+            _, name = heappop(self._heap)
+            self._times[name].pop()
+            if not self._times[name]:
+                del self._times[name]
+            due[name] = None
+        return list(due)
+
+
+class Keeper:
+    """Lets messages go whose time is over. One for a broker.
+
+    Args:
+        now_ns: The time, Unix nanoseconds.
+        roll: Lets a topic's log begin a new file; returns whether it did, an error being noted.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], roll: Callable[[Topic], Awaitable[bool]]) -> None:
+        self.schedule = RetentionSchedule()
+        self._now_ns = now_ns
+        self._roll = roll
+
+    def found(self, topic: Topic) -> None:
+        """A topic was loaded: see to it that it is looked at in time."""
+        now_ns, files = self._now_ns(), topic.log.files
+        if topic.ttl_ns or (topic.settings.retention_time_ms > 0 and len(files) > 1):
+            self.schedule.look_at(topic.name, now_ns)
+        elif files:
+            self.schedule.look_at(topic.name, look_again_ns(files, topic.settings, now_ns))
+
+    async def look(self, topic: Topic) -> None:
+        """Drop what has waited for too long, and begin a new file if it is time for one; errors are logged."""
+        if topic.ttl_ns:
+            await self._expire(topic)
+        if topic.log.files and wants_new_file(topic.log.files, topic.settings, self._now_ns()):
+            await self._roll(topic)
+
+    async def _expire(self, topic: Topic) -> None:
+        if (oldest := topic.oldest_waiting) >= topic.log.next_sequence:
+            return
+        now_ns = self._now_ns()
+        oldest_ns = topic.timestamp_in_memory(oldest)
+        try:
+            if oldest_ns is None:
+                oldest_ns = await trio.to_thread.run_sync(_timestamp_ns, topic.log, oldest)
+            if oldest_ns < now_ns - topic.ttl_ns:
+                find = partial(topic.first_since, now_ns - topic.ttl_ns)
+                topic.expire_before(await trio.to_thread.run_sync(find))
+                oldest_ns = 0
+        except LogReadError as exc:
+            logger.error("%s: %s", topic.name, exc)
+        # Not each time that a single message has had its time.
+        again_ns = now_ns + max(topic.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
+        self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.ttl_ns))
+
+
+def discard(log: Log, settings: TopicSettings, first_needed: int, now_ns: int) -> int | None:
+    """Let a log lose what neither a channel needs, from `first_needed` on, nor retention keeps.
+
+    Returns:
+        When to do so again, as `look_again_ns`.
+
+    Raises:
+        LogError: The operating system refused.
+    """
+    if not log.files:
+        return None
+    log.discard_before(min(first_needed, kept_from(log.files, settings, now_ns)))
+    return look_again_ns(log.files, settings, now_ns)
+
+
+def _timestamp_ns(log: Log, sequence: int) -> int:
+    header = next(log.headers(sequence), None)
+    return header.timestamp_ns if header is not None else 0

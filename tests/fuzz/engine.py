@@ -1,0 +1,245 @@
+"""Fuzzing: inputs that were valid once, mutated, and what must hold for whatever a reader makes of them.
+
+Every input has a number. It is made from nothing but the seed and its number, so that these two reproduce it, in
+whatever run and process.
+"""
+
+import os
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from random import Random
+from struct import pack
+from typing import Protocol
+
+MEASURED_EVERY = 512
+"""Of so many inputs one is read with tracemalloc watching, which makes reading several times slower."""
+JOB_INPUTS = 4096
+"""Inputs handed to a process at a time."""
+
+
+class Target(Protocol):
+    """What is fuzzed."""
+
+    name: str
+    memory_per_byte: int
+    """Bytes that reading may take for each byte of input, at any time, ..."""
+    memory_bytes: int
+    """... and beyond that."""
+
+    def valid(self, rng: Random) -> list[bytes]:
+        """Return a valid input, in the pieces that its grammar has: commands, frames, chunks, lines."""
+
+    def check(self, data: bytes, rng: Random) -> None:
+        """Read the input in several ways; raise AssertionError if something is not as it must be.
+
+        Any other exception is a failure, too.
+        """
+
+    def read(self, data: bytes) -> None:
+        """Read the input in one way, and keep nothing: what memory is measured of."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One input that failed."""
+
+    target: str
+    number: int
+    data: bytes
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    15,
+    16,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    256,
+    1000,
+    65535,
+    65536,
+    2**20,
+    2**24,
+    2**31 - 1,
+    2**31,
+)
+HUGE = (b"-1", b"00", b"+5", b"99999999", b"18446744073709551616", b"9" * 400, b"0x10", b"1e9", b"\xd9\xa1")
+
+
+def make(target: Target, seed: int, number: int) -> tuple[bytes, Random]:
+    """Return the input of this number, and the randomness for what else is to be decided about it."""
+    rng = Random(seed << 40 | number)
+    pieces = target.valid(rng)
+    if rng.random() < 0.1:
+        return b"".join(pieces), rng  # as it is
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
+        _mutate_pieces(pieces, rng, target)
+    data = bytearray(b"".join(pieces))
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 4, 8))):
+        _mutate_bytes(data, rng)
+    return bytes(data), rng
+
+
+def _mutate_pieces(pieces: list[bytes], rng: Random, target: Target) -> None:
+    """Leave out, repeat, exchange or move whole pieces, or splice in some of another input."""
+    if not pieces:
+        return
+    at = rng.randrange(len(pieces))
+    match rng.randrange(5):
+        case 0:
+            del pieces[at]
+        case 1:
+            pieces[at:at] = [pieces[at]] * rng.choice((1, 1, 2, 20))
+        case 2:
+            other = rng.randrange(len(pieces))
+            pieces[at], pieces[other] = pieces[other], pieces[at]
+        case 3:
+            others = target.valid(rng)
+            start = rng.randrange(len(others) + 1)
+            pieces[at:] = others[start:]
+        case 4:
+            pieces[at] = pieces[at][: rng.randrange(len(pieces[at]) + 1)]
+
+
+def _mutate_bytes(data: bytearray, rng: Random) -> None:
+    """Change some bytes: flip, overwrite, leave out, insert, cut off, or say another number."""
+    at = rng.randrange(len(data) + 1)
+    match rng.randrange(10):
+        case 0 | 1:
+            if at < len(data):
+                data[at] ^= 1 << rng.randrange(8)
+        case 2:
+            if at < len(data):
+                data[at] = rng.choice(b"\0\xff\n\r :/%0A\x7f\x80")
+        case 3:
+            del data[at : at + rng.choice((1, 1, 2, 4, 16))]
+        case 4:
+            data[at:at] = rng.choice((b"\n", b"\r\n", b" ", b"\0", rng.randbytes(3), b"\0\0\0\0"))
+        case 5 | 6:
+            number = rng.choice(NUMBERS) + rng.choice((-1, 0, 0, 0, 1))
+            if rng.random() < 0.2:
+                number = -number
+            size = (
+                pack(">I", number & 0xFFFFFFFF) if rng.random() < 0.8 else pack("<I", number & 0xFFFFFFFF)[:3]
+            )
+            data[at : at + len(size)] = size
+        case 7:
+            digits = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
+            if digits:
+                at = rng.choice(digits)
+                data[at : at + 1] = rng.choice(HUGE)
+        case 8:
+            del data[at:]
+        case 9:
+            start = rng.randrange(len(data) + 1)
+            data[at:at] = data[start : start + rng.choice((1, 4, 21, 100))]
+
+
+def cut(data: bytes, rng: Random) -> list[bytes]:
+    """The input in a few pieces, some of them maybe empty."""
+    places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(1, 5)))
+    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+
+
+def single_bytes(data: bytes) -> list[bytes]:
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def try_input(target: Target, seed: int, number: int, *, measured: bool) -> Failure | None:
+    """Make one input and check it."""
+    data, rng = make(target, seed, number)
+    try:
+        target.check(data, rng)
+        if measured:
+            allowed = target.memory_bytes + target.memory_per_byte * len(data)
+            peak = _peak_bytes(target.read, data)
+            assert peak <= allowed, (
+                f"{peak} bytes of memory for {len(data)} bytes of input; {allowed} are allowed"
+            )
+    except Exception as error:
+        return Failure(target.name, number, data, f"{type(error).__name__}: {error}")
+    return None
+
+
+def _peak_bytes(read: Callable[[bytes], None], data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        read(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def run(target: Target, seed: int, numbers: Iterator[int] | range) -> Failure | None:
+    """Check these inputs; stop at the first that fails."""
+    for number in numbers:
+        if failure := try_input(target, seed, number, measured=number % MEASURED_EVERY == 0):
+            return failure
+    return None
+
+
+def run_in_processes(
+    targets: Sequence[Target], seed: int, *, inputs: int | None, seconds: float | None, processes: int = 0
+) -> tuple[dict[str, int], list[Failure]]:
+    """Check so many inputs in all, or as many as there is time for; targets take turns.
+
+    Args:
+        targets: Objects that a process can be given.
+        seed: See above.
+        inputs: How many in all; None for no end.
+        seconds: For how long; None for no end.
+        processes: How many at a time; 0 is one for each processor.
+
+    Returns:
+        How many inputs of each target were checked, and those that failed. A target that failed is left alone then.
+    """
+    deadline = time.monotonic() + seconds if seconds is not None else float("inf")
+    counts = dict.fromkeys((target.name for target in targets), 0)
+    failures: list[Failure] = []
+    processes = processes or os.cpu_count() or 1
+
+    def jobs() -> Iterator[tuple[Target, range]]:
+        left = inputs if inputs is not None else 2**40
+        at = 0
+        while left > 0:
+            for target in targets:
+                size = min(JOB_INPUTS, left)
+                left -= size
+                if size:
+                    yield target, range(at, at + size)
+            at += JOB_INPUTS
+
+    remaining = jobs()
+    under_way: dict[Future[Failure | None], tuple[Target, range]] = {}
+    with ProcessPoolExecutor(processes) as pool:
+        while True:
+            while len(under_way) < processes and time.monotonic() < deadline:
+                job = next(((t, r) for t, r in remaining if all(f.target != t.name for f in failures)), None)
+                if job is None:
+                    break
+                under_way[pool.submit(run, job[0], seed, job[1])] = job
+            if not under_way:
+                return counts, failures
+            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                target, numbers = under_way.pop(done)
+                failure = done.result()
+                counts[target.name] += len(numbers) if failure is None else failure.number - numbers.start + 1
+                if failure is not None:
+                    failures.append(failure)
