@@ -24,6 +24,7 @@ _MODULES = {
     "pub": "qcli.pub",
     "tail": "qcli.tail",
     "peek": "qcli.peek",
+    "replay": "qcli.replay",
     "stat": "qcli.stat",
     "topic": "qcli.topic",
     "channel": "qcli.channel",

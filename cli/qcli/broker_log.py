@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from .errors import Failure, leaves, reason_of, unreachable
 from .options import HTTP_OPTION
 from .output import talk
 from .params import Source
+
+if TYPE_CHECKING:
+    from trio_nsq.client.topic_reader import TopicReader
 
 
 @contextmanager
@@ -42,6 +46,12 @@ def not_readable(address: str, wanted: Source, status: int, text: str) -> Failur
     if text == "CHANNEL_NOT_FOUND":
         return Failure(f"There is no channel {wanted} on {address}.")
     return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
+
+
+def note_beginning(topic: str, reader: TopicReader) -> None:
+    """Say so if there may have been more that is no longer kept; where a sequence was asked for, a gap says so."""
+    if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
+        talk(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
 
 
 def note_gap(topic: str, first: int, end: int, reason: str) -> bool:

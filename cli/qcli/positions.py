@@ -9,7 +9,7 @@ import click
 
 from .commands import option
 from .log_positions import position
-from .params import duration
+from .params import retention_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -19,7 +19,7 @@ _NS_PER_S = 1_000_000_000
 NOTE = (
     "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
     "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
-    "such as 15m or 2h; earliest, the oldest message that is kept; or latest, the end. A time is that of the publish; "
+    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, the end. A time is that of the publish; "
     "where the clock was set back, it is one of the places that fit."
 )
 """What the help of such commands says about them."""
@@ -36,7 +36,8 @@ class BrokerPosition(click.ParamType[str]):
         if text in _WORDS or (text.isascii() and text.isdigit()):
             return text
         try:
-            return f"-{duration(text.removeprefix('-'))}ms"
+            if text != "forever":
+                return f"-{retention_time(text.removeprefix('-'))}ms"  # which takes days, too
         except click.BadParameter:
             pass
         try:

@@ -1,8 +1,9 @@
-"""The line on a terminal that shows how far `pub` has come."""
+"""The line on a terminal that shows how far `pub` or `replay` has come."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import trio
 from rich.console import Console
@@ -11,14 +12,30 @@ from rich.text import Text
 
 from .output import plain_terminal, rate, size
 
-if TYPE_CHECKING:
-    from .publishing import Outcome
-
 REFRESH_S = 0.2
 
 
-async def show_progress(outcome: Outcome) -> None:
-    """Keep a line on standard error up to date until cancelled; then remove it."""
+class Published(Protocol):
+    """What was published so far."""
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages that the broker has acknowledged."""
+        ...
+
+    @property
+    def acknowledged_bytes(self) -> int:
+        """Bytes of their bodies."""
+        ...
+
+
+async def show_progress(outcome: Published, share: Callable[[], float] | None = None) -> None:
+    """Keep a line on standard error up to date until cancelled; then remove it.
+
+    Args:
+        outcome: Changes meanwhile.
+        share: Tells how much of all is done, 0 to 1; None: nobody knows.
+    """
     console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()
     bold = "" if plain_terminal() else "bold"
@@ -33,6 +50,7 @@ async def show_progress(outcome: Outcome) -> None:
             shown, shown_s = outcome.acknowledged, now_s
             live.update(
                 Text.assemble(
+                    "" if share is None else f"{share():.0%}, ",
                     (f"{outcome.acknowledged:,}", bold),
                     f" messages, {size(outcome.acknowledged_bytes)}, ",
                     (rate(per_second), bold),

@@ -1,4 +1,4 @@
-"""The asynchronous part of `replay`: reads, chooses, waits for the right moment, publishes, and knows how far it came."""
+"""The asynchronous part of `replay`: reads, chooses, waits for the moment, publishes, and knows how far it came."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 
 import trio
 
 from trio_nsq.client import Producer, PublishFailed
-from trio_nsq.client.topic_reader import TopicReader
+from trio_nsq.client.topic_reader import Found, TopicReader
 from trio_nsq.log import RecordBatch
+from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 
 from .broker_log import note_gap
@@ -77,13 +77,18 @@ class Spacing:
         self._first_ns: int | None = None
         self._begun_s = 0.0
 
+    def is_due(self, timestamp_ns: int) -> bool:
+        """Whether the moment has come of a message that was published then; the first one's is now."""
+        return trio.current_time() >= self._due_s(timestamp_ns)
+
     async def wait(self, timestamp_ns: int) -> None:
-        """Wait for the moment of a message that was published then; the first one's is now."""
+        """Wait for that moment."""
+        await trio.sleep_until(self._due_s(timestamp_ns))
+
+    def _due_s(self, timestamp_ns: int) -> float:
         if self._first_ns is None:
             self._first_ns, self._begun_s = timestamp_ns, trio.current_time()
-        await trio.sleep_until(
-            self._begun_s + (timestamp_ns - self._first_ns) / _NS_PER_S / self._speed
-        )
+        return self._begun_s + (timestamp_ns - self._first_ns) / _NS_PER_S / self._speed
 
 
 class Replay:
@@ -127,6 +132,10 @@ class Replay:
         self._spacing = spacing
         self._batch_messages = min(BATCH_MESSAGES, pace.max_messages) if pace else BATCH_MESSAGES
         self._pause = trio.CancelScope()
+        # What is to be published next.
+        self._bodies: list[bytes] = []
+        self._size = 0
+        self._left_out = 0
 
     def stop(self, code: ExitCode) -> None:
         """Publish no more than what is on its way."""
@@ -140,25 +149,25 @@ class Replay:
             ReadRefused, RawStreamError: As of the reader.
         """
         outcome = self.outcome
-        while not outcome.over and self._wanted:
+        while not self._over:
+            found: list[Found] = []
             with self._pausable():
                 found = await self._reader.receive()
                 if not found:
                     outcome.position = outcome.end
                     return
-            for each in [] if outcome.over else found:
+            for each in found:
                 if isinstance(each, RecordBatch):
-                    await self._replay(each)
-                    continue
-                outcome.damaged |= note_gap(
-                    self._source, each.first_sequence, each.next_sequence, each.reason
-                )
-                outcome.missing += each.next_sequence - each.first_sequence
-                outcome.position = each.next_sequence
+                    await self._take(each)
+                else:
+                    await self._flush(each.first_sequence)
+                    self._pass_over(each)
+            await self._flush(self._reader.position)
 
     @property
-    def _wanted(self) -> bool:
-        return self._count is None or self.outcome.acknowledged < self._count
+    def _over(self) -> bool:
+        """Whether nothing more is to be published."""
+        return self.outcome.over or self.outcome.acknowledged == self._count
 
     @contextmanager
     def _pausable(self) -> Iterator[None]:
@@ -168,12 +177,52 @@ class Replay:
                 self._pause.cancel()
             yield
 
-    async def _replay(self, batch: RecordBatch) -> None:
-        """Publish what matches of a batch, unless it is over."""
-        chosen = self._chosen(batch)
-        while not self.outcome.over and self._wanted:
-            part = list(islice(chosen, self._part_limit))
-            ...
+    def _pass_over(self, gap: Gap) -> None:
+        if not self._over:
+            self.outcome.damaged |= note_gap(self._source, gap.first_sequence, gap.next_sequence, gap.reason)
+            self.outcome.missing += gap.next_sequence - gap.first_sequence
+            self.outcome.position = gap.next_sequence
 
+    async def _take(self, batch: RecordBatch) -> None:
+        """Publish what matches of a batch, or keep it until it is worth it."""
+        if self._spacing is not None and not self._spacing.is_due(batch.timestamp_ns):
+            await self._flush(batch.base_sequence)
+            with self._pausable():
+                await self._spacing.wait(batch.timestamp_ns)
+        for sequence, body in enumerate(batch.messages.bodies(), batch.base_sequence):
+            if self._over:
+                return
+            if self._pattern is not None and self._pattern.search(body) is None:
+                self._left_out += 1
+                continue
+            if self._bodies and self._size + len(body) > MAX_BATCH_BYTES:
+                await self._flush(sequence)
+            self._bodies.append(body)
+            self._size += len(body)
+            if len(self._bodies) == self._batch_messages or self._is_last():
+                await self._flush(sequence + 1)
 
-    def _chosen(self, batch: RecordBatch) -> Iterator[tuple[int, bytes]]: ...
+    def _is_last(self) -> bool:
+        return self.outcome.acknowledged + len(self._bodies) == self._count
+
+    async def _flush(self, up_to: int) -> None:
+        """Publish what was kept; everything before a sequence is then dealt with."""
+        outcome = self.outcome
+        if self._bodies and self._pace is not None and not self._over:
+            with self._pausable():
+                await self._pace.wait()
+            self._pace.take(len(self._bodies))
+        if self._over:
+            return
+        messages = pack_messages(self._bodies)
+        try:
+            await self._producer.publish_set(self._topic, messages)
+        except PublishFailed as error:
+            outcome.failure = error
+            outcome.maybe_stored = len(messages) if error.maybe_stored else 0
+            return
+        outcome.acknowledged += len(messages)
+        outcome.acknowledged_bytes += messages.body_bytes
+        outcome.left_out += self._left_out
+        outcome.position = up_to
+        self._bodies, self._size, self._left_out = [], 0, 0

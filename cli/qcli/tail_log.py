@@ -8,8 +8,8 @@ from functools import partial
 from trio_nsq.client.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
-from .broker_log import note_gap
-from .output import RawOutput, body_field, json_lines, talk
+from .broker_log import note_beginning, note_gap
+from .output import RawOutput, body_field, json_lines
 from .tailing import Printer
 
 RenderLog = Callable[[str, Sequence[RecordBatch], int], bytes]
@@ -81,9 +81,3 @@ class LogTail(Printer[TopicReader]):
     async def _print(self, topic: str, batches: list[RecordBatch]) -> None:
         if count := sum(batch.count for batch in batches):
             await self.print(count, partial(self._render, topic, batches))
-
-
-def note_beginning(topic: str, reader: TopicReader) -> None:
-    """Say so if there may have been more that is no longer kept; where a sequence was asked for, a gap says so."""
-    if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
-        talk(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")

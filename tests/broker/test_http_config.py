@@ -33,6 +33,7 @@ NO_KEYS = [
     "verbose",
     "worker_id",
     "limits",
+    "topic_defaults",
     "LOG_LEVEL",
 ]
 

@@ -22,6 +22,7 @@ from qcli.serve import command
 from qcli.serve_options import SETTINGS
 from trio_nsq._version import __version__
 from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.settings import TopicSettings
 from trio_nsq.protocol import Limits
 
 
@@ -39,9 +40,35 @@ def test_defaults_are_the_broker_s() -> None:
     assert options() == BrokerOptions(data_path=Path())
 
 
+@pytest.mark.parametrize(
+    ("args", "settings"),
+    [
+        (["--retention-time", "7d", "--retention-bytes", "10GB"], TopicSettings(604_800_000, 10 * 10**9)),
+        (["--retention-time", "1d12h", "--retention-bytes", "512MiB"], TopicSettings(129_600_000, 512 * 2**20)),
+        (["--retention-time", "90m", "--retention-bytes", "4096"], TopicSettings(5_400_000, 4096)),
+        (["--retention-time", "forever", "--retention-bytes", "unlimited"], TopicSettings(-1, -1)),
+        (["--retention-time", "0"], TopicSettings()),
+    ],
+)
+def test_how_long_topics_keep_their_messages(args: list[str], settings: TopicSettings) -> None:
+    assert options(*args).topic_defaults == settings
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("time", "7"), ("time", "d"), ("time", "1h1d"), ("time", "-1s"), ("time", "1.5d"),
+        ("bytes", "1.5GB"), ("bytes", "-1"), ("bytes", "10 GB"), ("bytes", "10gb"), ("bytes", ""),
+    ],
+)  # fmt: skip
+def test_what_is_no_retention(flag: str, text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        options(f"--retention-{flag}={text}")
+
+
 def test_every_option_of_the_broker_has_a_flag() -> None:
     names = {setting.name for setting in SETTINGS}
-    fields = {field.name for field in dataclasses.fields(BrokerOptions)} - {"limits"}
+    fields = {field.name for field in dataclasses.fields(BrokerOptions)} - {"limits", "topic_defaults"}
     # nsqd has no flags for these two.
     limits = {field.name for field in dataclasses.fields(Limits)} - {
         "heartbeat_interval_ms",

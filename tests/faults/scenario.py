@@ -9,13 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 import trio.testing
 
 from broker.support import RawClient, connected, dpub, mpub, pub, settle
-from faults.disk import RecordingFiles
 from faults.ledger import ChannelName, Drop, Published, body_of
 from trio_nsq.broker import BoundAddresses
 
@@ -110,6 +109,14 @@ class Told:
     """From when on a channel must have what is published; 0 for a topic's first."""
     ids: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Message and when it was seen."""
+    refused: set[int] = field(default_factory=set)
+    """Messages of which the broker said that it has not stored them."""
+
+    def keep_what_is_acknowledged(self) -> None:
+        """Promise every message from its OK on."""
+        for message in self.messages:
+            if message.acknowledged_ns is not None:
+                self.promised[message.number] = message.acknowledged_ns
 
     def by(self, now: int) -> Expectation:
         """What has to hold if the power goes off now."""
@@ -120,7 +127,7 @@ class Told:
             elif request.sent <= now:
                 expected.settings.pop(request.key, None)
         for message in self.messages:
-            if message.sent_ns <= now:
+            if message.sent_ns <= now and message.number not in self.refused:
                 expected.may[message.topic].add(message.number)
                 if message.due_ns:
                     expected.deferred.add(message.number)
@@ -150,26 +157,40 @@ class Told:
         expected.together[name] = [numbers for numbers in commands.values() if len(numbers) > 1]
 
 
+class HasPosition(Protocol):
+    """Counts operations."""
+
+    @property
+    def position(self) -> int: ...
+
+
 class Scenario:
     """Random use of a broker.
 
     Args:
         bound: Where it listens.
-        files: Records what it does.
+        files: Says how many operations it has done on its files.
         clock: Stands still but for the scenario's steps.
         chance: Decides everything.
         first_number: For the messages.
+
+    Attributes:
+        refusals: Publishes, subscriptions and requests that were refused, with the words; it is a mistake to refuse
+            any, unless `may_refuse`.
+        may_refuse: The disk does not work as it should.
     """
 
     def __init__(
         self,
         bound: BoundAddresses,
-        files: RecordingFiles,
+        files: "HasPosition",
         clock: trio.testing.MockClock,
         chance: random.Random,
         first_number: int = 0,
     ) -> None:
         self.told = Told()
+        self.refusals: list[str] = []
+        self.may_refuse = False
         assert bound.http_address is not None
         self._tcp, self._http = bound.tcp_address, bound.http_address
         self._files = files
@@ -181,33 +202,48 @@ class Scenario:
     async def run(self, steps: int) -> None:
         """Do so many things, one after the other; some are done by several clients at once."""
         actions = [self._publish] * 9 + [self._consume] * 4 + [self._let_time_pass] * 3 + [self._operate] * 4
-        async with connected(self._tcp) as one, connected(self._tcp) as two, connected(self._tcp) as three:
-            self._publishers = [one, two, three]
-            for _ in range(steps):
-                await self._chance.choice(actions)()
+        for _ in range(steps):
+            await self._chance.choice(actions)()
 
     # ------------------------------------------------------------------ publishing
 
     async def _publish(self) -> None:
         async with trio.open_nursery() as nursery:
-            for client in self._publishers[: self._chance.randint(1, 3)]:
-                nursery.start_soon(self.publish, client, self._chance.choice(_TOPICS))
+            for _ in range(self._chance.randint(1, 3)):
+                nursery.start_soon(self.publish, self._chance.choice(_TOPICS))
 
-    async def publish(self, client: RawClient, topic: str) -> list[Published]:
-        """One command; returns once it is acknowledged."""
-        kind = self._chance.choice(("pub", "dpub", "mpub", "mpub"))
+    async def publish(self, topic: str) -> None:
+        """One command, by a client of its own; returns once it is answered."""
+        kind = self._chance.choice(("pub", "dpub", "mpub", "mpub", "http"))
         messages = self._new(topic, self._chance.randint(2, 6) if kind == "mpub" else 1, deferred=kind == "dpub")
         bodies = [body_of(message.number) for message in messages]
         made = Request(("topic", topic), True, self._files.position)
         if not self._value(made.key):
             self._note(made)
+        if await self._send(kind, topic, bodies):
+            made.done = self._files.position
+            for message in messages:
+                message.acknowledged_ns = self._files.position
+        else:
+            self.told.refused.update(message.number for message in messages)
+
+    async def _send(self, kind: str, topic: str, bodies: list[bytes]) -> bool:
+        """Publish messages; returns whether the broker has them."""
+        if kind == "http":
+            status, content = await http(self._http, "POST", "/pub", bodies[0], topic=topic)
+            return status == 200 or self._refused(status, content)
         make = {"pub": pub, "dpub": lambda topic, body: dpub(topic, HOUR_MS, body), "mpub": mpub}[kind]
-        await client.send(make(topic, *bodies))
-        await client.ok()
-        for message in messages:
-            message.acknowledged_ns = self._files.position
-        made.done = self._files.position
-        return messages
+        async with connected(self._tcp) as client:
+            await client.send(make(topic, *bodies))
+            frame = await client.frame()
+        return frame == (0, b"OK") or self._refused(503, frame[1] if frame is not None else b"nothing")
+
+    def _refused(self, status: int, content: bytes) -> bool:
+        """False, if it may be so."""
+        assert self.may_refuse, content
+        assert status == 503, content
+        self.refusals.append(content.decode())
+        return False
 
     def _new(self, topic: str, count: int, *, deferred: bool) -> list[Published]:
         self._commands += 1
@@ -232,7 +268,12 @@ class Scenario:
             return
         name, count = self._chance.choice(ready)
         async with connected(self._tcp) as client:
-            await client.subscribe(name.topic, name.channel, ready_count=count)
+            await client.send(b"SUB %s %s\n" % (name.topic.encode(), name.channel.encode()))
+            frame = await client.frame()
+            if frame != (0, b"OK"):
+                self._refused(503, frame[1] if frame is not None else b"nothing")
+                return
+            await client.send(b"RDY %d\n" % count)
             for _ in range(count):
                 await self._answer(client, name)
             await client.send(b"CLS\n")
@@ -318,13 +359,16 @@ class Scenario:
     def _note(self, request: Request) -> None:
         self.told.requests.append(request)
 
-    async def _ask(self, request: Request | None, path: str, **query: str) -> None:
+    async def _ask(self, request: Request | None, path: str, **query: str) -> bool:
+        """Returns whether it was done; if not, it may or may not be."""
         if request is not None:
             self._note(request)
         status, content = await http(self._http, "POST", path, **query)
-        assert status == 200, content
+        if status != 200 and not self._refused(status, content):
+            return False
         if request is not None:
             request.done = self._files.position
+        return True
 
     async def _drop(
         self, names: Iterable[ChannelName], request: Request | None, path: str, **query: str
@@ -332,9 +376,9 @@ class Scenario:
         drops = [Drop(self._files.position) for _ in names]
         for name, drop in zip(names, drops, strict=True):
             self.told.drops[name].append(drop)
-        await self._ask(request, path, **query)
-        for drop in drops:
-            drop.done_ns = self._files.position
+        if await self._ask(request, path, **query):
+            for drop in drops:
+                drop.done_ns = self._files.position
 
 
 # ---------------------------------------------------------------------- afterwards

@@ -9,8 +9,7 @@ import copy
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import trio.testing
 
-from broker.support import connected, running_broker
+from broker.support import running_broker
 from faults.disk import Disk, Image, Operation, RecordingFiles, write_image
 from faults.ledger import body_of
 from faults.scenario import NEVER, Expectation, Scenario, Told, judge, look
@@ -69,13 +68,16 @@ async def record(
     async with broker(root / "d", files, sync) as bound:
         scenario = Scenario(bound, files, clock, chance)
         await scenario.run(STEPS)
-    if sync == "always":
-        for message in scenario.told.messages:
-            assert message.acknowledged_ns is not None
-            scenario.told.promised[message.number] = message.acknowledged_ns
-    else:
-        scenario.told.promised = synced(files.journal)
+    promise(scenario.told, files.journal, sync)
     return files.journal, scenario.told
+
+
+def promise(told: Told, journal: Sequence[Operation], sync: str) -> None:
+    """Note since when each message has to survive: its OK says so, or else the sync of its file."""
+    if sync == "always":
+        told.keep_what_is_acknowledged()
+    else:
+        told.promised = synced(journal)
 
 
 def synced(journal: Sequence[Operation]) -> dict[int, int]:
@@ -143,16 +145,11 @@ class Survivors:
         files = RecordingFiles(root, sync_takes_s=0)
         async with broker(root / "d", files, self._sync) as bound:
             scenario = Scenario(bound, files, self._clock, chance, first_number=800_000_000)
-            async with connected(bound.tcp_address) as client:
-                for topic in ("one", "two"):
-                    for message in await scenario.publish(client, topic):
-                        acknowledged = message.acknowledged_ns
-                        assert acknowledged is not None
-                        scenario.told.promised[message.number] = acknowledged
-                self._clock.jump(2)
+            for topic in _NEW:
+                await scenario.publish(topic)
+            self._clock.jump(2)
         told = scenario.told
-        if self._sync == "interval":
-            told.promised = synced(files.journal)
+        promise(told, files.journal, self._sync)
         wrong: list[str] = []
         moments = set(chance.sample(range(len(files.journal) + 1), min(cuts, len(files.journal))))
         for now in range(len(files.journal) + 1):
@@ -171,14 +168,6 @@ class Survivors:
                 found = await self.check(image, later)
                 wrong += [f"and later at {now}, {name}: {text}" for text in found]
         return wrong
-
-
-@pytest.fixture
-def fast_folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory, if this machine has such a folder: thousands of files are written there, and none has to last."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
-        yield Path(folder)
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ whatever run and process.
 """
 
 import os
+import signal
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from struct import pack
@@ -16,7 +18,11 @@ from typing import Protocol
 
 MEASURED_EVERY = 512
 """Of so many inputs one is read with tracemalloc watching, which makes reading several times slower."""
-JOB_INPUTS = 4096
+SINGLE_BYTES = 250
+"""Longer inputs are not read byte by byte, which is slow and shows no more."""
+LONGEST_S = 20
+"""What takes longer than this does not come to an end."""
+JOB_INPUTS = 1024
 """Inputs handed to a process at a time."""
 
 
@@ -103,7 +109,7 @@ def _mutate_pieces(pieces: list[bytes], rng: Random, target: Target) -> None:
         case 0:
             del pieces[at]
         case 1:
-            pieces[at:at] = [pieces[at]] * rng.choice((1, 1, 2, 20))
+            pieces[at:at] = [pieces[at]] * rng.choice((1, 1, 1, 2, 2, 9))
         case 2:
             other = rng.randrange(len(pieces))
             pieces[at], pieces[other] = pieces[other], pieces[at]
@@ -149,17 +155,31 @@ def _mutate_bytes(data: bytearray, rng: Random) -> None:
             data[at:at] = data[start : start + rng.choice((1, 4, 21, 100))]
 
 
-def cut(data: bytes, rng: Random) -> list[bytes]:
-    """The input in a few pieces, some of them maybe empty."""
+def ways(data: bytes, rng: Random) -> Iterator[list[bytes]]:
+    """The input in pieces: byte by byte unless it is long, and in a few pieces, of which some may be empty."""
+    if len(data) <= SINGLE_BYTES:
+        yield [data[i : i + 1] for i in range(len(data))]
     places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(1, 5)))
-    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
-
-
-def single_bytes(data: bytes) -> list[bytes]:
-    return [data[i : i + 1] for i in range(len(data))]
+    yield [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ runs
+
+
+def _stuck(_number: int, _frame: object) -> None:
+    raise AssertionError(f"not done within {LONGEST_S} s")
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise AssertionError, whatever is going on, when it goes on for too long. For the main thread only."""
+    before = signal.signal(signal.SIGALRM, _stuck)
+    signal.alarm(LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def try_input(target: Target, seed: int, number: int, *, measured: bool) -> Failure | None:

@@ -3,7 +3,7 @@
 from random import Random
 from struct import pack
 
-from fuzz.engine import cut, single_bytes
+from fuzz.engine import ways
 from trio_nsq.protocol import ErrorFrame, FrameError, FrameReader, MessageRun, ResponseFrame
 
 MAX_FRAME_BYTES = 200
@@ -49,7 +49,7 @@ class Frames:
     def check(self, data: bytes, rng: Random) -> None:
         whole = read([data])
         assert len(whole) <= len(data) // 8 + 1, "frames out of nothing"
-        for pieces in (single_bytes(data), cut(data, rng)):
+        for pieces in ways(data, rng):
             again = read(pieces)
             assert again == whole, f"in pieces of {[*map(len, pieces)][:9]}: {again}; whole: {whole}"
 

@@ -3,7 +3,7 @@
 import logging
 from random import Random
 
-from fuzz.engine import cut, single_bytes
+from fuzz.engine import ways
 from trio_nsq.http import Request, Response, Route, Router
 from trio_nsq.http.messages import INTERNAL_ERROR
 from trio_nsq.http.parsing import Exchange, RequestReader
@@ -112,7 +112,7 @@ class Requests:
     def check(self, data: bytes, rng: Random) -> None:
         whole = read([data])
         assert len(whole) <= len(data) // 10 + 1, "requests out of nothing"
-        for pieces in (single_bytes(data), cut(data, rng)):
+        for pieces in ways(data, rng):
             again = read(pieces)
             assert again == whole, f"in pieces of {[*map(len, pieces)][:9]}: {again}; whole: {whole}"
 
@@ -127,7 +127,9 @@ def read(pieces: list[bytes]) -> list[object]:
     for piece in pieces:
         for exchange in reader.receive_data(piece):
             _check(exchange)
-            found.append((exchange.request, exchange.answer, exchange.keep_alive, exchange.chunked))
+            # Of a request that is refused in its head, how much is known depends on how it arrived.
+            known = exchange.request if exchange.keep_alive else None
+            found.append((known, exchange.answer, exchange.keep_alive, exchange.chunked))
             if not exchange.keep_alive:
                 return found
     return found

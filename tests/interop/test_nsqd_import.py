@@ -206,9 +206,7 @@ async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
             held += 1
             if held >= 60:
                 break
-        while (
-            broker.channel_stats("clicks", "archive")["deferred_count"] < 30
-        ):  # 20 of these, 10 by the publisher
+        while broker.channel_stats("clicks", "archive")["deferred_count"] < deferred + 20:
             await trio.sleep(0.01)
         assert broker.channel_stats("clicks", "archive")["in_flight_count"] >= 40
         stop()

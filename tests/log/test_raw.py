@@ -71,16 +71,6 @@ def test_on_disk_it_is_the_bytes_of_the_file(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_log_tells_where_its_files_begin(tmp_path: Path) -> None:
-    log = DiskLog(tmp_path, segment_bytes=400, files=HastyFiles())
-    assert log.file_starts == []
-    append_each(log, numbered(0, 20))
-    assert log.file_starts == [int(path.stem) for path in segment_files(tmp_path)]
-    log.discard_before(log.next_sequence)
-    assert log.file_starts == [log.first_sequence]
-    log.close()
-
-
 @given(
     st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=8),
     st.integers(1, 200),

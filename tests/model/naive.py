@@ -29,6 +29,7 @@ class Copy:
         at_ns: When it times out, or is due.
         delivered_ns: When it was last sent.
         holder: Who has it in flight.
+        due_ns: When its publisher wants it delivered, though it is ready: whoever comes to it defers it then. 0: no.
     """
 
     place: Place = Place.READY
@@ -37,6 +38,7 @@ class Copy:
     at_ns: int = 0
     delivered_ns: int = 0
     holder: str = ""
+    due_ns: int = 0
 
     def give_back(self) -> None:
         """Let it be ready again."""
@@ -121,6 +123,26 @@ class NaiveChannel:
         self.requeue_count += 1
         return None
 
+    def seek(self, to: int, due_ns: dict[int, int], now_ns: int) -> tuple[int, int]:
+        """Begin anew at `to`, of messages due then; returns how many come again, and how many do not come."""
+        before = self.copies
+        self.copies = {
+            number: copy
+            for number, copy in before.items()
+            if number >= to and copy.place is Place.DEFERRED and not copy.attempts and copy.at_ns > now_ns
+        }
+        for number in due_ns:
+            if number >= to and number not in self.copies:
+                self.copies[number] = Copy(due_ns=due_ns[number] if due_ns[number] > now_ns else 0)
+        self.copies = dict(sorted(self.copies.items()))
+        return len(self.copies.keys() - before.keys()), len(before.keys() - self.copies.keys())
+
+    def come_to(self, cursor: int, now_ns: int) -> None:
+        """What lies before the cursor has been looked at: what was not due then is deferred."""
+        for number, copy in self.copies.items():
+            if copy.fresh and number < cursor and copy.due_ns > now_ns:
+                copy.place, copy.fresh, copy.at_ns = Place.DEFERRED, False, copy.due_ns
+
     def touch(self, consumer: str, number: int, now_ns: int, longest_ns: int) -> str | None:
         """TOUCH."""
         if reason := self.why_not(consumer, number):
@@ -155,6 +177,7 @@ class NaiveTopic:
     paused: bool = False
     published: int = 0
     waiting: dict[int, int] = field(default_factory=dict)  # number -> due_ns, 0 if not deferred
+    due_ns: dict[int, int] = field(default_factory=dict)  # the same of all that the channels have got
     channels: dict[str, NaiveChannel] = field(default_factory=dict)
 
     @property
@@ -173,10 +196,16 @@ class NaiveTopic:
         """Give every channel its copies of what waits."""
         if self.paused or not self.channels:
             return
+        self.due_ns |= self.waiting
         for number, due_ns in self.waiting.items():
             for channel in self.channels.values():
                 channel.message_count += 1
                 channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
+        self.waiting.clear()
+
+    def empty(self) -> None:
+        """Drop what waits."""
+        self.due_ns |= self.waiting
         self.waiting.clear()
 
     def drop_below(self, first: int) -> None:

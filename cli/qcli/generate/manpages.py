@@ -58,7 +58,7 @@ def _page(ctx: click.Context, command: DocumentedCommand) -> str:
     for sub_ctx, subcommand in subcommands:
         lines += [f'.SS "{_text(_synopsis(sub_ctx, subcommand))}"', *_body(_paragraphs(subcommand))]
         own = {
-            title: [each for each in options if _spelling(each) not in shared]
+            title: [each for each in options if _identity(each) not in shared]
             for title, options in sections(sub_ctx, subcommand).items()
         }
         for options in own.values():
@@ -69,7 +69,7 @@ def _page(ctx: click.Context, command: DocumentedCommand) -> str:
     if subcommands:
         first_ctx, first = subcommands[0]
         common = {
-            title: [each for each in options if _spelling(each) in shared]
+            title: [each for each in options if _identity(each) in shared]
             for title, options in sections(first_ctx, first).items()
         }
         lines += [".SH OPTIONS", "These go with each of the commands.", *_option_groups(common)]
@@ -203,12 +203,17 @@ def _explanation(param: click.Option) -> Iterator[str]:
         yield f"Default: {param.default!s}".strip() + "."
 
 
+def _identity(param: click.Option) -> tuple[str, ...]:
+    """What is the same of options that mean the same."""
+    return (*_spelling(param), _metavar(param), param.help or "")
+
+
 def _shared_options(subcommands: Sequence[tuple[click.Context, DocumentedCommand]]) -> set[tuple[str, ...]]:
-    spellings = [
-        {_spelling(param) for param in command.get_params(ctx) if isinstance(param, click.Option)}
+    identities = [
+        {_identity(param) for param in command.get_params(ctx) if isinstance(param, click.Option)}
         for ctx, command in subcommands
     ]
-    return set.intersection(*spellings) if spellings else set()
+    return set.intersection(*identities) if identities else set()
 
 
 def _examples(examples: Sequence[Example]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from struct import Struct, iter_unpack, pack
 from ..log import RecordBatch
 from ..protocol.frames import MESSAGE_FRAME_BYTES, FrameType
 from ..protocol.messages import size_prefixes
+from .note import only_channel
 
 MERGE_MESSAGES = 256
 MERGE_BYTES = 64 * 1024
@@ -39,6 +40,7 @@ class Batch:
     Attributes:
         base_sequence, next_sequence: The first message's place, and the one after the last's.
         due_ns: When the messages may be delivered, Unix nanoseconds; 0 is at once.
+        channel: The only channel that gets them; None: all do.
         size_bytes: About what the batch holds in memory.
     """
 
@@ -48,6 +50,7 @@ class Batch:
         "_offsets",
         "_records",
         "base_sequence",
+        "channel",
         "due_ns",
         "next_sequence",
         "size_bytes",
@@ -57,6 +60,7 @@ class Batch:
         self.base_sequence = records[0].base_sequence
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
+        self.channel = only_channel(records[0].note) if self.due_ns else None
         self.size_bytes = sum(len(r.messages.data) for r in records) + 128 * len(self)
         self._records: Sequence[RecordBatch] | None = records
         self._frames = b""
@@ -118,6 +122,12 @@ class Batch:
             return [(first, count)]
         each = map(self.timestamp_ns, range(index, index + count))
         return [(timestamp_ns, len(list(same))) for timestamp_ns, same in groupby(each)]
+
+    def body(self, index: int) -> bytes:
+        """The body of one message."""
+        if self._records is not None:
+            self._build(self._records)
+        return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
 
     def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
         """The id and the frame of one message, with its attempts filled in."""

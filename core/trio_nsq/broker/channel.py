@@ -1,6 +1,7 @@
 """A channel: a cursor over its topic's log, and what is not finished below the cursor.
 
-Every message below the cursor is finished unless it is in flight with a consumer, requeued, or deferred. So the
+Every message below the cursor is finished unless it is in flight with a consumer, requeued, deferred, or set aside
+because it was given up, or for an operator (see `SetAside`). So the
 state of a channel is as small as what is unfinished, however long the log. What lies ahead of the cursor but will
 not be delivered from there (deferred by its publisher, or emptied from the topic) is a *hole*: the cursor passes over.
 
@@ -10,20 +11,22 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 import sys
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from ..log import LogReadError
 from ..protocol import is_ephemeral
+from .aside import Aside, SetAside
 from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import LOOKED_AT, Consumer, Delivery
 from .deferred import DeferredMessages
+from .note import Reason
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting, spans
-from .settings import ChannelSettings, change
+from .settings import ChannelSettings, SettingsError, change
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -52,6 +55,8 @@ class Channel:
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
         expired_count: Messages dropped since then because they had waited for longer than the topic's `ttl_ms`.
         dropped_count: Those dropped because there were too many.
+        dead_letter_count: Those that went to the dead-letter topic.
+        given_up_count: Those dropped after their last attempt, because there is no such topic.
         e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
@@ -68,6 +73,8 @@ class Channel:
         self.timeout_count = 0
         self.expired_count = 0
         self.dropped_count = 0
+        self.dead_letter_count = 0
+        self.given_up_count = 0
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
         self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
@@ -78,6 +85,7 @@ class Channel:
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
         self._deferred = DeferredMessages()
+        self._aside = SetAside()
         # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
         self._holes: deque[tuple[int, int]] = deque()
         self._hole_messages = 0
@@ -97,7 +105,12 @@ class Channel:
 
     @property
     def depth(self) -> int:
-        """Messages ready to be delivered: neither in flight nor deferred."""
+        """Messages that are neither in flight nor deferred: ready to be delivered, or set aside."""
+        return self.ready_count + len(self._aside)
+
+    @property
+    def ready_count(self) -> int:
+        """Messages ready to be delivered."""
         return self._fresh + len(self._requeued)
 
     @property
@@ -112,8 +125,13 @@ class Channel:
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
-        self.settings, self._changes = change(ChannelSettings(), self._changes, changes)
+        settings, said = change(ChannelSettings(), self._changes, changes)
+        if settings.dead_letter_topic == self.topic.name:
+            raise SettingsError("dead_letter_topic is the topic itself; its dead letters would come back")
+        self.settings, self._changes = settings, said
         self._state = None
+        for message in self._aside.take_all_waiting():
+            self._come_back(message)
 
     @property
     def hungry(self) -> bool:
@@ -144,6 +162,8 @@ class Channel:
         """(sequence, attempts) of everything below the cursor that is neither finished nor deferred."""
         for sequence, attempts, _ in self._requeued:
             yield sequence, attempts
+        for message in self._aside:
+            yield message.sequence, message.attempts
         for consumer in self.consumers:
             for message_id, delivery in consumer.in_flight.items():
                 yield delivery.sequence_of(message_id), delivery.attempts
@@ -156,6 +176,7 @@ class Channel:
         consumer: then the lowest of the first thousand of them counts.
         """
         found = [sequence for sequence, _, _ in islice(self._requeued, LOOKED_AT)]
+        found += [message.sequence for message in islice(self._aside, LOOKED_AT)]
         for consumer in self.consumers:
             if (sequence := consumer.oldest_in_flight) is not None:
                 found.append(sequence)
@@ -247,14 +268,23 @@ class Channel:
             del self.consumers[consumer]
             self._ready.pop(consumer, None)
             for message_id, delivery in consumer.in_flight.items():
-                self._line_up(message_id, delivery)
+                self._come_back(delivery.returned(message_id, Reason.CONNECTION_LOST))
             consumer.in_flight.clear()
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
 
-    def _line_up(self, message_id: bytes, delivery: Delivery) -> None:
-        """Deliver again, as soon as may be, a message that is no longer in flight."""
-        self._requeued.append((delivery.sequence_of(message_id), delivery.attempts, delivery.held))
+    def _come_back(self, message: Aside, due_ns: int = 0) -> None:
+        """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
+        sequence, attempts, reason, held = message
+        if reason is not None and 0 < self.settings.max_attempts <= attempts:
+            if self.settings.dead_letter_topic:
+                self._aside.give_up(message)
+            else:
+                self.given_up_count += 1
+        elif due_ns:
+            self._deferred.add(due_ns, range(sequence, sequence + 1), attempts, held)
+        else:
+            self._requeued.append((sequence, attempts, held))
 
     def refresh(self, consumer: Consumer) -> None:
         """Look again whether a consumer can take messages, after RDY, or a change of `blocked`."""
@@ -298,11 +328,8 @@ class Channel:
         if delivery is None:
             return self._why_not(message_id)
         self._state = None
-        if delay_ms:
-            due_ns, sequence = now_ns + delay_ms * _NS_PER_MS, delivery.sequence_of(message_id)
-            self._deferred.add(due_ns, range(sequence, sequence + 1), delivery.attempts, delivery.held)
-        else:
-            self._line_up(message_id, delivery)
+        due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
+        self._come_back(delivery.returned(message_id, Reason.REQUEUED), due_ns)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.refresh(consumer)
@@ -382,7 +409,8 @@ class Channel:
 
     def _time_out(self, consumer: Consumer, ids: list[bytes]) -> None:
         for message_id in ids:
-            self._line_up(message_id, consumer.in_flight.pop(message_id))
+            delivery = consumer.in_flight.pop(message_id)
+            self._come_back(delivery.returned(message_id, Reason.TIMED_OUT))
         self.timeout_count += len(ids)
         self.refresh(consumer)
 
@@ -403,7 +431,7 @@ class Channel:
         grants: list[Grant] = []
         if self._paused or not self._ready:
             return grants
-        depth = self.depth
+        depth = self.ready_count
         if depth <= 0:
             return grants
         self._state = None
@@ -502,6 +530,9 @@ class Channel:
             if batch.due_ns > now_ns:
                 self._put_off(batch)
                 continue
+            if batch.channel not in (None, self.name):
+                self.move_to(min(batch.next_sequence, self._limit))
+                continue
             cursor = self.cursor
             wanted = min(count, self._limit - cursor)
             if consumer.sample is not None:
@@ -533,7 +564,9 @@ class Channel:
             return False
         if batch.timestamp_ns(len(batch) - 1) < oldest_ns:
             sequence = batch.next_sequence
-            if self.timestamp_in_memory(sequence) is None:  # there may be gigabytes of it: nobody wants to read that
+            if (
+                self.timestamp_in_memory(sequence) is None
+            ):  # there may be gigabytes of it: nobody wants to read that
                 sequence = max(sequence, self.topic.first_since(oldest_ns))
         else:
             first, at = batch.base_sequence, range(len(batch))
@@ -545,7 +578,8 @@ class Channel:
         """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
         held = batch if self.topic.ephemeral else None
         end = min(batch.next_sequence, self._limit)
-        self._deferred.add(batch.due_ns, range(self.cursor, end), 0, held)
+        if batch.channel in (None, self.name):
+            self._deferred.add(batch.due_ns, range(self.cursor, end), 0, held)
         self.move_to(end)
 
     def _put_in_flight(
@@ -593,6 +627,7 @@ class Channel:
         self.cursor = self.topic.distribution_point
         self._requeued.clear()
         self._deferred.clear()
+        self._aside.clear()
         self._holes.clear()
         self._hole_messages = 0
         self._next_timeout_ns = None
@@ -649,6 +684,67 @@ class Channel:
             self.skip(start, end)
         return move
 
+    # ------------------------------------------------------------------ messages that are set aside
+
+    @property
+    def given_up(self) -> int:
+        """Messages that wait to be taken to the dead-letter topic."""
+        return self._aside.waiting
+
+    def take_given_up(self, at_most: int) -> list[Aside]:
+        """Take some of these, to move them. Then `dispose` of them, or `put_back` what could not be moved."""
+        return self._aside.take(at_most)
+
+    def withdraw(self, sequences: Collection[int]) -> list[Aside]:
+        """Take those of these messages that are ready or deferred: nobody gets them meanwhile. Then as above."""
+        self._state = None
+        wanted = set(sequences)
+        found = [Aside(*entry[:2], None, entry[2]) for entry in self._requeued if entry[0] in wanted]
+        if found:
+            self._requeued = deque(entry for entry in self._requeued if entry[0] not in wanted)
+        found += [
+            Aside(sequence, attempts, None, held)
+            for sequence, attempts, held in self._deferred.withdraw(wanted)
+        ]
+        wanted.difference_update([message.sequence for message in found])
+        found += self._withdraw_fresh(sorted(wanted))
+        self._aside.hold(found)
+        return found
+
+    def _withdraw_fresh(self, wanted: list[int]) -> list[Aside]:
+        """Make holes where these are, as far as the cursor is yet to come there."""
+        found: list[int] = []
+        start = self.cursor
+        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+            found += wanted[bisect_left(wanted, start) : bisect_left(wanted, hole[0])]
+            start = hole[1]
+        if found:
+            self._hole_messages += len(found)
+            merged: deque[tuple[int, int]] = deque()
+            for start, end in sorted(chain(self._holes, spans(found))):
+                if merged and merged[-1][1] == start:
+                    start, _ = merged.pop()
+                merged.append((start, end))
+            self._holes = merged
+            self.move_to(self.cursor)
+        return [Aside(sequence, 0, None) for sequence in found]
+
+    def dispose(self, messages: Iterable[Aside]) -> int:
+        """Be done with messages that were taken; returns how many of them were not dropped meanwhile."""
+        self._state = None
+        return len(self._aside.release(messages))
+
+    def put_back(self, messages: Iterable[Aside]) -> None:
+        """Have messages again that were taken, but for those that were dropped meanwhile."""
+        self._state = None
+        for message in self._aside.release(messages):
+            self._come_back(message)
+
+    def cancel(self, sequences: Collection[int]) -> int:
+        """Drop those of these messages that are deferred; returns how many that were."""
+        self._state = None
+        return len(self._deferred.withdraw(sequences))
+
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> ChannelState:
@@ -663,6 +759,7 @@ class Channel:
                 list(self._requeued),
                 [consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight],
                 self._deferred.copy(),
+                list(self._aside),
             )
         return self._state
 
@@ -684,7 +781,13 @@ class Channel:
         channel.configure(state.get("settings", {}))
         for start, end in state["holes"]:
             channel.skip(int(start), min(int(end), log_end))
-        unfinished = sorted((int(s), int(n)) for s, n in state["unfinished"] if s < log_end)
-        channel._requeued.extend((s, n, None) for s, n in unfinished)
+        # Who had it in flight is gone.
+        unfinished = sorted(
+            (int(s), int(n), Reason(*given_up) if given_up else Reason.CONNECTION_LOST)
+            for s, n, *given_up in state["unfinished"]
+            if s < log_end
+        )
+        for sequence, attempts, reason in unfinished:
+            channel._come_back(Aside(sequence, attempts, reason))
         channel._deferred = DeferredMessages.restore(state["deferred"], log_end)
         return channel

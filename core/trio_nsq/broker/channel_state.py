@@ -5,15 +5,16 @@ from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any
 
+from .aside import Aside
 from .batch import Batch
 from .consumer import Delivery
-from .deferred import Block
+from .deferred import Block, DeferredMessages
 
 _ROWS_PER_STEP = 500
 _PACKED_PER_ROW = 20
 """So many messages in a block cost as much as one in a row of JSON."""
 
-Row = tuple[int, ...]
+Row = tuple[Any, ...]
 
 
 class ChannelState:
@@ -23,16 +24,28 @@ class ChannelState:
 
     Args:
         name, paused, settings, cursor: The channel's.
-        holes, requeued, in_flight, deferred: Copies of the channel's, which become this object's own; `in_flight` is
-            that of each consumer.
+        holes, requeued, in_flight, deferred, aside: Copies of the channel's, which become this object's own;
+            `in_flight` is that of each consumer.
 
     Attributes:
         text: The JSON object: name, paused, settings (see `change`), cursor, holes [[start, end]],
-            unfinished [[sequence, attempts]], deferred [`Block.text`]. Empty until `encode` has come to its end.
+            unfinished [[sequence, attempts]], with a `Reason` behind them where the message was given up, deferred
+            [`Block.text`]. Empty until `encode` has come to its end.
         first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
+        cursor: The channel's.
     """
 
-    __slots__ = ("_deferred", "_head", "_holes", "_in_flight", "_requeued", "first_needed", "text")
+    __slots__ = (
+        "_aside",
+        "_deferred",
+        "_head",
+        "_holes",
+        "_in_flight",
+        "_requeued",
+        "cursor",
+        "first_needed",
+        "text",
+    )
 
     def __init__(
         self,
@@ -44,15 +57,17 @@ class ChannelState:
         requeued: list[tuple[int, int, Batch | None]],
         in_flight: list[dict[bytes, Delivery]],
         deferred: list[Block],
+        aside: list[Aside],
     ) -> None:
         self.text = ""
-        self.first_needed = cursor
+        self.first_needed = self.cursor = cursor
         head = {"name": name, "paused": paused, "settings": settings, "cursor": cursor}
         self._head = json.dumps(head, separators=(",", ":"))[:-1]
         self._holes = holes
         self._requeued = requeued
         self._in_flight = in_flight
         self._deferred = deferred
+        self._aside = aside
 
     def encode(self) -> Iterator[int]:
         """Set `text` and `first_needed`, in steps; yields after each how many messages it was about."""
@@ -61,7 +76,7 @@ class ChannelState:
         holes = unfinished = "[]"
         if self._holes:
             holes, _ = yield from encode_rows(iter(self._holes), 0)
-        if self._requeued or self._in_flight:
+        if self._requeued or self._in_flight or self._aside:
             unfinished, lowest = yield from encode_rows(self._unfinished(), 0)
             self.first_needed = min(self.first_needed, lowest)
         blocks: list[str] = []
@@ -71,7 +86,13 @@ class ChannelState:
             yield len(block) // _PACKED_PER_ROW
         deferred = ",".join(blocks)
         self.text = f'{self._head},"holes":{holes},"unfinished":{unfinished},"deferred":[{deferred}]}}'
-        self._holes, self._requeued, self._in_flight, self._deferred = [], [], [], []
+        self._holes, self._requeued, self._in_flight, self._deferred, self._aside = [], [], [], [], []
+
+    def sequences(self) -> Iterator[int]:
+        """Of all that is unfinished or deferred, once `encode` has come to its end."""
+        state = json.loads(self.text)
+        yield from (sequence for sequence, *_ in state["unfinished"])
+        yield from DeferredMessages.restore(state["deferred"]).sequences()
 
     def _unfinished(self) -> Iterator[Row]:
         for sequence, attempts, _ in self._requeued:
@@ -79,6 +100,9 @@ class ChannelState:
         for in_flight in self._in_flight:
             for message_id, delivery in in_flight.items():
                 yield delivery.sequence_of(message_id), delivery.attempts
+        for message in self._aside:
+            reason = () if message.reason is None else (message.reason.value,)
+            yield message.sequence, message.attempts, *reason
 
 
 def encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, tuple[str, int]]:

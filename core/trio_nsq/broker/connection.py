@@ -51,13 +51,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_READS_PER_TURN = 8
-"""A client whose data is always there already lets the others have their turn after so many reads."""
+_PIECES_PER_TURN = 8
+"""A client whose data is always there already lets the others have their turn after so many pieces of it, each of
+which is 64 KiB at most."""
 _NS_PER_MS = 1_000_000
-
-
-class _Ended(Exception):
-    """The client has said that nothing more will come, or is gone."""
 
 
 class Connection:
@@ -99,7 +96,8 @@ class Connection:
         self._reader.tls_required = server.options.required_tls != "false"
         self._identified = False
         self._negotiated = self.settings  # by the last IDENTIFY, the first of which counts
-        self._upgrading = False
+        self._quiet = False  # no heartbeats: an upgrade is under way, or the last frame is sent
+        self._pieces = 0  # taken in since others last had their turn
         self._answered = False  # something is in the outbox that is not to wait
         self._held_bytes = 0  # of messages in the outbox that may wait for more of them
         self._held = trio.Event()
@@ -143,56 +141,55 @@ class Connection:
                 self._sock.close()
 
     async def _receive(self) -> None:
-        reads = 0
+        """Obey what the client sends, until it ends the connection, breaks the rules, or is gone."""
+        try:
+            while data := await self._read():
+                await self._take_in(data)
+            if data is None:
+                return
+            self._reader.receive_eof()
+            await self._obey_all()
+        except CommandError as exc:
+            await self._refuse(exc)
+        except NSQError as exc:
+            logger.info("%s: closed, what it sends is not what was negotiated: %s", self.peer, exc)
+        else:
+            self._leave_channel()
+            self._flush_answers()
+            await self.outbox.emptied()  # it may have ended its half only, and want to read the answers
+
+    async def _read(self) -> bytes | None:
+        """Wait for what comes next; b"" if the client has said that nothing will, None if the connection is lost."""
+        if self.wire.ended:
+            return b""
         while not self.outbox.broken:
-            if self.outbox.congested:  # it sends, and does not read our answers
-                await self.outbox.emptied()
-                continue
             try:
-                data = self._sock.recv(RECEIVE_BYTES)
+                return self._sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
-                reads = 0
+                self._pieces = 0
                 self._silent_since = trio.current_time()
                 await trio.lowlevel.wait_readable(self._sock)
                 self._silent_since = math.inf
-                continue
             except OSError:
-                return
-            try:
-                await self._take_in(data)
-            except CommandError as exc:
-                await self._refuse(exc)
-                return
-            except _Ended:
-                return
-            except NSQError as exc:
-                logger.info("%s: closed, what it sends is not what was negotiated: %s", self.peer, exc)
-                return
-            finally:
-                self._flush_answers()
-            reads += 1
-            if reads == _READS_PER_TURN:
-                reads = 0
-                await trio.lowlevel.checkpoint()
+                return None
+        return None
 
     async def _take_in(self, data: bytes) -> None:
-        """Obey what was received; nothing is the end. Raises _Ended, NSQError."""
-        if data and self.wire.bare:
-            self._reader.receive_data(data)
+        """Obey what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
+        for piece in self.wire.decode(data):  # a few bytes can become a lot of pieces
+            self._reader.receive_data(piece)
             await self._obey_all()
-            return
-        if data:
-            for piece in self.wire.decode(data):
-                self._reader.receive_data(piece)
-                await self._obey_all()
-            if not self.wire.ended:
-                return
-        self._reader.receive_eof()
-        await self._obey_all()
-        raise _Ended
+            self._flush_answers()
+            if self.outbox.congested:  # it sends, and does not read our answers
+                await self.outbox.emptied()
+            self._pieces += 1
+            if self._pieces >= _PIECES_PER_TURN:
+                self._pieces = 0
+                await trio.lowlevel.checkpoint()
 
     async def _refuse(self, error: CommandError) -> None:
-        """Send the last frame. The client gets no more messages."""
+        """Send the last frame. The client gets no more messages, nor heartbeats."""
+        self._quiet = True
         self._leave_channel()
         logger.error("[%s] - %s", self.peer, str(error))  # the error itself would keep us in memory
         if not isinstance(error, LineTooLong):
@@ -217,7 +214,7 @@ class Connection:
                 return
             if now_s >= next_beat_s:
                 next_beat_s += self._heartbeat_interval_s
-                if self._reader.greeted and not self._upgrading:
+                if self._reader.greeted and not self._quiet:
                     self._answer(HEARTBEAT_FRAME)
                     self._flush_answers()
 
@@ -249,6 +246,8 @@ class Connection:
         As nsqd, the buffer is sent when it is full, when the client can take no further message, with any answer,
         and when its time has come. That runs from the last time it did: a message after a pause goes at once.
         """
+        if not self._held_bytes:
+            return
         if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
             now_s = trio.current_time()
             if now_s < self._send_held_at_s:
@@ -422,20 +421,16 @@ class Connection:
         received = self._reader.take_buffered()  # nothing, if the client keeps to the rules
         if upgrades.tls:
             assert self.server.tls_context is not None
-            self._upgrading = True
-            try:
-                received = await self.wire.start_tls(self.server.tls_context, received)
-            finally:
-                self._upgrading = False
+            self._quiet = True
+            await self.wire.start_tls(self.server.tls_context, received)
+            self._quiet = False
+            received = b""
             self._reader.tls_required = False
             self._answer(OK_FRAME)
         if upgrades.snappy or upgrades.deflate:
-            codec = Snappy() if upgrades.snappy else Deflate(upgrades.deflate_level)
-            self.wire.add_codec(codec)
+            self.wire.add_codec(Snappy() if upgrades.snappy else Deflate(upgrades.deflate_level))
             self._answer(OK_FRAME)
-            received = b"".join(codec.decode(received))
-        if received:
-            self._reader.receive_data(received)
+        await self._take_in(received)
 
     async def _subscribe(self, command: Subscribe) -> None:
         await self.guard.check("SUB", command.topic, command.channel)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Container
 from itertools import islice
 from operator import attrgetter
 
+from .aside import Aside
 from .batch import Batch
+from .note import Reason
 
 LOOKED_AT = 1000
 """Messages at the head of a queue among which the oldest is looked for, so that it has a bounded cost."""
@@ -66,6 +68,10 @@ class Delivery:
             self.held,
             self.timestamp_ns,
         )
+
+    def returned(self, message_id: bytes, reason: Reason) -> Aside:
+        """One of these messages, on its way back to the channel."""
+        return Aside(self.sequence_of(message_id), self.attempts, reason, self.held)
 
     def first_in(self, in_flight: Container[bytes]) -> int:
         """The sequence of the first of these messages that is still in flight; one of them has to be."""

@@ -258,7 +258,9 @@ class WaitingMessages:
 
     def __iter__(self) -> Iterator[Waiting]:
         for start, count, due_ns in zip(self._start, self._count, self._due_ns, strict=True):
-            yield Waiting(range(start, start + count), due_ns, self._channel.get(start), self._held.get(start))
+            yield Waiting(
+                range(start, start + count), due_ns, self._channel.get(start), self._held.get(start)
+            )
 
     def add(self, waiting: Waiting) -> None:
         """Remember messages; their sequences are larger than all before."""

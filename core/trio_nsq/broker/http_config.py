@@ -23,7 +23,7 @@ _LEVELS = {
 _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _NS_PER_MS = 1_000_000
-_NO_FLAGS = ("limits", "node_id", "heartbeat_interval", "output_buffer_size")
+_NO_FLAGS = ("limits", "topic_defaults", "node_id", "heartbeat_interval", "output_buffer_size")
 """What `BrokerOptions` and `Limits` hold besides options, or under another name."""
 
 
@@ -84,8 +84,11 @@ class ConfigEndpoints:
                 options[field.name.removesuffix("_ms")] = value
         for name in _NO_FLAGS:
             del options[name]
+        defaults = self._server.options.topic_defaults
         return options | {
             "id": self._server.node_id,
+            "retention_time": defaults.retention_time_ms * _NS_PER_MS,
+            "retention_bytes": defaults.retention_bytes,
             "log_level": 1
             + sum(_LOGGER.getEffectiveLevel() > level for level in list(_LEVELS.values())[:-1]),
             "log_prefix": _log_prefix(),

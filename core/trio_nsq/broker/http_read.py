@@ -135,7 +135,7 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
         "first_timestamp_ns": oldest.timestamp_ns if oldest is not None else None,
         "last_timestamp_ns": newest.timestamp_ns if newest is not None else None,
         "bytes": log.size_bytes,
-        "segments": len(log.file_starts),
+        "segments": len(log.files),
     }
     return bounds if at is None else bounds | {"at_sequence": at.sequence_in(log)}
 

@@ -154,7 +154,7 @@ class _Lines:
             at_a_time = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
             try:
                 self._records = await self._readers.call(
-                    self._topic, partial(self._topic.log.read, sequence, at_a_time)
+                    self._topic, partial(self._topic.read_scattered, sequence, at_a_time)
                 )
             except LogReadError as exc:
                 raise CutOff(str(exc)) from exc

@@ -73,6 +73,16 @@ TOPIC_METRICS = (
     TopicMetric("nsq_topic_message_bytes_total", "Bytes of bodies published.", lambda t: t.message_bytes),
     TopicMetric("nsq_topic_log_bytes", "Size of the log.", lambda t: t.log.size_bytes),
     TopicMetric("nsq_topic_channels", "Channels.", lambda t: len(t.channels)),
+    TopicMetric(
+        "nsq_topic_expired_total",
+        "Messages dropped before any channel had them: they had waited for longer than ttl_ms.",
+        lambda t: t.expired_count,
+    ),
+    TopicMetric(
+        "nsq_topic_dropped_total",
+        "Messages dropped before any channel had them: there were too many.",
+        lambda t: t.dropped_count,
+    ),
     TopicMetric("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
 )
 CHANNEL_METRICS = (
@@ -88,6 +98,14 @@ CHANNEL_METRICS = (
     ChannelMetric("nsq_channel_finished_total", "Messages finished (FIN).", lambda c: c.finish_count),
     ChannelMetric("nsq_channel_requeues_total", "Messages handed back (REQ).", lambda c: c.requeue_count),
     ChannelMetric("nsq_channel_timeouts_total", "Messages not answered in time.", lambda c: c.timeout_count),
+    ChannelMetric(
+        "nsq_channel_expired_total",
+        "Messages dropped: they had waited for longer than the topic's ttl_ms.",
+        lambda c: c.expired_count,
+    ),
+    ChannelMetric(
+        "nsq_channel_dropped_total", "Messages dropped: there were too many.", lambda c: c.dropped_count
+    ),
     ChannelMetric("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
     ChannelMetric("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
 )
@@ -224,10 +242,10 @@ def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channe
         key = channel.topic.log, sequence
         try:
             if key not in known:
-                header = next(channel.topic.log.headers(sequence), None)
-                if header is None:
+                published_ns = channel.topic.published_ns(sequence)
+                if not published_ns:
                     continue  # damaged, or gone meanwhile
-                known[key] = header.timestamp_ns
+                known[key] = published_ns
         except LogReadError as exc:
             logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
         else:

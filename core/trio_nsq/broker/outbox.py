@@ -54,6 +54,8 @@ class Outbox:
         """Add data that no codec is to see, such as what TLS says by itself; it goes before what is not encoded yet."""
         if data:
             self._wire.append(data)
+            if self.full:
+                self._late_bytes += len(data)
 
     def add_codec(self, codec: Codec) -> None:
         """Encode all that is put from now on, before the codecs that there are already see it."""

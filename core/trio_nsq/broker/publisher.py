@@ -33,10 +33,17 @@ deliver, but damage costs a whole record."""
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one command publishes: a set of messages, and when it may be delivered (Unix nanoseconds; 0: at once)."""
+    """What one command publishes.
+
+    Attributes:
+        messages: A set of messages.
+        due_ns: When it may be delivered, Unix nanoseconds; 0: at once.
+        note: What the broker has to know of it besides, see `note.py`; empty: nothing.
+    """
 
     messages: MessageSet
     due_ns: int = 0
+    note: bytes = b""
 
 
 @dataclass(slots=True)
@@ -224,11 +231,11 @@ class Publisher:
         joined: list[MessageSet] = []
         size = 0
 
-        def finish(due_ns: int) -> None:
+        def finish(due_ns: int, note: bytes) -> None:
             nonlocal sequence
             messages = MessageSet.join(joined)
             first_id = self._ids.take(len(messages))
-            records.append(RecordBatch(sequence, first_id, timestamp_ns, due_ns, messages))
+            records.append(RecordBatch(sequence, first_id, timestamp_ns, due_ns, messages, note))
             sequence += len(messages)
             joined.clear()
 
@@ -240,9 +247,11 @@ class Publisher:
                 following is None
                 or publication.due_ns
                 or following.due_ns
+                or publication.note
+                or following.note
                 or size + len(following.messages.data) > _MAX_RECORD_BYTES
             ):
-                finish(publication.due_ns)
+                finish(publication.due_ns, publication.note)
                 size = 0
         return records
 

@@ -2,26 +2,39 @@
 
 A log loses whole files only, and never the one that grows. So that what is kept does not exceed what was asked for by
 more than an eighth, a new file is begun whenever the last one reaches back over, or holds, an eighth of it.
+
+What a channel still needs stays in any case. Where that is a few messages, deferred for long or never answered, among
+very many that are finished, they are carried forward: copied into a file of their own (see `stragglers` in `log`), so
+that those around them can go.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from weakref import WeakKeyDictionary
 
 import trio
 
-from ..log import Log, LogReadError
+from ..log import LogError, LogReadError
 from ..log.interface import LogFileFacts
 from .settings import TopicSettings
-from .topic import Topic
+from .topic import Checkpoint, Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_MS = 1_000_000
 _FILES = 8
 _LEAST_FILE_BYTES = 64 * 1024
+_LEAST_FILE_NS = 1_000_000_000
 """No new file is begun for less than this, however little is to be kept."""
+_PINNED_BYTES = 64 * 1024 * 1024
+_STRAGGLERS_SHARE = 0.01
+_STRAGGLERS_BYTES_SHARE = 0.1
+_MOST_STRAGGLERS = 20_000
+"""Unfinished messages are copied out of the way when so many bytes of files would then be deleted, if they are but so
+small a part of the messages and, as they lie on disk, of the bytes there, and no more than can be copied in a second or
+two."""
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000
 """Messages that wait are looked at this many times while one becomes too old, but not more often than this."""
@@ -40,7 +53,7 @@ def kept_from(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: in
     """
     kept, first = files[-1].next_sequence, 0
     time_ms, room = settings.retention_time_ms, settings.retention_bytes
-    if not time_ms and not room:
+    if not settings.keeps:
         return kept
     if time_ms > 0:
         oldest_ns = now_ns - time_ms * _NS_PER_MS
@@ -59,9 +72,13 @@ def wants_new_file(files: Sequence[LogFileFacts], settings: TopicSettings, now_n
     last, time_ms, max_bytes = files[-1], settings.retention_time_ms, settings.retention_bytes
     if not last.first_ns:
         return False
-    if time_ms > 0 and last.first_ns + time_ms * _NS_PER_MS // _FILES <= now_ns:
+    if time_ms > 0 and _new_file_ns(last, time_ms) <= now_ns:
         return True
     return max_bytes > 0 and last.size > max(max_bytes // _FILES, _LEAST_FILE_BYTES)
+
+
+def _new_file_ns(last: LogFileFacts, time_ms: int) -> int:
+    return last.first_ns + max(time_ms * _NS_PER_MS // _FILES, _LEAST_FILE_NS)
 
 
 def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> int | None:
@@ -73,7 +90,7 @@ def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns
     if settings.retention_time_ms <= 0:
         return None
     kept_ns = settings.retention_time_ms * _NS_PER_MS
-    times = [files[-1].first_ns + kept_ns // _FILES] if files[-1].first_ns else []
+    times = [_new_file_ns(files[-1], settings.retention_time_ms)] if files[-1].first_ns else []
     for file in files[:-1]:
         if file.last_ns() + kept_ns > now_ns:
             times.append(file.last_ns() + kept_ns)
@@ -123,6 +140,8 @@ class Keeper:
         self.schedule = RetentionSchedule()
         self._now_ns = now_ns
         self._roll = roll
+        # How many bytes have to be pinned before it is tried again to free them, where it was not worth it.
+        self._in_vain: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
     def found(self, topic: Topic) -> None:
         """A topic was loaded: see to it that it is looked at in time."""
@@ -131,6 +150,59 @@ class Keeper:
             self.schedule.look_at(topic.name, now_ns)
         elif files:
             self.schedule.look_at(topic.name, look_again_ns(files, topic.settings, now_ns))
+
+    def discard(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
+        """Let a topic's log lose what neither a channel needs nor retention keeps; to be called in a thread.
+
+        Args:
+            checkpoint: It is on disk.
+            now_ns: Unix nanoseconds.
+
+        Returns:
+            When to do so again, as `look_again_ns`.
+
+        Raises:
+            LogError: The operating system refused.
+        """
+        log, settings = topic.log, topic.settings
+        if not log.files:
+            return None
+        kept = kept_from(log.files, settings, now_ns)
+        needed = min(checkpoint.first_needed, kept)
+        if log.has_stragglers and checkpoint.first_needed >= log.first_sequence:
+            log.carry_forward([], 0)  # they are finished
+        elif needed < min(checkpoint.all_needed, kept):
+            needed = max(needed, self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept)))
+        log.discard_before(needed)
+        return look_again_ns(log.files, settings, now_ns)
+
+    def _carry_forward(self, topic: Topic, checkpoint: Checkpoint, all_needed: int) -> int:
+        """Copy aside the few messages that keep many bytes from being deleted; returns what may then be discarded."""
+        log = topic.log
+        files = [file for file in log.files[:-1] if file.next_sequence <= all_needed]
+        pinned_bytes = sum(file.size for file in files)
+        if pinned_bytes < self._in_vain.get(topic, _PINNED_BYTES):
+            return 0
+        limit = files[-1].next_sequence
+        sequences = checkpoint.unfinished_before(limit)
+        try:
+            carried = (
+                len(sequences) <= _MOST_STRAGGLERS
+                and len(sequences) <= (limit - log.first_sequence) * _STRAGGLERS_SHARE
+                and log.carry_forward(sequences, int(pinned_bytes * _STRAGGLERS_BYTES_SHARE))
+            )
+        except LogError as exc:
+            logger.error("%s", exc)
+            carried = False
+        if not carried:
+            self._in_vain[topic] = pinned_bytes + pinned_bytes // 4
+            return 0
+        self._in_vain.pop(topic, None)
+        logger.info(
+            "TOPIC(%s): %d unfinished messages carried forward, to free %d bytes of log",
+            topic.name, len(sequences), pinned_bytes,
+        )  # fmt: skip
+        return limit
 
     async def look(self, topic: Topic) -> None:
         """Drop what has waited for too long, and begin a new file if it is time for one; errors are logged."""
@@ -146,7 +218,7 @@ class Keeper:
         oldest_ns = topic.timestamp_in_memory(oldest)
         try:
             if oldest_ns is None:
-                oldest_ns = await trio.to_thread.run_sync(_timestamp_ns, topic.log, oldest)
+                oldest_ns = await trio.to_thread.run_sync(topic.published_ns, oldest)
             if oldest_ns < now_ns - topic.ttl_ns:
                 find = partial(topic.first_since, now_ns - topic.ttl_ns)
                 topic.expire_before(await trio.to_thread.run_sync(find))
@@ -156,23 +228,3 @@ class Keeper:
         # Not each time that a single message has had its time.
         again_ns = now_ns + max(topic.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
         self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.ttl_ns))
-
-
-def discard(log: Log, settings: TopicSettings, first_needed: int, now_ns: int) -> int | None:
-    """Let a log lose what neither a channel needs, from `first_needed` on, nor retention keeps.
-
-    Returns:
-        When to do so again, as `look_again_ns`.
-
-    Raises:
-        LogError: The operating system refused.
-    """
-    if not log.files:
-        return None
-    log.discard_before(min(first_needed, kept_from(log.files, settings, now_ns)))
-    return look_again_ns(log.files, settings, now_ns)
-
-
-def _timestamp_ns(log: Log, sequence: int) -> int:
-    header = next(log.headers(sequence), None)
-    return header.timestamp_ns if header is not None else 0

@@ -10,7 +10,7 @@ import trio
 from ..log import LogError
 from .broker import Broker, MessageIds
 from .data_folder import ID_RESERVE, DataFolder
-from .retention import Keeper, discard
+from .retention import Keeper
 from .topic import Checkpoint, Topic
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -100,7 +100,7 @@ class Saver:
 
     def _write(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
         self._folder.write_state(topic.name, checkpoint.content)
-        return discard(topic.log, topic.settings, checkpoint.first_needed, now_ns)
+        return self.keeper.discard(topic, checkpoint, now_ns)
 
     @asynccontextmanager
     async def locked(self, topic: Topic) -> AsyncIterator[None]:

@@ -155,7 +155,7 @@ class Server:
                 what = "%s is missing: no channel is known, and all messages in the log wait for a first one"
                 logger.warning(what, path)
             return
-        if (needed := topic.first_needed(state)) < first:
+        if (needed := topic.first_needed(state, topic.is_carried)) < first:
             what = "%s: messages %d to %d are missing, the log begins after them"
             logger.error(what, path, needed, first - 1)
         if (known := int(state["end"])) > end:

@@ -26,8 +26,8 @@ class TopicSettings:
         retention_bytes: And no more than the newest so many bytes of them; -1: whatever their size. With both at 0
             they go as soon as a segment is passed; with one at 0 the other alone decides.
         ttl_ms: A message that has waited longer than this since it was published is dropped instead of delivered.
-        max_messages: Messages that a channel of the topic, or the topic itself, may have waiting.
-        max_bytes: Bytes of the topic's log that may still be needed.
+        max_messages: Messages that a channel of the topic, or the topic itself, may have waiting: its depth.
+        max_bytes: Bytes of the topic's log, about, from the oldest message that a channel has yet to deliver.
         when_full: What happens to a publish that would exceed one of the two: it is refused, or the oldest make room.
     """
 
@@ -37,6 +37,21 @@ class TopicSettings:
     max_messages: int = 0
     max_bytes: int = 0
     when_full: WhenFull = "reject"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether messages stay readable that every channel has passed."""
+        return bool(self.retention_time_ms or self.retention_bytes)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only so much may wait."""
+        return bool(self.max_messages or self.max_bytes)
+
+    @property
+    def drops(self) -> bool:
+        """Whether the oldest make room when it is full."""
+        return self.is_limited and self.when_full == "drop-oldest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class _Figures:
         self._now_ns = now_ns
 
     def topic(self, topic: Topic, channels: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
+        stats = {
             "topic_name": topic.name,
             "channels": channels,
             "depth": topic.depth,
@@ -83,9 +83,14 @@ class _Figures:
             "paused": topic.paused,
             "e2e_processing_latency": self._latency(topic.channels.values()),
         }
+        if topic.settings.keeps:
+            log = topic.log
+            kept = {"first_sequence": log.first_sequence, "log_bytes": log.size_bytes, "log_files": len(log.files)}
+            stats |= kept
+        return stats | _losses(topic, topic)
 
     def channel(self, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
-        return {
+        stats = {
             "channel_name": channel.name,
             "depth": channel.depth,
             "backend_depth": channel.backend_depth,
@@ -99,6 +104,7 @@ class _Figures:
             "paused": channel.paused,
             "e2e_processing_latency": self._latency([channel]),
         }
+        return stats | _losses(channel.topic, channel)
 
     def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
         """Of all these channels together; without any there are no percentiles."""
@@ -120,6 +126,16 @@ class _Figures:
                 for f, v in zip(self._fractions, values_ns, strict=True)
             ],
         }
+
+
+def _losses(topic: Topic, where: Topic | Channel) -> dict[str, int]:
+    """What was dropped there, if the topic's settings let it be."""
+    losses = {}
+    if topic.settings.ttl_ms:
+        losses["expired_count"] = where.expired_count
+    if topic.settings.drops:
+        losses["dropped_count"] = where.dropped_count
+    return losses
 
 
 def _client(client: Connection, topic: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ ahead of it for a moment.
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -23,7 +23,8 @@ from .batch import Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
-from .deferred import DeferredMessages
+from .deferred import DeferredMessages, Waiting, WaitingMessages
+from .note import only_channel
 from .settings import SettingsError, TopicSettings, change
 
 STATE_FORMAT = 1
@@ -44,41 +45,48 @@ class StateError(ValueError):
 class Checkpoint:
     """A topic at one moment, on its way to disk.
 
-    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic),
-    ephemeral_needed (the oldest
-    sequence that the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after
-    last, due_ns]], channels (see `ChannelState`).
+    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
+    (no dead letter before this sequence has to be looked at at a restart), ephemeral_needed (the oldest sequence that
+    the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after last, due_ns]],
+    with the channel behind them if only one is to get the messages, channels (see `ChannelState`).
 
     Args:
-        head: The first six of these.
-        waiting_deferred: A copy of the topic's.
+        head: The first seven of these.
+        waiting: A copy of the topic's.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
+        buried: A copy of the topic's.
 
     Attributes:
+        buried: See `Topic.buried`.
         content: The object, in UTF-8. Empty until `encode` has come to its end.
         first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
+        all_needed: The sequence from which on it would read all that comes; before it only those messages of its
+            channels that are unfinished; likewise.
     """
 
     def __init__(
         self,
         head: dict[str, Any],
-        waiting_deferred: list[tuple[int, int, int, Batch | None]],
+        waiting: WaitingMessages,
         durable: list[ChannelState],
         ephemeral: list[ChannelState],
+        buried: "list[tuple[Topic, bytes]]",
     ) -> None:
         self.content = b""
-        self.first_needed = int(head["distribution_point"])
+        self.buried = buried
+        self.first_needed = self.all_needed = int(head["distribution_point"])
         self._head = head
-        self._waiting_deferred = waiting_deferred
+        self._waiting = waiting
         self._durable = durable
         self._ephemeral = ephemeral
 
     def encode(self) -> Iterator[int]:
         """Set `content` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
         waiting = "[]"
-        if self._waiting_deferred:
-            waiting, lowest = yield from encode_rows((entry[:3] for entry in self._waiting_deferred), 0)
-            self.first_needed = min(self.first_needed, lowest)
+        if self._waiting:
+            waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
+            self.all_needed = min(self.all_needed, lowest)
+        self.all_needed = min([self.all_needed, *(c.cursor for c in chain(self._durable, self._ephemeral))])
         cost = 0
         for channel in chain(self._durable, self._ephemeral):
             if channel.text:
@@ -91,10 +99,23 @@ class Checkpoint:
             cost += _CHANNEL_COST
         ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
         durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
-        self.first_needed = min(self.first_needed, durable, ephemeral)
+        self.first_needed = min(self.all_needed, durable, ephemeral)
         head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
         channels = ",".join([channel.text for channel in self._durable])
         self.content = f'{head[:-1]},"waiting_deferred":{waiting},"channels":[{channels}]}}'.encode()
+
+    def unfinished_before(self, sequence: int) -> list[int]:
+        """The messages before `all_needed`, and before this, that it would read; ascending."""
+        found: set[int] = set()
+        for channel in chain(self._durable, self._ephemeral):
+            if channel.first_needed < sequence:
+                found.update(each for each in channel.sequences() if each < sequence)
+        return sorted(found)
+
+
+def _row(waiting: Waiting) -> tuple[Any, ...]:
+    only = () if waiting.channel is None else (waiting.channel,)
+    return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
 
 
 class Topic:
@@ -118,6 +139,8 @@ class Topic:
             longer than `ttl_ms`, or there were too many.
         ttl_ns: The setting `ttl_ms`, 0 if there is none.
         may_refuse: Whether `why_full` ever says anything.
+        buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
+            are not in the channels any more, but the state saved last does not know yet.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
@@ -155,24 +178,25 @@ class Topic:
         # The same of batches that were read, the latest last.
         self._read: deque[tuple[int, int]] = deque(maxlen=_READ_BATCHES)
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
-        # Deferred by their publisher and behind the distribution point: (first, after last, due_ns, held), the
-        # last of which is for the topics that have nothing but memory, see `Delivery.held`.
-        self._waiting_deferred: list[tuple[int, int, int, Batch | None]] = []
+        # Deferred by their publisher, or for one channel only, and behind the distribution point.
+        self._waiting = WaitingMessages()
+        self.buried: list[tuple[Topic, bytes]] = []
+        # The first sequence of the dead letters here, by their note, whose channels may yet have them in their saved
+        # states, ascending.
+        self._unsettled: dict[bytes, int] = {}
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
         self.settings, self._changes = change(self._defaults, self._changes, changes)
         self.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
-        limited = bool(self.settings.max_messages or self.settings.max_bytes)
-        self.may_refuse = limited and self.settings.when_full == "reject"
+        self.may_refuse = self.settings.is_limited and self.settings.when_full == "reject"
 
     @property
     def depth(self) -> int:
         """Messages waiting for a channel, or for the pause to end."""
         point = self.distribution_point
         # A bounded memory may have lost the place of a deferred message, though not the message.
-        deferred = sum(after - start for start, after, _, _ in self._waiting_deferred if start >= point)
-        return self._end - point - deferred
+        return self._end - point - self._waiting.messages_from(point)
 
     @property
     def backend_depth(self) -> int:
@@ -195,11 +219,13 @@ class Topic:
         for record in records:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
+            if record.note and not record.due_ns:
+                self._unsettled[record.note] = record.base_sequence
         for batch in make_batches(records):
             if batch.due_ns:
                 held = batch if self.ephemeral else None
-                waiting = (batch.base_sequence, batch.next_sequence, batch.due_ns, held)
-                self._waiting_deferred.append(waiting)
+                sequences = range(batch.base_sequence, batch.next_sequence)
+                self._waiting.add(Waiting(sequences, batch.due_ns, batch.channel, held))
             else:
                 self._remember(batch)
         self.distribute()
@@ -228,14 +254,19 @@ class Topic:
         end = self._end
         if self.paused or not self.channels or end == self.distribution_point:
             return
-        self.has_distributed_deferred |= bool(self._waiting_deferred)
-        count = self.depth + sum(after - start for start, after, _, _ in self._waiting_deferred)
+        self.has_distributed_deferred |= bool(self._waiting)
+        count = self.depth
         self.distribution_point = end
         for channel in self.channels.values():
             channel.arrived(count)
-            for start, after, due_ns, held in self._waiting_deferred:
-                channel.arrived_deferred(range(start, after), due_ns, held)
-        self._waiting_deferred.clear()
+            for waiting in self._waiting:
+                sequences = waiting.sequences
+                if waiting.channel is None or waiting.channel == channel.name:
+                    channel.arrived(len(sequences))
+                    channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
+                else:
+                    channel.skip(sequences.start, sequences.stop)
+        self._waiting = WaitingMessages()
 
     # ------------------------------------------------------------------ limits
 
@@ -263,7 +294,7 @@ class Topic:
     def make_room(self) -> None:
         """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
         limits = self.settings
-        if limits.when_full != "drop-oldest":
+        if not limits.drops:
             return
         if limits.max_messages:
             for channel in self.channels.values():
@@ -276,6 +307,16 @@ class Topic:
             for channel in self.channels.values():
                 channel.dropped_count += channel.pass_over(sequence)
             self.dropped_count += self._pass_over(sequence)
+
+    def published_ns(self, sequence: int) -> int:
+        """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
+
+        Reads the log; may be called in a thread. Raises LogReadError.
+        """
+        if carried := self.log.read_straggler(sequence):
+            return carried[0].timestamp_ns
+        header = next(self.log.headers(sequence), None)
+        return header.timestamp_ns if header is not None else 0
 
     def first_since(self, timestamp_ns: int) -> int:
         """The first sequence published at this time or later. Reads the log; raises LogReadError."""
@@ -290,18 +331,19 @@ class Topic:
     def _after_waiting(self, count: int) -> int:
         """The sequence after the first `count` of the messages that `depth` counts."""
         to = self.distribution_point
-        for start, after, _, _ in self._waiting_deferred:
+        for waiting in self._waiting:
+            start = waiting.sequences.start
             if to + count < start:
                 break
             if start >= to:
-                count, to = count - (start - to), after
+                count, to = count - (start - to), waiting.sequences.stop
         return to + count
 
     def _pass_over(self, sequence: int) -> int:
         """Move the distribution point, and count what that drops. What waits for its time does so further on."""
-        for start, after, _, _ in self._waiting_deferred:
-            if start < sequence < after:
-                sequence = after
+        for waiting in self._waiting:
+            if waiting.sequences.start < sequence < waiting.sequences.stop:
+                sequence = waiting.sequences.stop
         sequence = min(sequence, self._end)
         point = self.distribution_point
         if sequence <= point:
@@ -338,13 +380,22 @@ class Topic:
             return held
         batch = self._cached_holding(sequence)
         if batch is None:
-            for batch in self._read_log(self.log.read(sequence, _REDELIVERY_READ_BYTES)):
+            for batch in self._read_log(self.read_scattered(sequence, _REDELIVERY_READ_BYTES)):
                 if batch.base_sequence <= sequence < batch.next_sequence:
                     break
             else:
                 return None
         self._last_held = batch
         return batch
+
+    def read_scattered(self, sequence: int, max_bytes: int) -> list[RecordBatch]:
+        """As `Log.read`, for a message that may have been carried forward; may be called in a thread."""
+        records: list[RecordBatch] = []
+        if sequence >= self.log.first_sequence:
+            records = self.log.read(sequence, max_bytes)
+        if not records or records[0].base_sequence > sequence:
+            records = self.log.read_straggler(sequence) or records
+        return records
 
     def timestamp_in_memory(self, sequence: int) -> int | None:
         """When a message was published, Unix nanoseconds; None if only the log could tell."""
@@ -393,7 +444,7 @@ class Topic:
         """Drop what is behind the distribution point; channels keep what they have."""
         for channel in self.channels.values():
             channel.skip(self.distribution_point, self._end)
-        self._waiting_deferred.clear()
+        self._waiting = WaitingMessages()
         self.distribution_point = self._end
 
     def close(self) -> None:
@@ -409,15 +460,20 @@ class Topic:
     # ------------------------------------------------------------------ checkpoints
 
     @staticmethod
-    def first_needed(state: dict[str, Any]) -> int:
-        """The oldest sequence that a topic restored from this snapshot would read."""
-        needed = [int(state["distribution_point"]), int(state["ephemeral_needed"])]
-        needed += [int(start) for start, _, _ in state["waiting_deferred"]]
+    def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
+        """The oldest sequence that a topic restored from this snapshot would read, but for those carried forward."""
+        needed = [int(state["distribution_point"])]
+        needed += [int(start) for start, *_ in state["waiting_deferred"]]
+        unfinished = [int(state["ephemeral_needed"])]
         for channel in state["channels"]:
             needed.append(int(channel["cursor"]))
-            needed += [sequence for sequence, _ in channel["unfinished"]]
-            needed += DeferredMessages.restore(channel["deferred"]).sequences()
-        return min(needed)
+            unfinished += [sequence for sequence, *_ in channel["unfinished"]]
+            unfinished += DeferredMessages.restore(channel["deferred"]).sequences()
+        return min(chain(needed, (sequence for sequence in unfinished if not is_carried(sequence))))
+
+    def is_carried(self, sequence: int) -> bool:
+        """Whether a message was carried forward, and the file that had it is gone. Raises LogReadError."""
+        return sequence < self.log.first_sequence and bool(self.log.read_straggler(sequence))
 
     def checkpoint(self) -> "Checkpoint":
         """The topic and its channels as they are now."""
@@ -429,11 +485,35 @@ class Topic:
                 "settings": self._changes,
                 "distribution_point": self.distribution_point,
                 "end": self._end,
+                "settled": self._settled,
             },
-            self._waiting_deferred.copy(),
+            self._waiting.copy(),
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
+            self.buried.copy(),
         )
+
+    def saved(self, checkpoint: "Checkpoint") -> "list[Topic]":
+        """Take note that a checkpoint is on disk; returns the topics that have to be saved for that reason."""
+        del self.buried[: len(checkpoint.buried)]
+        for topic, note in checkpoint.buried:
+            topic.settle(note)
+        return list({topic: None for topic, _ in checkpoint.buried})
+
+    # ------------------------------------------------------------------ dead letters
+
+    @property
+    def _settled(self) -> int:
+        return next(iter(self._unsettled.values()), self._end)
+
+    @property
+    def unsettled(self) -> Mapping[bytes, int]:
+        """The dead letters here that may be in the saved states of their channels, too: note and first sequence."""
+        return self._unsettled
+
+    def settle(self, note: bytes) -> None:
+        """Take note that dead letters are not in the saved state of the channel they come from any more."""
+        self._unsettled.pop(note, None)
 
     def snapshot(self) -> dict[str, Any]:
         """The same at once, as JSON data: for a topic that nobody waits for."""
@@ -458,19 +538,31 @@ class Topic:
             LogReadError: The operating system refused.
         """
         end, scanned, ahead = self._end, self._first, False
+        unsettled = scanned
         if state is not None:
             try:
                 ahead = int(state["end"]) > end
                 scanned = min(int(state["end"]), end)
+                unsettled = min(int(state.get("settled", scanned)), scanned)
                 self._take_up(state)
             except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
                 raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
-        for header in self.log.headers(scanned):
-            if header.due_ns:
-                waiting = (header.base_sequence, header.next_sequence, header.due_ns, None)
-                self._waiting_deferred.append(waiting)
+        self._scan(scanned, unsettled)
         self.distribute()
         return ahead
+
+    def _scan(self, new: int, unsettled: int) -> None:
+        """Look for what is not to be read in its turn, from one sequence on, and for dead letters, from another on."""
+        for header in self.log.headers(min(new, unsettled)):
+            note = b""
+            if header.note_bytes:
+                read = self.log.read(header.base_sequence, 1)
+                note = next((r.note for r in read if r.base_sequence == header.base_sequence), b"")
+            if header.due_ns and header.base_sequence >= new:
+                sequences = range(header.base_sequence, header.next_sequence)
+                self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
+            elif note and not header.due_ns and header.base_sequence >= unsettled:
+                self._unsettled[note] = header.base_sequence
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:
@@ -481,11 +573,10 @@ class Topic:
         self.paused = bool(state["paused"])
         self.configure(state.get("settings", {}))
         self.distribution_point = max(self._first, min(int(state["distribution_point"]), end))
-        self._waiting_deferred = [
-            (int(a), min(int(b), end), int(due_ns), None)
-            for a, b, due_ns in state["waiting_deferred"]
-            if a < end
-        ]
+        for first, after, due_ns, *only in state["waiting_deferred"]:
+            if first < end:
+                sequences = range(int(first), min(int(after), end))
+                self._waiting.add(Waiting(sequences, int(due_ns), str(*only) if only else None))
         for channel_state in state["channels"]:
             channel = Channel.restore(self, channel_state, end)
             channel.move_to(self._first)

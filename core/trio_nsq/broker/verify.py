@@ -1,12 +1,12 @@
 """Checking a data folder without a broker, or beside one: each topic's log, and its saved state against it."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..log import Files, MemoryLog
+from ..log import Files, MemoryLog, OpenFiles, stragglers
 from ..log.scan import Finding, Kind
 from ..log.verify import LogReport, Progress, verify_log
 from ..protocol import is_valid_name
@@ -61,7 +61,8 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
         for content in (before, after):
             if content is not None:
                 _restore(folder, _parse(content), report)
-        report.findings += _compare(path, _parse(before or after), _parse(after), report)
+        is_carried = _check_stragglers(folder, files or Files(), report)
+        report.findings += _compare(path, _parse(before or after), _parse(after), report, is_carried)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
         report.findings.append(_damage(path, f"damaged ({exc}); a broker does not start over it"))
     return report
@@ -105,11 +106,30 @@ def _damage(path: Path, what: str, sequence: int | None = None, messages: int | 
     return Finding(Kind.DAMAGE, path, 0, 0, what, sequence, messages)
 
 
+def _check_stragglers(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
+    """Read the messages that were carried forward; returns what tells whether a message is among them."""
+    path = folder / stragglers.FILE_NAME
+    there = path.exists()
+    found = stragglers.Stragglers.open(OpenFiles(files, 1), folder)
+    if found is None:
+        if there and path.exists():
+            report.findings.append(_damage(path, "damaged: the messages carried forward to it are lost", None, None))
+        return lambda sequence: False
+    for sequence in found.sequences:
+        if found.read(sequence) is None:
+            report.findings.append(_damage(path, f"the record of message {sequence} is damaged", sequence, 1))
+    return lambda sequence: found.read(sequence) is not None
+
+
 def _compare(
-    path: Path, before: dict[str, Any], after: dict[str, Any], report: LogReport
+    path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    report: LogReport,
+    is_carried: Callable[[int], bool],
 ) -> Iterator[Finding]:
     """What is not plausible in states that could be restored."""
-    end, needed = int(before["end"]), Topic.first_needed(before)
+    end, needed = int(before["end"]), Topic.first_needed(before, is_carried)
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
         what = (
@@ -120,7 +140,7 @@ def _compare(
             yield _damage(path, what, start, end - start)
         else:
             yield Finding(Kind.NOTE, path, 0, 0, f"{what}; the messages were finished")
-    needed = Topic.first_needed(after)
+    needed = Topic.first_needed(after, is_carried)
     if needed < report.first_sequence:
         what = f"messages from sequence {needed} on are needed, the log begins at {report.first_sequence}"
         yield _damage(path, what, needed, report.first_sequence - needed)

@@ -30,7 +30,7 @@ class Wire:
 
     Attributes:
         outbox: What is to be sent.
-        sock: For `recv`; what it gives goes through `decode` unless the connection is `bare`.
+        sock: For `recv`; what it gives goes through `decode`.
         tls: The session, if there is one.
     """
 
@@ -46,13 +46,18 @@ class Wire:
         return not self._codecs
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """What was received, as the client meant it, in pieces. Raises NSQError: it is not what was negotiated."""
+        """What was received, as the client meant it, in pieces; with b"", what the layers still have of it.
+
+        Raises:
+            NSQError: It is not what was negotiated; the pieces before it are good.
+        """
         pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
             pieces = chain.from_iterable(map(codec.decode, pieces))
         yield from pieces
-        if self.tls is not None:
-            self.outbox.put_encoded(self.tls.outgoing())
+        if self.tls is not None and (said := self.tls.outgoing()):
+            self.outbox.put_encoded(said)
+            self.outbox.flush()
 
     @property
     def ended(self) -> bool:
@@ -64,15 +69,12 @@ class Wire:
         self._codecs.append(codec)
         self.outbox.add_codec(codec)
 
-    async def start_tls(self, context: "SSL.Context", received: bytes) -> bytes:
-        """Come to a TLS session with the client.
+    async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
+        """Come to a TLS session with the client; what comes with the end of the handshake `decode` gives.
 
         Args:
             context: See `tls.server_context`.
             received: What has come of the client's half of the handshake already.
-
-        Returns:
-            What came inside the session together with the end of the handshake.
 
         Raises:
             CommandError: `E_IDENTIFY_FAILED`; it can be sent as it is, for there is no session.
@@ -86,7 +88,6 @@ class Wire:
                     received = await self._receive()
                     if not received:
                         raise TLSError("EOF")
-            rest = b"".join(session.decode(b""))
         except (TLSError, OSError) as exc:
             raise CommandError("E_IDENTIFY_FAILED", f"IDENTIFY failed {exc}") from exc
         except trio.TooSlowError:
@@ -94,7 +95,6 @@ class Wire:
             raise CommandError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}") from None
         self.tls = session
         self.add_codec(session)
-        return rest
 
     def _shake_hands(self, session: "TLSSession", received: bytes) -> bool:
         try:

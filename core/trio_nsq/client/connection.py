@@ -108,7 +108,7 @@ class Connection:
             try:
                 features = json.loads(reply)
                 self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
-            except (ValueError, AttributeError, TypeError) as error:
+            except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
                 reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
                 raise await self._failed(reason) from error
         if self._settings.tls_v1:
@@ -122,7 +122,8 @@ class Connection:
         if features.get("auth_required") is True:
             if not self._settings.auth_secret:
                 raise await self._failed("it wants to know who we are: give auth_secret")
-            await self._ask(encode_auth(self._settings.auth_secret.encode()))
+            # A secret from the command line or the environment may have bytes that are not UTF-8.
+            await self._ask(encode_auth(self._settings.auth_secret.encode("utf-8", "surrogateescape")))
 
     async def _failed(self, reason: str) -> ConnectionFailed:
         await self.close_now()
@@ -130,7 +131,10 @@ class Connection:
 
     async def _start_tls(self) -> None:
         host, _ = parse_address(self.address)
-        session = TLSLayer(client_context(self._settings), host)
+        try:
+            session = TLSLayer(client_context(self._settings), host)
+        except (ValueError, OSError) as error:  # such as a file that is there no longer; it may come back
+            raise await self._failed(str(error)) from error
         received = self._reader.take_buffered()
         async with self._handshake():
             while True:

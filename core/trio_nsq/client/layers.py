@@ -126,11 +126,11 @@ class Layers:
             data = codec.encode(data)
         return data
 
-    def decode(self, data: bytes) -> list[bytes]:
-        """The data in what was received, in pieces. Raises NSQError."""
-        pieces = [data]
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """The data in what was received, in pieces. Raises NSQError; the pieces before it are good."""
+        pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
-            pieces = list(chain.from_iterable(map(codec.decode, pieces)))
+            pieces = chain.from_iterable(map(codec.decode, pieces))
         return pieces
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
+from ..protocol import pack_messages
 from .errors import LogReadError, LogWriteError
 from .files import Files
 from .index import SUFFIX as INDEX_SUFFIX
@@ -16,6 +17,8 @@ from .interface import READ_BYTES, LogFileFacts, check_order
 from .open_files import OpenFiles, reasonable_limit
 from .records import RawRecord, RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
+from .stragglers import FILE_NAME as STRAGGLERS
+from .stragglers import Stragglers
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -64,6 +67,7 @@ class DiskLog:
         self._segments: tuple[Segment, ...] = ()
         self._replacing = Lock()
         self._next_sequence = 0
+        self._stragglers: Stragglers | None = None  # replaced, likewise
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
         try:
@@ -95,6 +99,8 @@ class DiskLog:
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             segment.next_sequence = following.base_sequence
         self._check_indexes(set(names))
+        if STRAGGLERS in names:
+            self._stragglers = Stragglers.open(self._open_files, self.folder)
         self._segments[-1].recover()
         self._next_sequence = self._segments[-1].next_sequence
 
@@ -123,12 +129,9 @@ class DiskLog:
         return self._next_sequence
 
     @property
-    def file_starts(self) -> list[int]:
-        return [segment.base_sequence for segment in self._segments]
-
-    @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
+        stragglers = self._stragglers
+        return sum(segment.size for segment in self._segments) + (stragglers.size if stragglers else 0)
 
     @property
     def files(self) -> Sequence[LogFileFacts]:
@@ -232,6 +235,54 @@ class DiskLog:
             if first is not None and segment.base_sequence >= first.base_sequence:
                 yield from segment.headers(sequence)
 
+    def read_straggler(self, sequence: int) -> list[RecordBatch]:
+        stragglers = self._stragglers
+        record = stragglers.read(sequence) if stragglers is not None else None
+        return [record] if record is not None else []
+
+    @property
+    def has_stragglers(self) -> bool:
+        return self._stragglers is not None
+
+    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+        """As `Log.carry_forward`."""
+        old = self._stragglers
+        records: list[RecordBatch] = []
+        size = 0
+        for record in self._stragglers_among(sequences):
+            records.append(record)
+            size += record.record_bytes
+            if size > max_bytes:
+                return False
+        if records:
+            self._stragglers = Stragglers.replace(self._open_files, self.folder, records, old)
+        elif old is not None:
+            old.remove()
+            self._stragglers = None
+        return True
+
+    def _stragglers_among(self, sequences: Sequence[int]) -> Iterator[RecordBatch]:
+        """Records that hold these messages, which ascend, and not much else."""
+        record: RecordBatch | None = None
+        bodies: Sequence[bytes] = ()
+        for sequence in sequences:
+            if record is None or sequence >= record.next_sequence:
+                record, bodies = self._holding(sequence), ()
+                if record is not None and (record.note or record.count == 1):
+                    yield record  # a note is about all of its messages
+            if record is None or record.note or record.count == 1:
+                continue
+            if not bodies:
+                bodies = record.messages.bodies()
+            at = sequence - record.base_sequence
+            alone = pack_messages([bodies[at]])
+            yield RecordBatch(sequence, record.first_id + at, record.timestamp_ns, record.due_ns, alone)
+
+    def _holding(self, sequence: int) -> RecordBatch | None:
+        """The record with this message; None if it is damaged. Raises LogReadError."""
+        found = self.read(sequence, 1) if sequence >= self.first_sequence else self.read_straggler(sequence)
+        return found[0] if found and found[0].base_sequence <= sequence else None
+
     def discard_before(self, sequence: int) -> None:
         """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
         while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
@@ -243,3 +294,6 @@ class DiskLog:
         for segment in self._segments:
             segment.close()
         self._segments = ()
+        if self._stragglers is not None:
+            self._stragglers.close()
+            self._stragglers = None

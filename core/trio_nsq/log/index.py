@@ -65,7 +65,7 @@ class SparseIndex:
 
     def encode(self, seed: int) -> bytes:
         """The file's content, for a segment of this seed that ends at `up_to`."""
-        content = _SIZE.pack(self.up_to) + _big_endian(self._sequences) + _big_endian(self._offsets)
+        content = _SIZE.pack(self.up_to) + big_endian(self._sequences) + big_endian(self._offsets)
         return _HEAD.pack(_MAGIC, _VERSION, crc32(content, seed)) + content
 
     @classmethod
@@ -79,16 +79,18 @@ class SparseIndex:
             return None
         index = cls(up_to)
         half = (len(content) - _SIZE.size) // 2
-        index._sequences = _native(content[_SIZE.size : _SIZE.size + half])
-        index._offsets = _native(content[_SIZE.size + half :])
+        index._sequences = native(content[_SIZE.size : _SIZE.size + half])
+        index._offsets = native(content[_SIZE.size + half :])
         return index
 
 
-def _big_endian(numbers: "array[int]") -> bytes:
+def big_endian(numbers: "array[int]") -> bytes:
+    """Numbers as they lie in a file."""
     return _swapped(numbers[:]).tobytes()
 
 
-def _native(data: bytes) -> "array[int]":
+def native(data: bytes) -> "array[int]":
+    """The numbers that lie in a file, 8 bytes each."""
     return _swapped(array("Q", data))
 
 

@@ -58,11 +58,6 @@ class Log(Protocol):
         ...
 
     @property
-    def file_starts(self) -> Sequence[int]:
-        """The first sequence of each of its files, ascending; none for a log in memory."""
-        ...
-
-    @property
     def files(self) -> Sequence[LogFileFacts]:
         """Its files, the oldest first; none for a log in memory. The last is the one that grows."""
         ...
@@ -127,6 +122,38 @@ class Log(Protocol):
 
         Raises:
             LogWriteError: It has not begun.
+        """
+        ...
+
+    @property
+    def has_stragglers(self) -> bool:
+        """Whether any message was carried forward and is still kept."""
+        ...
+
+    def read_straggler(self, sequence: int) -> list[RecordBatch]:
+        """The record with this message that was carried forward; empty if it was not, or is damaged.
+
+        Look here when `read` has not got the message: it is carried forward before the file that has it goes.
+
+        Raises:
+            LogReadError: The operating system refused.
+        """
+        ...
+
+    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+        """Copy messages aside, durably, so that the files that hold them may be discarded.
+
+        What was carried forward before and is not among them is forgotten.
+
+        Args:
+            sequences: Ascending. Without any, all that was carried forward is forgotten.
+            max_bytes: Of the records that hold them.
+
+        Returns:
+            False if they would be more bytes; nothing is done then.
+
+        Raises:
+            LogError: The operating system refused; nothing is done then.
         """
         ...
 

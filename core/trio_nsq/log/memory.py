@@ -46,10 +46,6 @@ class MemoryLog:
         return self._size_bytes
 
     @property
-    def file_starts(self) -> Sequence[int]:
-        return ()
-
-    @property
     def files(self) -> Sequence[LogFileFacts]:
         return ()
 
@@ -66,6 +62,18 @@ class MemoryLog:
 
     def roll(self) -> None:
         """Nothing to do."""
+
+    @property
+    def has_stragglers(self) -> bool:
+        return False
+
+    def read_straggler(self, sequence: int) -> list[RecordBatch]:
+        """As `Log.read_straggler`: there is none."""
+        return []
+
+    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+        """As `Log.carry_forward`: nobody asks for it, as there are no files."""
+        return False
 
     def begins_file(self, size: int) -> bool:
         """Never."""

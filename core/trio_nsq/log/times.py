@@ -22,8 +22,8 @@ def sequence_at(log: Log, timestamp_ns: int) -> int:
 
     first, end = log.first_sequence, log.next_sequence
     # To look at the beginning of a file costs little; elsewhere its index has to be read.
-    starts = [start for start in log.file_starts if first < start < end]
-    file = bisect_left(starts, True, key=is_late)
-    low = starts[file - 1] if file else first
-    high = starts[file] if file < len(starts) else end
+    starts = [file.base_sequence for file in log.files if first < file.base_sequence < end]
+    late = bisect_left(starts, True, key=is_late)
+    low = starts[late - 1] if late else first
+    high = starts[late] if late < len(starts) else end
     return low + bisect_left(range(low, high), True, key=is_late)

@@ -6,7 +6,7 @@ a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Literal
 
@@ -38,7 +38,7 @@ class Identify:
 class Auth:
     """AUTH with a secret."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from snappy import StreamCompressor, StreamDecompressor
 from .errors import NSQError
 from .limits import KIB
 
-MAX_PIECE_BYTES = 256 * KIB
-"""What `Deflate.decode` gives at a time, so that a few bytes do not become gigabytes at once. (A snappy chunk holds
-64 KiB at most.)"""
+MAX_PIECE_BYTES = 64 * KIB
+"""What `decode` gives at a time, so that a few bytes do not become gigabytes at once."""
 
 _CHUNK_HEADER_BYTES = 4
 _MAX_CHUNK_BYTES = 128 * KIB
@@ -63,7 +62,7 @@ class Snappy:
         return bytes(self._compressor.add_chunk(data))
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """See `Codec`; a piece for each call, unless there is an error."""
+        """See `Codec`. No piece is longer than MAX_PIECE_BYTES."""
         data = self._incomplete + data
         chunks = list(_chunks(data))
         end = chunks[-1][1] if chunks else 0
@@ -83,8 +82,8 @@ class Snappy:
         except (OSError, ValueError) as exc:
             self._decompressor = StreamDecompressor()
             raise CompressionError(str(exc)) from exc
-        if piece:
-            yield piece
+        for start in range(0, len(piece), MAX_PIECE_BYTES):
+            yield piece[start : start + MAX_PIECE_BYTES]
 
 
 def _chunk_size(data: bytes) -> int:
@@ -125,7 +124,7 @@ class Deflate:
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """See `Codec`; no piece is longer than MAX_PIECE_BYTES. What follows the end of the stream is ignored."""
+        """See `Codec`. No piece is longer than MAX_PIECE_BYTES. What follows the end of the stream is ignored."""
         # zlib keeps nothing of what it read before an error. What the peer has flushed it shall have said.
         flushed = data.rfind(_FLUSH) + len(_FLUSH) if _FLUSH in data else 0
         for part in (data[:flushed], data[flushed:]):

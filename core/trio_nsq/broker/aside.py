@@ -1,0 +1,76 @@
+"""Messages of a channel that are set aside: neither ready, in flight nor deferred, while the broker moves them."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .batch import Batch
+from .note import Reason
+
+
+class Aside(NamedTuple):
+    """A message that is set aside.
+
+    Attributes:
+        sequence: Its place in the topic.
+        attempts: How often it was delivered.
+        reason: How it came back from the last delivery that it may have; None: it may have more.
+        held: The batch that holds it, if nothing but memory has it.
+    """
+
+    sequence: int
+    attempts: int
+    reason: Reason | None
+    held: Batch | None = None
+
+
+class SetAside:
+    """All of them. Those that were given up wait here until somebody takes them, who then says what became of them.
+
+    Iterating gives all, taken or not.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Aside] = deque()
+        self._taken: dict[int, Aside] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._taken)
+
+    def __iter__(self) -> Iterator[Aside]:
+        yield from self._taken.values()
+        yield from self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many wait to be taken."""
+        return len(self._waiting)
+
+    def give_up(self, message: Aside) -> None:
+        """Let a message wait."""
+        self._waiting.append(message)
+
+    def take(self, at_most: int) -> list[Aside]:
+        """Take messages, those that waited longest."""
+        found = [self._waiting.popleft() for _ in range(min(at_most, len(self._waiting)))]
+        self.hold(found)
+        return found
+
+    def hold(self, messages: Iterable[Aside]) -> None:
+        """Count messages that did not wait here as taken."""
+        self._taken.update((message.sequence, message) for message in messages)
+
+    def release(self, messages: Iterable[Aside]) -> list[Aside]:
+        """Forget messages that were taken; returns those that were not forgotten meanwhile."""
+        return [message for message in messages if self._taken.pop(message.sequence, None) is message]
+
+    def take_all_waiting(self) -> list[Aside]:
+        """Forget those that wait, and return them."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def clear(self) -> None:
+        """Forget all, also what is taken."""
+        self._waiting.clear()
+        self._taken.clear()

@@ -1,0 +1,91 @@
+"""What the broker notes of messages in their record, beside their bodies: JSON objects of two kinds.
+
+    {"channel": "billing"}
+        Only this channel of the topic gets them. Their record has a due time, so that nobody reads them in their turn.
+
+    {"dead_letters": {"topic": "orders", "channel": "billing", "messages": [[id, sequence, attempts, timestamp_ns,
+                                                                             reason], ...]}}
+        Dead letters, and where they come from, in the order of the messages in the record.
+
+A note lies in the record of its messages, so that both are stored or neither is. Clients see nothing of it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Reason(StrEnum):
+    """How a message came back from its last delivery."""
+
+    REQUEUED = "requeued"
+    TIMED_OUT = "timed_out"
+    CONNECTION_LOST = "connection_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a dead letter comes from.
+
+    Attributes:
+        topic, channel: Where it was given up.
+        id: It had this id there, 16 hex digits.
+        sequence: Its place in that topic.
+        attempts: How often it was delivered there.
+        timestamp_ns: When it was published there, Unix nanoseconds.
+        reason: How it came back the last time.
+    """
+
+    topic: str
+    channel: str
+    id: str
+    sequence: int
+    attempts: int
+    timestamp_ns: int
+    reason: Reason
+
+    def as_json(self) -> dict[str, Any]:
+        """For people: an object."""
+        return {
+            "topic": self.topic,
+            "channel": self.channel,
+            "id": self.id,
+            "sequence": self.sequence,
+            "attempts": self.attempts,
+            "timestamp_ns": self.timestamp_ns,
+            "reason": self.reason.value,
+        }
+
+
+def only_channel(note: bytes) -> str | None:
+    """The only channel that gets the messages with this note; None: all do. Raises ValueError."""
+    channel: str | None = json.loads(note).get("channel") if note else None
+    return channel
+
+
+def note_of_channel(channel: str) -> bytes:
+    """The note of messages that only this channel gets."""
+    return json.dumps({"channel": channel}).encode()
+
+
+def origins(note: bytes) -> list[Origin]:
+    """Where the messages with this note come from, in their order; empty if they are no dead letters."""
+    letters = json.loads(note).get("dead_letters") if note else None
+    if letters is None:
+        return []
+    topic, channel = letters["topic"], letters["channel"]
+    return [
+        Origin(topic, channel, message_id, sequence, attempts, timestamp_ns, Reason(reason))
+        for message_id, sequence, attempts, timestamp_ns, reason in letters["messages"]
+    ]
+
+
+def note_of_dead_letters(found: Sequence[Origin]) -> bytes:
+    """The note of messages that come from there, at least one and all from the same channel."""
+    messages = [
+        [each.id, each.sequence, each.attempts, each.timestamp_ns, each.reason.value] for each in found
+    ]
+    letters = {"topic": found[0].topic, "channel": found[0].channel, "messages": messages}
+    return json.dumps({"dead_letters": letters}, separators=(",", ":")).encode()

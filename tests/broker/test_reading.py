@@ -1,0 +1,306 @@
+"""A way through a topic's log, beside those who publish to it and those who delete from it."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from broker.state import Fixture, UnreadableLog, damage, disk_log
+from trio_nsq.broker.readers import Readers, Reading
+from trio_nsq.broker.topic import Topic
+from trio_nsq.http import CutOff
+from trio_nsq.log import Log, MemoryLog, RecordBatch
+from trio_nsq.log.gaps import Gap, gaps
+from trio_nsq.log.records import RawRecord
+
+
+def reading(
+    readers: Readers,
+    topic: Topic,
+    start: int,
+    end: int | None = None,
+    *,
+    wait_s: float = 0,
+    max_bytes: int = 200,
+) -> Reading[RecordBatch]:
+    return Reading(readers, topic, partial(topic.log.read, max_bytes=max_bytes), start, end, wait_s)
+
+
+def readers_of(fixture: Fixture) -> Readers:
+    return Readers(lambda topic: topic is fixture.topic)
+
+
+async def read_all(way: Reading[RecordBatch]) -> tuple[list[int], list[Gap]]:
+    """The sequences of what came, and what was missing."""
+    sequences: list[int] = []
+    missing: list[Gap] = []
+    while found := await way.next():
+        for each in found:
+            if isinstance(each, Gap):
+                missing.append(each)
+            else:
+                sequences += range(each.base_sequence, each.next_sequence)
+    return sequences, missing
+
+
+def filled(log: Log, counts: Sequence[int], *, name: str = "topic") -> Fixture:
+    fixture = Fixture(log, name=name)
+    for count in counts:
+        fixture.publish(*(b"%d" % number for number in range(count)))
+    return fixture
+
+
+# ---------------------------------------------------------------------- from here to there
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 40), st.integers(0, 40), st.integers(0, 300))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_message_comes_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], start: int, end: int, max_bytes: int
+) -> None:
+    async def check(fixture: Fixture) -> None:
+        total = sum(counts)
+        way = reading(readers_of(fixture), fixture.topic, min(start, total), end, max_bytes=max_bytes)
+        sequences, missing = await read_all(way)
+        # What shares a record with the first or the last may come, too.
+        assert [each for each in sequences if start <= each < end] == list(range(start, min(end, total)))
+        assert sequences == sorted(set(sequences))
+        assert missing == []
+
+    trio.run(check, filled(MemoryLog(), counts))
+    disk = filled(disk_log(tmp_path_factory.mktemp("log"), segment_bytes=200), counts)
+    trio.run(check, disk)
+    disk.log.close()
+
+
+async def test_raw_records(tmp_path: Path) -> None:
+    fixture = filled(disk_log(tmp_path / "log", segment_bytes=200), [3, 3, 3])
+    way: Reading[RawRecord] = Reading(
+        readers_of(fixture), fixture.topic, fixture.topic.log.read_raw, 4, 9, wait_s=0
+    )
+    found: list[int] = []
+    while records := await way.next():
+        for each in records:
+            assert isinstance(each, RawRecord)
+            found.append(each.base_sequence)
+    assert found == [3, 6]
+    fixture.log.close()
+
+
+def test_gaps() -> None:
+    assert gaps(3, 3, 9) == gaps(3, 2, 0) == []
+    assert gaps(3, 7, 0) == gaps(3, 7, 3) == [Gap(3, 7, "damaged")]
+    assert gaps(3, 7, 7) == gaps(3, 7, 70) == [Gap(3, 7, "discarded")]
+    assert gaps(3, 7, 5) == [Gap(3, 5, "discarded"), Gap(5, 7, "damaged")]
+
+
+# ---------------------------------------------------------------------- what is missing
+
+
+def damaged(folder: Path, counts: Sequence[int], *bodies: bytes) -> Fixture:
+    """Messages on disk, called by their sequences, some of which are damaged, with all in their record."""
+    log = disk_log(folder, segment_bytes=4096)
+    fixture = Fixture(log)
+    sequence = 0
+    for count in counts:
+        fixture.publish(*(b"<%d>" % number for number in range(sequence, sequence + count)))
+        sequence += count
+    log.close()
+    for body in bodies:
+        damage(folder, body)
+    return Fixture(disk_log(folder, segment_bytes=4096))
+
+
+@pytest.mark.parametrize(
+    ("bodies", "start", "end", "sequences", "missing"),
+    [
+        ([b"<3>"], 0, 9, [0, 1, 2, 6, 7, 8], [(3, 6)]),
+        ([b"<3>"], 4, 9, [6, 7, 8], [(4, 6)]),
+        ([b"<3>"], 0, 5, [0, 1, 2], [(3, 5)]),
+        ([b"<3>"], 4, 5, [], [(4, 5)]),
+        ([b"<0>"], 0, 9, [3, 4, 5, 6, 7, 8], [(0, 3)]),
+        ([b"<6>"], 0, 9, [0, 1, 2, 3, 4, 5], [(6, 9)]),
+        ([b"<0>", b"<3>", b"<6>"], 0, 9, [], [(0, 9)]),
+        ([b"<0>", b"<6>"], 1, 8, [3, 4, 5], [(1, 3), (6, 8)]),
+    ],
+)
+@pytest.mark.parametrize("max_bytes", [0, 10_000])
+async def test_damage_is_told(
+    tmp_path: Path,
+    bodies: list[bytes],
+    start: int,
+    end: int,
+    sequences: list[int],
+    missing: list[tuple[int, int]],
+    max_bytes: int,
+) -> None:
+    fixture = damaged(tmp_path / "log", [3, 3, 3], *bodies)
+    found = await read_all(reading(readers_of(fixture), fixture.topic, start, end, max_bytes=max_bytes))
+    assert found == (sequences, [Gap(first, after, "damaged") for first, after in missing])
+    fixture.log.close()
+
+
+async def test_what_was_deleted_before(tmp_path: Path) -> None:
+    fixture = filled(MemoryLog(max_messages=4), [1] * 10)
+    assert fixture.log.first_sequence == 6
+    found = await read_all(reading(readers_of(fixture), fixture.topic, 2, 9))
+    assert found == ([6, 7, 8], [Gap(2, 6, "discarded")])
+    assert await read_all(reading(readers_of(fixture), fixture.topic, 2, 5)) == ([], [Gap(2, 5, "discarded")])
+
+
+async def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
+    fixture = filled(disk_log(tmp_path / "log", segment_bytes=1), [2] * 10)
+    way = reading(readers_of(fixture), fixture.topic, 0, 20, max_bytes=0)
+    assert await way.next() == fixture.log.read(0, 0)
+    fixture.log.discard_before(13)
+    sequences, missing = await read_all(way)
+    assert (sequences, missing) == (list(range(12, 20)), [Gap(2, 12, "discarded")])
+    fixture.log.close()
+
+
+async def test_damage_behind_what_was_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    log = disk_log(folder, segment_bytes=1)
+    fixture = Fixture(log)
+    for number in range(6):
+        fixture.publish(b"<%d>" % number)
+    log.discard_before(2)
+    log.close()
+    damage(folder, b"<2>")
+    fixture = Fixture(disk_log(folder, segment_bytes=1))
+    found = await read_all(reading(readers_of(fixture), fixture.topic, 1, 6))
+    assert found == ([3, 4, 5], [Gap(1, 2, "discarded"), Gap(2, 3, "damaged")])
+    fixture.log.close()
+
+
+async def test_what_cannot_be_read_cuts_it_off() -> None:
+    log = UnreadableLog()
+    fixture = filled(log, [1, 1])
+    log.fails = True
+    with pytest.raises(CutOff, match="cannot read segment: Input/output error"):
+        await reading(readers_of(fixture), fixture.topic, 0, 2).next()
+
+
+async def test_a_topic_that_is_deleted_meanwhile_cuts_it_off(tmp_path: Path) -> None:
+    """What its closed log then gives looks like damage."""
+    fixture = filled(disk_log(tmp_path / "log"), [1] * 3)
+    served = True
+    way = reading(Readers(lambda topic: served), fixture.topic, 0, 3, max_bytes=0)
+    assert len(await way.next()) == 1
+    fixture.log.close()
+    served = False
+    with pytest.raises(CutOff, match="topic topic was deleted, or the broker stops"):
+        await way.next()
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+def in_memory(*counts: int) -> Fixture:
+    """An ephemeral topic: no threads read it, which an autojump clock would not wait for."""
+    return filled(MemoryLog(), counts, name="topic#ephemeral")
+
+
+async def test_it_waits_for_more(autojump_clock: MockClock) -> None:
+    fixture = in_memory(1)
+    readers = readers_of(fixture)
+    way = reading(readers, fixture.topic, 0, None, wait_s=10)
+    got: list[tuple[float, list[int]]] = []
+
+    async def read() -> None:
+        while found := await way.next():
+            got.append(
+                (
+                    trio.current_time() - began,
+                    [each.base_sequence for each in found if isinstance(each, RecordBatch)],
+                )
+            )
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for pause_s in (3, 9):
+            await trio.sleep(pause_s)
+            fixture.publish(b"x")
+            readers.topic_grew(fixture.topic)
+    assert got == [(0, [0]), (3, [1]), (12, [2])]
+    assert trio.current_time() - began == 22
+
+
+async def test_it_waits_for_a_sequence_and_then_ends(autojump_clock: MockClock) -> None:
+    fixture = in_memory(1)
+    readers = readers_of(fixture)
+    way = reading(readers, fixture.topic, 0, 3, wait_s=60)
+    async with trio.open_nursery() as nursery:
+
+        async def publish() -> None:
+            for _ in range(4):
+                await trio.sleep(20)
+                fixture.publish(b"x")
+                readers.topic_grew(fixture.topic)
+
+        nursery.start_soon(publish)
+        assert await read_all(way) == ([0, 1, 2], [])
+        assert trio.current_time() == 40
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_waiting_the_end_is_the_end(autojump_clock: MockClock) -> None:
+    fixture = in_memory(2)
+    assert await read_all(reading(readers_of(fixture), fixture.topic, 0, None)) == ([0, 1], [])
+    assert await read_all(reading(readers_of(fixture), fixture.topic, 2, 9)) == ([], [])
+    assert trio.current_time() == 0
+
+
+async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock) -> None:
+    fixture = in_memory(1)
+    served = True
+    readers = Readers(lambda topic: served)
+    way = reading(readers, fixture.topic, 1, None, wait_s=60)
+    async with trio.open_nursery() as nursery:
+
+        async def delete() -> None:
+            nonlocal served
+            await trio.sleep(5)
+            served = False
+            readers.topic_grew(fixture.topic)
+
+        nursery.start_soon(delete)
+        with pytest.raises(CutOff):
+            await way.next()
+    assert trio.current_time() == 5
+
+
+async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: MockClock) -> None:
+    fixture, other = in_memory(), Fixture(name="other#ephemeral")
+    readers = Readers(lambda topic: True)
+    got: list[int] = []
+
+    async def read(number: int) -> None:
+        assert await reading(readers, fixture.topic, 0, None, wait_s=10).next()
+        got.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(read, number)
+        await trio.sleep(1)
+        readers.topic_grew(other.topic)
+        await trio.sleep(1)
+        assert got == []
+        fixture.publish(b"x")
+        readers.topic_grew(fixture.topic)
+    assert sorted(got) == [0, 1, 2, 3, 4]
+    assert trio.current_time() == 2
+
+
+async def test_damage_at_the_end_does_not_keep_it_busy(tmp_path: Path, autojump_clock: MockClock) -> None:
+    fixture = damaged(tmp_path / "log", [1, 1], b"<1>")
+    way = reading(readers_of(fixture), fixture.topic, 0, None, wait_s=5)
+    assert await read_all(way) == ([0], [Gap(1, 2, "damaged")])
+    assert way.position == 2
+    fixture.log.close()

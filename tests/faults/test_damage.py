@@ -1,0 +1,296 @@
+"""Damaged, cut and missing files: the broker says which and where, loses no more than that, or says why it does not start.
+
+A sample of all bits and sizes by default; every byte with `FAULT_COMPLETE=1`.
+"""
+
+import logging
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio.testing
+
+from broker.support import connected, dpub, running_broker
+from faults.disk import Image, read_image, write_image
+from faults.ledger import ChannelName, body_of
+from faults.scenario import HOUR_MS, look
+from log.support import HastyFiles, segment_files
+from trio_nsq.broker import StartupError, data_folder
+from trio_nsq.log import DiskLog
+
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+SAMPLES = 40
+CHANNEL = ChannelName("t", "c")
+FINISHED = (1, 2, 3)
+DEFERRED = 30
+NEW = 1000
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where some messages lie."""
+
+    path: Path
+    offset: int
+    end: int
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data folder that a broker has left.
+
+    Attributes:
+        path: Where it lies.
+        image: What is in it.
+        records: Of its only topic, in order.
+    """
+
+    path: Path
+    image: Image
+    records: Sequence[Record]
+
+    @property
+    def folder(self) -> Path:
+        """The topic's."""
+        return self.path / "topics" / "t.topic"
+
+    @property
+    def segments(self) -> list[Path]:
+        """Those of the topic, oldest first."""
+        return segment_files(self.folder)
+
+    def lost(self, path: Path, start: int, end: int) -> set[int]:
+        """The messages in these bytes of a file, or partly in them, that are not finished."""
+        touched = [r.numbers for r in self.records if r.path == path and r.offset < end and r.end > start]
+        return set().union(*touched) - set(FINISHED)
+
+    def restore(self) -> None:
+        """As it was."""
+        shutil.rmtree(self.path)
+        write_image(self.image, self.path)
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.fixture
+async def data(fast_folder: Path) -> Data:
+    """Thirty messages and a deferred one in four segments; the first is unfinished, a few after it are finished."""
+    path = fast_folder / "d"
+    async with running_broker(path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe(*CHANNEL)
+        async with connected(bound.tcp_address) as client:
+            for start in range(0, DEFERRED, 3):
+                await client.publish("t", *map(body_of, range(start, start + 3)))
+            await client.send(dpub("t", HOUR_MS, body_of(DEFERRED)))
+            await client.ok()
+            await client.subscribe(*CHANNEL, ready_count=4)
+            for _ in range(4):
+                message = await client.message()
+                if int(message.body[:9]) in FINISHED:
+                    await client.send(b"FIN %s\n" % message.id)
+            await client.send(b"RDY 0\nCLS\n")
+            while await client.frame() != (0, b"CLOSE_WAIT"):
+                pass
+    return Data(path, read_image(path), list(records_in(path / "topics" / "t.topic")))
+
+
+def records_in(folder: Path) -> Iterator[Record]:
+    """Where the messages of a topic lie; their numbers are their sequences."""
+    log = DiskLog(folder)
+    segments = {segment.base_sequence: segment.path for segment in log._segments}
+    offset, path = 32, segments[0]
+    for header in log.headers(0):
+        if header.base_sequence in segments:
+            offset, path = 32, segments[header.base_sequence]
+        numbers = frozenset(range(header.base_sequence, header.next_sequence))
+        yield Record(path, offset, offset + header.record_bytes, numbers)
+        offset += header.record_bytes
+    log.close()
+
+
+async def missing_after(data: Data, clock: trio.testing.MockClock) -> set[int] | str:
+    """Start a broker; returns which messages it does not deliver, or why it did not start."""
+    try:
+        async with running_broker(data.path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
+            found = await look(bound, clock, {"t": NEW})
+            assert found.wrong == []
+            if CHANNEL not in found.at_once:  # then everything waits for a first channel
+                async with connected(bound.tcp_address) as client:
+                    await client.subscribe(*CHANNEL)
+                found = await look(bound, clock, {})
+    except ExceptionGroup as group:
+        (error,) = leaves(group)
+        if not isinstance(error, StartupError):
+            raise
+        return str(error)
+    came = found.at_once[CHANNEL] + found.later[CHANNEL]
+    assert len(came) == len(set(came))
+    assert NEW in came
+    return set(range(DEFERRED + 1)) - set(came) - set(FINISHED)
+
+
+def leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    """The exceptions in a group of groups."""
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
+
+
+def sampled(choices: Sequence[int], salt: str) -> Sequence[int]:
+    """Some of them, or all."""
+    count = min(SAMPLES, len(choices))
+    return choices if COMPLETE else sorted(random.Random(f"{SEED} {salt}").sample(choices, count))
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+async def test_an_undamaged_folder_lacks_nothing(data: Data, clock: trio.testing.MockClock) -> None:
+    assert len(data.segments) >= 4
+    assert [len(record.numbers) for record in data.records] == [3] * 10 + [1]
+    assert await missing_after(data, clock) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1, -1])
+async def test_a_flipped_bit_in_a_segment(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
+) -> None:
+    path = data.segments[which]
+    for at in sampled(range(path.stat().st_size), str(which)):
+        flip(path, at, at % 8)
+        caplog.clear()
+        lost = await missing_after(data, clock)
+        if at < 32:
+            assert isinstance(lost, str)
+            assert lost.startswith(f"{path} is not a log segment")
+        else:
+            (record,) = (r for r in data.records if r.path == path and r.offset <= at < r.end)
+            assert lost == data.lost(path, at, at + 1), at
+            where = [text for text in caplog.messages if str(path) in text and f"byte {record.offset}" in text]
+            assert len(where) == 1, caplog.messages
+        data.restore()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1, -1])
+async def test_a_segment_that_was_cut(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
+) -> None:
+    path = data.segments[which]
+    size = path.stat().st_size
+    boundaries = {r.offset for r in data.records if r.path == path}
+    for left in sorted({0, 1, 31, *boundaries, *sampled(range(size), str(which))}):
+        os.truncate(path, left)
+        caplog.clear()
+        assert await missing_after(data, clock) == data.lost(path, left, size), left
+        end = max([32, *(at for at in boundaries if at <= left)])
+        if left < 32:
+            assert f"{path}: removed, it holds no record" in caplog.text
+        elif left > end:
+            assert any(str(path) in text and f"byte {end}" in text for text in caplog.messages), caplog.messages
+        assert missing_messages(caplog) >= data.lost(path, left, size) - {DEFERRED}, caplog.messages
+        data.restore()
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+async def test_a_segment_that_is_gone(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, which: int
+) -> None:
+    path = data.segments[which]
+    lost = data.lost(path, 0, 10**9)
+    path.unlink()
+    assert await missing_after(data, clock) == lost
+    assert missing_messages(caplog) >= lost
+    assert str(data.folder) in caplog.text
+
+
+def missing_messages(caplog: pytest.LogCaptureFixture) -> set[int]:
+    """Those that the broker has said are missing."""
+    said: set[int] = set()
+    for record in caplog.records:
+        if "missing" in record.getMessage() and record.levelno == logging.ERROR:
+            words = record.getMessage().split()
+            first, last = words[words.index("messages") + 1], words[words.index("to") + 1]
+            said |= set(range(int(first), int(last) + 1))
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["broker.json", "topics/t.topic/state.json"])
+async def test_a_flipped_bit_in_a_state(data: Data, clock: trio.testing.MockClock, name: str) -> None:
+    path = data.path / name
+    accepted = 0
+    for at in sampled(range(path.stat().st_size), name):
+        flip(path, at, at % 8)
+        lost = await missing_after(data, clock)
+        if isinstance(lost, str):
+            assert lost.startswith(f"{path} is damaged: ")
+            assert "if you move it away, " in lost
+        else:
+            assert lost == set()
+            accepted += 1
+        data.restore()
+    assert accepted <= len("crc32")  # the name of the checksum itself, and then the rest is undamaged
+
+
+@pytest.mark.parametrize("name", ["broker.json", "topics/t.topic/state.json"])
+async def test_a_state_that_was_cut_is_refused(
+    data: Data, clock: trio.testing.MockClock, name: str
+) -> None:
+    path = data.path / name
+    size = len(path.read_bytes().rstrip())
+    for left in sampled(range(size), name)[:: 1 if COMPLETE else 4]:
+        os.truncate(path, left)
+        lost = await missing_after(data, clock)
+        assert isinstance(lost, str)
+        assert lost.startswith(f"{path} is damaged: ")
+        data.restore()
+
+
+async def test_without_its_state_a_topic_keeps_its_messages(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = data.folder / "state.json"
+    path.unlink()
+    assert await missing_after(data, clock) == set()
+    assert f"{path} is missing: no channel is known" in caplog.text
+
+
+async def test_without_broker_json_ids_go_on_from_the_clock(
+    data: Data,
+    clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = SimpleNamespace(time=lambda: time.time() + 2, time_ns=time.time_ns)  # it counts in seconds
+    monkeypatch.setattr(data_folder, "time", later)
+    path = data.path / "broker.json"
+    path.unlink()
+    assert await missing_after(data, clock) == set()
+    assert f"{path} is missing: ids go on from the machine's clock" in caplog.text
+
+
+async def test_what_a_broker_does_not_know_is_left_alone(data: Data, clock: trio.testing.MockClock) -> None:
+    for stray in (data.path / "notes.txt", data.path / "topics" / "README", data.folder / "copy.bak"):
+        stray.write_text("mine")
+    assert await missing_after(data, clock) == set()
+    assert (data.folder / "copy.bak").read_text() == "mine"

@@ -1,0 +1,97 @@
+"""A short run of every target, and that the fuzzer finds what is wrong with readers that are."""
+
+from random import Random
+
+import pytest
+
+from fuzz.commands import Commands
+from fuzz.engine import Target, make, run, try_input
+from fuzz.protocol import TARGETS, main
+from trio_nsq.protocol import CommandReader
+
+INPUTS = 1500
+SEED = 20
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_a_short_run(target: Target) -> None:
+    failure = run(target, SEED, range(INPUTS))
+    assert failure is None, (
+        f"python -m fuzz.protocol --seed {SEED} --target {target.name} --input {failure.number}"
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_an_input_is_made_of_its_number_and_the_seed(target: Target) -> None:
+    assert make(target, 1, 5)[0] == make(target, 1, 5)[0]
+    inputs = {make(target, seed, number)[0] for seed in (1, 2) for number in range(100)}
+    assert len(inputs) > 150
+
+
+class Wrong(Commands):
+    """A target with a fault of its own."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def check(self, data: bytes, rng: Random) -> None:
+        match self.fault:
+            case "error" if b"\xff" in data:
+                raise KeyError("an error that is not documented")
+            case "loop" if b"\xff" in data:
+                while True:
+                    pass
+
+    def read(self, data: bytes) -> None:
+        if self.fault == "memory":
+            bytes(len(data) * 1000 + 1_000_000)
+
+
+def test_an_error_of_another_kind_is_found() -> None:
+    failure = run(Wrong("error"), SEED, range(INPUTS))
+    assert failure is not None
+    assert "KeyError" in failure.reason
+    assert b"\xff" in failure.data
+
+
+def test_too_much_memory_is_found() -> None:
+    failure = try_input(Wrong("memory"), SEED, 0, measured=True)
+    assert failure is not None
+    assert "bytes of memory" in failure.reason
+
+
+def test_what_does_not_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.engine.LONGEST_S", 1)
+    failure = run(Wrong("loop"), SEED, range(INPUTS))
+    assert failure is not None
+    assert "not done within 1 s" in failure.reason
+
+
+def test_a_reader_that_loses_a_byte_between_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive_data = CommandReader.receive_data
+
+    def lossy(self: CommandReader, data: bytes) -> None:
+        receive_data(self, data[:-1] if data.endswith(b"\r") else data)
+
+    monkeypatch.setattr(CommandReader, "receive_data", lossy)
+    failure = run(Commands(), SEED, range(INPUTS))
+    assert failure is not None
+    assert "in pieces of" in failure.reason
+
+
+def test_the_command_line_says_how_to_see_a_failure_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(TARGETS, "commands", Wrong("error"))
+    assert main(["--target", "commands", "--inputs", "3000", "--seed", "9"]) == 1
+    said = capsys.readouterr().err
+    again = said.split("again: python -m fuzz.protocol ")[1].split()
+    assert main(again) == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_the_command_line_runs_what_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", "frames", "--inputs", "1500"]) == 0
+    assert "1,500 inputs with seed 1" in capsys.readouterr().out
+    assert main(["--target", "frames", "--seed", "9", "--input", "3"]) == 0
+    assert "frames: input 3 of seed 9 is fine: b" in capsys.readouterr().out

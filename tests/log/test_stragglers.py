@@ -1,0 +1,210 @@
+"""Messages that are carried forward, so that the files around them can go."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from faults.disk import Disk, RecordingFiles, write_image
+from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered, segment_files
+from trio_nsq.log import DiskLog, LogReadError, LogWriteError, RecordBatch
+from trio_nsq.log.stragglers import FILE_NAME
+from trio_nsq.protocol import pack_messages
+
+BATCHES = numbered(0, 40)
+END = BATCHES[-1].next_sequence
+PLENTY = 10**6
+
+
+def full_log(folder: Path, **options: object) -> DiskLog:
+    log = DiskLog(folder, segment_bytes=500, **({"files": HastyFiles()} | options))  # type: ignore[arg-type]
+    append_each(log, BATCHES)
+    return log
+
+
+def bodies(log: DiskLog, *sequences: int) -> list[bytes | None]:
+    """What the log has of these messages, as whoever has to deliver them again finds it."""
+    found: list[bytes | None] = []
+    for sequence in sequences:
+        records = log.read(sequence, 1) if sequence >= log.first_sequence else []
+        if not records or records[0].base_sequence > sequence:
+            records = log.read_straggler(sequence)
+        if records:
+            found.append(records[0].messages.bodies()[sequence - records[0].base_sequence])
+        else:
+            found.append(None)
+    return found
+
+
+def body(sequence: int) -> bytes:
+    return b"%010d" % sequence
+
+
+def test_what_is_carried_forward_is_there_when_its_files_are_gone(tmp_path: Path) -> None:
+    log = full_log(tmp_path / "log")
+    sequences = [1, 2, 3, 17, 40]
+    assert log.carry_forward(sequences, PLENTY)
+    log.discard_before(60)
+    assert 40 < log.first_sequence <= 60
+    for _ in range(2):
+        assert bodies(log, *sequences, 60) == [body(n) for n in [*sequences, 60]]
+        assert bodies(log, 0, 4, 16, 18, 39) == [None] * 5
+        assert contents(log)[-1] == BATCHES[-1]
+        assert contents(log)[0].base_sequence == log.first_sequence
+        assert log.has_stragglers
+        log.close()
+        log = DiskLog(tmp_path / "log", files=HastyFiles())
+    log.close()
+
+
+def test_all_of_a_record_but_its_other_messages_is_kept(tmp_path: Path) -> None:
+    log = full_log(tmp_path / "log")
+    original = next(record for record in BATCHES if record.count == 3)
+    log.carry_forward([original.base_sequence + 1], PLENTY)
+    (carried,) = log.read_straggler(original.base_sequence + 1)
+    assert carried == RecordBatch(
+        original.base_sequence + 1,
+        original.first_id + 1,
+        original.timestamp_ns,
+        original.due_ns,
+        pack_messages([body(original.base_sequence + 1)]),
+    )
+    log.close()
+
+
+def test_a_record_with_a_note_is_kept_whole(tmp_path: Path) -> None:
+    noted = RecordBatch(0, 7, 8, 9, pack_messages([b"a", b"b", b"c"]), b'{"channel":"c"}')
+    log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
+    append_each(log, [noted, *(batch(n, b"x") for n in range(3, 9))])
+    log.carry_forward([1, 2, 4], PLENTY)
+    log.discard_before(7)
+    assert log.read_straggler(1) == log.read_straggler(2) == [noted]
+    assert bodies(log, 4) == [b"x"]
+    assert log.read_straggler(3) == []
+    log.close()
+
+
+def test_those_that_are_wanted_no_more_are_forgotten(tmp_path: Path) -> None:
+    log = full_log(tmp_path / "log")
+    log.carry_forward([1, 2, 3], PLENTY)
+    log.discard_before(30)
+    size = log.size_bytes
+    log.carry_forward([2, 33], PLENTY)
+    log.discard_before(50)
+    assert bodies(log, 1, 2, 3, 33) == [None, body(2), None, body(33)]
+    assert log.size_bytes < size
+    log.carry_forward([], 0)
+    assert not log.has_stragglers
+    assert not (tmp_path / "log" / FILE_NAME).exists()
+    log.close()
+
+
+def test_nothing_is_done_if_it_would_be_too_much(tmp_path: Path) -> None:
+    log = full_log(tmp_path / "log")
+    assert log.carry_forward([1], 200)
+    assert not log.carry_forward([1, 2, 3, 4, 5, 6], 200)
+    assert bodies(log, 1, 2) == [body(1), body(2)]
+    assert (log.read_straggler(1), log.read_straggler(2)) == (log.read_straggler(1), [])
+    log.close()
+
+
+def test_a_reader_may_finish_with_what_is_replaced(tmp_path: Path) -> None:
+    log = full_log(tmp_path / "log")
+    log.carry_forward([1, 2], PLENTY)
+    log.close()
+    log = DiskLog(tmp_path / "log", files=HastyFiles())
+    old = log._stragglers
+    assert old is not None
+    log.carry_forward([2], PLENTY)
+    record = old.read(1)
+    assert record is not None
+    assert record.messages.bodies() == [body(1)]
+    log.carry_forward([], 0)
+    assert old.read(2) is not None
+    log.close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "sync_folder", "read"])
+def test_an_error_changes_nothing(tmp_path: Path, operation: str) -> None:
+    files = FailingFiles()
+    log = full_log(tmp_path / "log", files=files)
+    log.carry_forward([1], PLENTY)
+    files.room = 0
+    files.failing[operation] = 5
+    with pytest.raises((LogReadError, LogWriteError)):
+        log.carry_forward([1, 20], PLENTY)
+    files.heal()
+    assert bodies(log, 1, 20) == [body(1), body(20)]
+    log.carry_forward([1, 20], PLENTY)
+    log.discard_before(40)
+    assert bodies(log, 1, 20) == [body(1), body(20)]
+    log.close()
+
+
+def test_damage_costs_the_message_it_hits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = full_log(tmp_path / "log")
+    log.carry_forward([1, 2, 3], PLENTY)
+    log.discard_before(30)
+    log.close()
+    path = tmp_path / "log" / FILE_NAME
+    whole = path.read_bytes()
+    lost_all = 0
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 4
+        path.write_bytes(data)
+        caplog.clear()
+        log = DiskLog(tmp_path / "log", files=HastyFiles())
+        found = bodies(log, 1, 2, 3)
+        assert found.count(None) in (1, 3)
+        assert all(each in (None, body(n)) for n, each in enumerate(found, 1))
+        assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+        lost_all += found.count(None) == 3
+        log.close()
+    assert lost_all == 24 + 3 * 16
+
+
+@pytest.mark.parametrize("size", [0, 5, 23, 24, 40, 71, 100])
+def test_a_file_that_was_cut_is_reported(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    log = full_log(tmp_path / "log")
+    log.carry_forward([1, 2, 3], PLENTY)
+    log.discard_before(30)
+    log.close()
+    path = tmp_path / "log" / FILE_NAME
+    path.write_bytes(path.read_bytes()[:size])
+    log = DiskLog(tmp_path / "log", files=HastyFiles())
+    assert bodies(log, 1, 2, 3) == [None] * 3
+    assert caplog.records[0].levelname == "ERROR"
+    log.close()
+
+
+def test_whenever_the_power_is_cut_every_message_that_is_wanted_is_there(tmp_path: Path) -> None:
+    """Twice they are carried forward and files deleted, then all are forgotten."""
+    root = tmp_path / "root"
+    root.mkdir()
+    files = RecordingFiles(root, sync_takes_s=0)
+    log = full_log(root / "log", files=files)
+    log.sync()
+    steps: list[tuple[int, list[int]]] = []
+    for sequences, before in (([1, 2, 17], 30), ([2, 33, 34], 60), ([], END)):
+        steps.append((files.position, [*sequences, *range(before, END)]))
+        log.carry_forward(sequences, PLENTY)
+        log.discard_before(before)
+    log.close()
+    steps.append((files.position, []))
+    cuts = 0
+    disk, done, chance = Disk({}), 0, random.Random(1)
+    for (start, wanted), (end, _) in pairwise(steps):
+        for position in range(start, end + 1):
+            for operation in files.journal[done:position]:
+                disk.apply(operation)
+            done = max(done, position)
+            for name, image in disk.power_cuts(chance):
+                cuts += 1
+                after = tmp_path / f"after-{cuts}"
+                write_image(image, after)
+                found = DiskLog(after / "log", files=HastyFiles())
+                assert bodies(found, *wanted) == [body(n) for n in wanted], name
+                found.close()
+    assert cuts > 100
