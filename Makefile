@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest generate bench clean
+.PHONY: help setup demo test lint types pytest fuzz generate bench clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -34,6 +34,10 @@ types: $(READY) ## mypy --strict
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']
 	$(BIN)/pytest $(ARGS)
+
+fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
+	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate

@@ -10,6 +10,7 @@ from trio_nsq.broker.cache import BatchCache
 from trio_nsq.broker.channel import Channel
 from trio_nsq.broker.consumer import Consumer
 from trio_nsq.broker.deferred import DeferredMessages
+from trio_nsq.broker.note import note_of_channel
 from trio_nsq.broker.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
@@ -100,16 +101,21 @@ class Fixture:
 
     # ------------------------------------------------------------------ publishing
 
-    def store(self, *bodies: bytes, defer_ms: int = 0) -> list[RecordBatch]:
-        """Append one record to the log and no more, as while the topic does not know of it yet."""
-        due_ns = self.now_ns + defer_ms * MS if defer_ms else 0
-        record = next_record(self.topic, pack_messages(bodies), self.ids.take(len(bodies)), due_ns)
+    def store(self, *bodies: bytes, defer_ms: int = 0, only: str | None = None) -> list[RecordBatch]:
+        """Append one record to the log and no more, as while the topic does not know of it yet.
+
+        With `only` it is for that channel alone.
+        """
+        due_ns = self.now_ns + defer_ms * MS if defer_ms or only is not None else 0
+        note = note_of_channel(only) if only is not None else b""
+        first_id = self.ids.take(len(bodies))
+        record = next_record(self.topic, pack_messages(bodies), first_id, due_ns, note)
         self.log.append([record], sync=False)
         return [record]
 
-    def publish(self, *bodies: bytes, defer_ms: int = 0) -> None:
-        """One PUB, MPUB or DPUB."""
-        self.topic.accept(self.store(*bodies, defer_ms=defer_ms))
+    def publish(self, *bodies: bytes, defer_ms: int = 0, only: str | None = None) -> None:
+        """One PUB, MPUB or DPUB, or one for a single channel."""
+        self.topic.accept(self.store(*bodies, defer_ms=defer_ms, only=only))
 
     def publish_many(self, count: int, *, each: int = 1, prefix: str = "m") -> list[bytes]:
         """`count` messages, `each` to a record; returns their bodies."""
@@ -248,6 +254,8 @@ def packed(rows: Iterable[tuple[int, int, int]]) -> list[str]:
     return [block.text() for block in messages.copy()]
 
 
-def next_record(topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0) -> RecordBatch:
+def next_record(
+    topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0, note: bytes = b""
+) -> RecordBatch:
     """A record batch that fits at the end of the topic's log; it is not stored yet."""
-    return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages)
+    return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages, note)

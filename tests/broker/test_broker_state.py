@@ -311,3 +311,59 @@ def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.Data
     broker.tick(now_ns + 1000 * SECOND)
     assert broker.next_deadline_ns is None
     assert all(channel.in_flight_count == channel.deferred_count == 0 for channel in channels)
+
+
+# ---------------------------------------------------------------------- much at once
+
+
+def test_much_that_is_due_at_once_is_moved_in_steps() -> None:
+    """Between them the broker's clients have their turn."""
+    broker = make_broker()
+    channels = [broker.channel("t", f"c{number}") for number in range(1000)]
+    publish(broker, "t", due_ns=SECOND)
+    steps = 0
+    while due := broker.tick(SECOND):
+        steps += 1
+        assert len(due) <= 200
+        moved = sum(channel.depth for channel in channels)
+        assert (broker.next_deadline_ns == SECOND) is (moved < 1000)
+    assert steps == 5
+    assert all(channel.depth == 1 for channel in channels)
+    assert broker.next_deadline_ns is None
+
+
+@pytest.mark.parametrize("what", ["deferred", "timeouts"])
+def test_many_messages_of_one_channel_are_moved_in_steps(what: str) -> None:
+    broker = make_broker()
+    channel = broker.channel("t", "c")
+    publish(broker, "t", count=5500, due_ns=SECOND if what == "deferred" else 0)
+    if what == "timeouts":
+        consumers = [deliver(broker, channel, 0, ready=1000) for _ in range(5)]
+        assert channel.in_flight_count == 5000
+        publish(broker, "t", count=500, due_ns=SECOND)
+    ready = channel.depth
+    while broker.tick(SECOND) == [channel]:
+        assert 0 < channel.depth - ready <= 1000
+        ready = channel.depth
+    assert channel.depth == (5500 if what == "deferred" else 500 + 5000 + 500)
+    assert channel.in_flight_count == channel.deferred_count == 0
+    assert broker.next_deadline_ns is None
+    if what == "timeouts":
+        assert channel.timeout_count == 5000
+        assert all(consumer.window == 1000 for consumer in consumers)
+
+
+def test_alarms_of_deleted_channels_do_not_pile_up() -> None:
+    broker = make_broker()
+    kept = broker.channel("t", "kept")
+    publish(broker, "t", due_ns=3600 * SECOND)
+    for number in range(2000):
+        channel = broker.channel("t", "c#ephemeral")
+        publish(broker, "t", due_ns=(3601 + number) * SECOND)
+        broker.delete_channel(channel)
+    assert len(broker._alarms) < 500
+    assert broker.tick(3600 * SECOND) == [kept]
+    while broker.next_deadline_ns is not None:
+        assert broker.tick(broker.next_deadline_ns) in ([kept], [])
+    assert kept.depth == 2001
+    assert broker._dead_alarms == 0

@@ -98,6 +98,69 @@ async def test_answers_that_nobody_reads_do_not_fill_the_memory(
         assert received.startswith(frame * (sent * 5000))
 
 
+async def test_a_client_that_ends_its_half_still_gets_its_answers(tmp_path: Path) -> None:
+    """However many wait to be sent when it does."""
+    count = 50_000
+    text = b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
+    frame = pack(">ii", 4 + len(text), 1) + text
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        await client.subscribe("t", "c")
+        await client.send(b"FIN 0123456789abcdef\n" * count)
+        await client.stream.send_eof()
+        await settle()
+        received = bytearray()
+        with trio.fail_after(PATIENCE_S):
+            async for part in client.stream:
+                received += part
+        assert received == frame * count
+
+
+async def test_a_client_that_ends_its_half_and_reads_nothing_is_not_waited_for(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """Longer than a heartbeat interval; and what it had is there for others at once."""
+    async with running_api(tmp_path / "d") as api:
+        host, port = api.tcp.stream.socket.getpeername()
+        async with connected(f"{host}:{port}") as client:
+            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await client.send(identify(heartbeat_interval=2000))
+            await client.ok()
+            await client.subscribe("t", "c", ready_count=1)
+            await api.tcp.publish("t", b"x")
+            first = await client.message()
+            await client.send(b"FIN 0123456789abcdef\n" * 50_000)
+            await client.stream.send_eof()
+            await api.tcp.subscribe("t", "c", ready_count=1)
+            assert (await api.tcp.message()).id == first.id
+            await settle()
+            clock.jump(2)
+            await settle()
+            received = 0
+            with trio.fail_after(PATIENCE_S):
+                async for part in client.stream:
+                    received += len(part)
+            assert received < 3_000_000  # the rest of what it was to get is given up
+
+
+async def test_no_heartbeat_comes_after_the_last_frame(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    """It would end the connection before the client, which still sends, has read why."""
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(heartbeat_interval=1000))
+        await client.ok()
+        await settle()
+        clock.jump(0.5)
+        await client.send(b"NOPE\n")
+        await settle()
+        clock.jump(0.5)
+        await settle()
+        for _ in range(2):
+            await client.send(bytes(1000))
+            await settle()
+        assert await client.error() == "E_INVALID invalid command NOPE"
+        assert await client.frame() is None
+
+
 async def jump_when_blocked(clock: trio.testing.MockClock) -> None:
     """Nothing moves any more: let the second pass."""
     await trio.testing.wait_all_tasks_blocked(0.1)

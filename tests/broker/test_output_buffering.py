@@ -7,9 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trio
 import trio.testing
 
-from broker.support import RawClient, connected, identify, mpub, pub, running_broker, settle
+from broker.support import HeldFiles, RawClient, connected, identify, pub, running_broker, settle
 
 
 @pytest.fixture
@@ -125,6 +126,27 @@ async def test_a_paused_channel_holds_nothing_back(tmp_path: Path, clock: trio.t
             assert await client.here() == [b"2"]
 
 
+async def test_a_channel_is_paused_while_somebody_subscribes(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
+            await client.publish("t", b"1")
+            files.hold("replace")
+            await client.send(b"SUB t c\nRDY 1\n")
+            await files.reached()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settle_and_release, files)
+                assert (await api.post("/channel/pause?topic=t&channel=c")).status_code == 200
+            await client.ok()
+            await client.nothing_more()
+
+
+async def settle_and_release(files: HeldFiles) -> None:
+    """Let go on what waits for the disk when nothing else goes on."""
+    await settle()
+    files.release()
+
+
 async def test_every_answer_takes_the_messages_along(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
@@ -174,7 +196,7 @@ async def test_without_a_buffer_nothing_waits(tmp_path: Path, clock: trio.testin
         async with watching(bound.tcp_address, output_buffer_size=-1) as client:
             async with connected(bound.tcp_address) as publisher:
                 for number in range(3):
-                    await publisher.send(mpub("t", b"%d" % number))
+                    await publisher.publish("t", b"%d" % number)
                     assert await client.here() == [b"%d" % number]
 
 

@@ -82,7 +82,9 @@ def test_files_that_are_kept_are_not_read_but_for_the_first() -> None:
         (TopicSettings(retention_bytes=8), 10**9, 66_000, True),
     ],
 )
-def test_when_a_new_file_is_begun(settings: TopicSettings, begun_ago_ms: int, size: int, wanted: bool) -> None:
+def test_when_a_new_file_is_begun(
+    settings: TopicSettings, begun_ago_ms: int, size: int, wanted: bool
+) -> None:
     last = File(30, 0, size, NOW - begun_ago_ms * MS)
     assert wants_new_file([*FILES[:3], last], settings, NOW) is wanted
     assert not wants_new_file([*FILES[:3], File(30, 0, 32)], settings, NOW)  # it is empty

@@ -125,7 +125,7 @@ async def test_publishes_wait_while_a_new_file_is_begun(
         keep = TopicSettings(retention_time_ms=80)
         options = {"checkpoint_interval_ms": 1, "sync": sync, "topic_defaults": keep}
         async with running_broker(folder, **options) as bound, connected(bound.tcp_address) as client:
-            await client.send(identify(output_buffer_timeout=-1))
+            await client.send(identify(output_buffer_size=-1))
             await client.ok()
             await client.subscribe("t", "c", 2000)
             async with connected(bound.tcp_address) as producer:

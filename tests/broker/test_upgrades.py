@@ -5,16 +5,19 @@ import ssl
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from OpenSSL import SSL
 from snappy import StreamCompressor, StreamDecompressor
 
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
 from trio_nsq.broker.errors import StartupError
+from trio_nsq.protocol import OK_FRAME
 
 COMPRESSIONS = [None, "snappy", "deflate"]
 
@@ -180,7 +183,109 @@ async def test_the_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path)
         assert await client.frame() is None
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["upgraded", "early"])
+async def test_a_little_that_becomes_a_lot_of_commands_is_obeyed_bit_by_bit(
+    tmp_path: Path, early: bool
+) -> None:
+    """Its answers are sent as they come, and others have their turn."""
+    count = 200_000
+    packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    commands = b"SUB t c\n" + b"FIN 0123456789abcdef\n" * count + pub("last", b"x")
+    wire = packer.compress(commands) + packer.flush(zlib.Z_SYNC_FLUSH)
+    assert len(wire) < 20_000
+    last = tmp_path / "d" / "topics" / "last.topic"
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as other:
+            await other.publish("t", b"makes the segment")
+            if early:
+                await client.send(identify(feature_negotiation=True, deflate=True) + wire)
+                await client.frame()
+                compress(client, "deflate")
+                await client.ok()
+            else:
+                await upgrade(client, None, "deflate")
+                await client.stream.stream.send_all(wire)  # type: ignore[attr-defined]
+            await client.ok()
+            assert (await client.error()).startswith("E_FIN_FAILED")
+            for _ in range(3):
+                await other.publish("t", b"x")
+            assert not last.exists()
+            text = b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
+            expected = (pack(">ii", 4 + len(text), 1) + text) * (count - 1) + OK_FRAME
+            received = bytearray(client._buffer)
+            with trio.fail_after(PATIENCE_S):
+                while len(received) < len(expected):
+                    received += await client.stream.receive_some(65536)
+            assert received == expected
+
+
 # ---------------------------------------------------------------------- TLS
+
+
+async def test_what_comes_with_the_end_of_the_handshake_is_not_lost(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """Commands, and the end of the session, in one packet with the client's last word of the handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = certificates.client_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            with trio.fail_after(PATIENCE_S):
+                while True:
+                    try:
+                        session.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        await client.send(outgoing.read())
+                        incoming.write(await client.stream.receive_some(65536))
+                session.write(pub("t", b"early"))
+                with pytest.raises(ssl.SSLWantReadError):
+                    session.unwrap()
+                await client.send(outgoing.read())
+                async for part in client.stream:
+                    incoming.write(part)
+            assert session.read() == OK_FRAME + OK_FRAME
+
+
+def said(session: SSL.Connection) -> bytes:
+    """What a client's session has to send."""
+    try:
+        return session.bio_read(65536)
+    except SSL.WantReadError:
+        return b""
+
+
+async def test_renegotiation_is_refused_at_once(tmp_path: Path, certificates: Certificates) -> None:
+    """Refusals do not pile up unsent."""
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_max_proto_version(SSL.TLS1_2_VERSION)
+    session = SSL.Connection(context, None)
+    session.set_connect_state()
+
+    async def receive() -> None:
+        session.bio_write(bytes(await client.stream.receive_some(65536)))
+
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            await negotiate(client, tls_v1=True)
+            with trio.fail_after(PATIENCE_S):
+                done = False
+                while not done:
+                    try:
+                        session.do_handshake()
+                        done = True
+                    except SSL.WantReadError:
+                        await client.send(said(session))
+                        await receive()
+                assert session.recv(100) == OK_FRAME
+                session.renegotiate()
+                with pytest.raises(SSL.WantReadError):
+                    session.do_handshake()
+                await client.send(said(session))
+                await receive()
+                with pytest.raises(SSL.Error, match="no renegotiation"):
+                    session.do_handshake()
 
 
 async def test_stats_tell_of_the_session(tmp_path: Path, certificates: Certificates) -> None:

@@ -11,7 +11,11 @@ import trio
 from broker.auth_server import running_auth_server
 from broker.certificates import Certificates
 from broker.support import running_broker
-from trio_nsq.client import ConnectionFailed, Consumer, Producer
+from client.fake_broker import FakeBroker
+from trio_nsq.client import ConnectionFailed, ConnectionSettings, Consumer, Producer
+from trio_nsq.client.connection import Connection, connect
+from trio_nsq.protocol import OK_FRAME, encode_error, encode_response
+from trio_nsq.protocol.compression import Snappy
 
 COMPRESSIONS: list[dict[str, Any]] = [{}, {"snappy": True}, {"deflate": True, "deflate_level": 1}]
 PATIENCE_S = 20
@@ -107,6 +111,57 @@ async def test_nothing_is_sent_in_the_clear_when_tls_is_asked_for(tmp_path: Path
                 pass
 
 
+async def test_a_file_that_is_there_no_longer_when_a_connection_is_made_anew(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """It is a reason to try again later, not to give up."""
+    ca_path = tmp_path / "ca.pem"
+    ca_path.write_bytes(certificates.ca_path.read_bytes())
+    async with broker_and_tls(tmp_path / "d", certificates) as (address, _):
+        settings = ConnectionSettings(tls_v1=True, tls_root_ca_file=ca_path)
+        ca_path.unlink()
+        with pytest.raises(ConnectionFailed, match=r"ca\.pem: No such file"):
+            await connect(address, settings)
+        ca_path.write_bytes(certificates.ca_path.read_bytes())
+        await (await connect(address, settings)).close_now()
+
+
+SNAPPY_REPLY = encode_response(b'{"snappy":true}')
+MISBEHAVIOUR = [
+    (encode_response(b'{"max_rdy_count":1e999}'), "is this an NSQ broker"),
+    (encode_response(b'{"max_rdy_count":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "is this an NSQ broker"),
+    (encode_response(b'{"tls_v1":true}') + OK_FRAME, "TLS"),
+    (SNAPPY_REPLY + OK_FRAME, "snappy"),
+    (SNAPPY_REPLY + Snappy().encode(encode_response(b"WELL")), "answered an upgrade with b'WELL'"),
+    (SNAPPY_REPLY + Snappy().encode(encode_error(b"E_NO sorry")), "it answered E_NO sorry"),
+    (SNAPPY_REPLY, "the broker closed the connection"),
+    (encode_response(b'{"deflate":true}') + b"\xff\xff\xff\xff", "deflate"),
+]
+
+
+@pytest.mark.parametrize(("said", "reason"), MISBEHAVIOUR)
+async def test_a_broker_that_does_not_keep_to_the_rules(broker: FakeBroker, said: bytes, reason: str) -> None:
+    """The connection is closed, with a reason that says what was wrong."""
+    settings = ConnectionSettings(tls_v1=b"tls_v1" in said, tls_insecure_skip_verify=True)
+
+    async def misbehave() -> None:
+        peer = await broker.accept()
+        await peer.expect_identify()
+        await peer.send(said)
+        if said == SNAPPY_REPLY:
+            peer.hang_up()
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(misbehave)
+            connection = Connection(
+                await trio.open_tcp_stream("127.0.0.1", broker.port), broker.address, settings
+            )
+            with pytest.raises(ConnectionFailed, match=reason):
+                await connection.introduce()
+            assert connection.ended.is_set()
+
+
 async def test_a_broker_that_does_not_compress(tmp_path: Path) -> None:
     from trio_nsq.protocol import Limits
 
@@ -119,6 +174,9 @@ async def test_auth(tmp_path: Path) -> None:
         async with running_broker(tmp_path / "d", auth_http_addresses=(server.address,)) as bound:
             await round_trip(bound.tcp_address, 3, auth_secret="hush", deflate=True)
             assert "secret=hush" in server.queries[0]
+            # As the command line gives what is not UTF-8.
+            await round_trip(bound.tcp_address, 3, auth_secret="h\udcffsh")
+            assert "secret=h%FFsh" in server.queries[-1]
             with pytest.raises(ConnectionFailed, match="give auth_secret"):
                 async with Producer(bound.tcp_address):
                     pass

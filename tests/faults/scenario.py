@@ -309,9 +309,11 @@ class Scenario:
         paused = self._value(("paused", name))
         topic_paused = self._value(("paused", name.topic))
         names = name._asdict()
-        kinds = ["pause", "pause", "topic", "delete topic"]
-        if not topic_paused:  # else messages wait in the topic, and come to the channel afterwards
-            kinds += ["empty", "delete channel"]
+        kinds = ["pause", "pause", "topic"]
+        if not self.may_refuse:
+            kinds.append("delete topic")
+            if not topic_paused:  # else messages wait in the topic, and come to the channel afterwards
+                kinds += ["empty", "delete channel"]
         match self._chance.choice(kinds):
             case "pause":
                 path = "/channel/unpause" if paused else "/channel/pause"
@@ -349,12 +351,24 @@ class Scenario:
     async def _make(self, name: ChannelName) -> None:
         first = not any(self._value(("channel", ChannelName(name.topic, other))) for other in "ab")
         request = Request(("topic", name.topic), True, self._files.position)
-        await self._ask(request, "/topic/create", topic=name.topic)
+        if not await self._ask(request, "/topic/create", topic=name.topic):
+            return
         request = Request(("channel", name), True, self._files.position)
-        await self._ask(request, "/channel/create", **name._asdict())
-        # A topic that had another channel before may have given its messages to that.
-        whole = first and not any(self.told.drops[ChannelName(name.topic, other)] for other in "ab")
-        self.told.since[name] = 0 if whole else self._files.position
+        if await self._ask(request, "/channel/create", **name._asdict()):
+            # A topic that had another channel before may have given its messages to that.
+            whole = first and not any(self.told.drops[ChannelName(name.topic, other)] for other in "ab")
+            self.told.since[name] = 0 if whole else self._files.position
+
+    async def settle_requests(self) -> None:
+        """Look what became of requests that were refused."""
+        there = await stats(self._http)
+        last = {request.key: request for request in self.told.requests}
+        for key, request in last.items():
+            if request.done == NEVER:
+                now = self._files.position
+                self._note(Request(key, is_so(there, key), now, now))
+                if key[0] == "channel":
+                    self.told.since.setdefault(key[1], now)
 
     def _note(self, request: Request) -> None:
         self.told.requests.append(request)
@@ -473,20 +487,22 @@ async def _receive(
     assert await client.frame() == (0, b"CLOSE_WAIT")
 
 
+def is_so(topics: dict[str, dict[str, Any]], key: tuple[str, Any]) -> bool:
+    """What the stats of all topics say of the key of a `Request`."""
+    kind, name = key
+    if isinstance(name, ChannelName):
+        about = topics.get(name.topic, {"channels": {}})["channels"].get(name.channel)
+    else:
+        about = topics.get(name)
+    return about is not None and (kind != "paused" or bool(about["paused"]))
+
+
 def judge(expected: Expectation, found: Found, new: dict[str, int]) -> list[str]:
     """What is not as promised, in sentences."""
     wrong = found.wrong.copy()
-    for (kind, name), value in expected.settings.items():
-        if kind == "topic":
-            there = name in found.topics
-        elif kind == "channel":
-            there = name.channel in found.topics.get(name.topic, {"channels": ()})["channels"]
-        elif isinstance(name, str):
-            there = name in found.topics and found.topics[name]["paused"]
-        else:
-            there = found.topics.get(name.topic, {"channels": {}})["channels"].get(name.channel, {}).get("paused", False)
-        if there != value:
-            wrong.append(f"{kind} {name} is {there}, was {value}")
+    for key, value in expected.settings.items():
+        if is_so(found.topics, key) != value:
+            wrong.append(f"{key} is {not value}, was {value}")
     for name, at_once in found.at_once.items():
         came = at_once + found.later.get(name, [])
         complain = partial("{}: {} {}".format, name)

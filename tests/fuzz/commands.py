@@ -157,20 +157,23 @@ def read(pieces: list[bytes], *, eof: bool) -> list[object]:
     """Read as a broker does; return the commands, neighbouring FINs as one, and the error if there is one."""
     reader = CommandReader(LIMITS)
     found: list[object] = []
-    steps = [lambda piece=piece: reader.receive_data(piece) for piece in pieces]
-    if eof:
-        steps.append(reader.receive_eof)
-    for step in steps:
-        step()
-        try:
-            while (command := reader.next_command()) is not None:
-                _obey(reader, command)
-                _add(found, command)
-        except CommandError as error:
-            _check_error(error)
-            found.append(error.wire)
-            break
+    try:
+        for piece in pieces:
+            reader.receive_data(piece)
+            _obey_all(reader, found)
+        if eof:
+            reader.receive_eof()
+            _obey_all(reader, found)
+    except CommandError as error:
+        _check_error(error)
+        found.append(error.wire)
     return found
+
+
+def _obey_all(reader: CommandReader, found: list[object]) -> None:
+    while (command := reader.next_command()) is not None:
+        _obey(reader, command)
+        _add(found, command)
 
 
 def _check_error(error: CommandError) -> None:

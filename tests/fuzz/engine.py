@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,25 +186,24 @@ def try_input(target: Target, seed: int, number: int, *, measured: bool) -> Fail
     """Make one input and check it."""
     data, rng = make(target, seed, number)
     try:
-        target.check(data, rng)
+        with _time_limit():
+            target.check(data, rng)
         if measured:
-            allowed = target.memory_bytes + target.memory_per_byte * len(data)
-            peak = _peak_bytes(target.read, data)
-            assert peak <= allowed, (
-                f"{peak} bytes of memory for {len(data)} bytes of input; {allowed} are allowed"
-            )
+            _check_memory(target, data)
     except Exception as error:
         return Failure(target.name, number, data, f"{type(error).__name__}: {error}")
     return None
 
 
-def _peak_bytes(read: Callable[[bytes], None], data: bytes) -> int:
+def _check_memory(target: Target, data: bytes) -> None:
+    allowed = target.memory_bytes + target.memory_per_byte * len(data)
     tracemalloc.start()
     try:
-        read(data)
-        return tracemalloc.get_traced_memory()[1]
+        target.read(data)
+        _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+    assert peak <= allowed, f"{peak} bytes of memory for {len(data)} bytes of input; {allowed} are allowed"
 
 
 def run(target: Target, seed: int, numbers: Iterator[int] | range) -> Failure | None:
@@ -213,6 +212,10 @@ def run(target: Target, seed: int, numbers: Iterator[int] | range) -> Failure | 
         if failure := try_input(target, seed, number, measured=number % MEASURED_EVERY == 0):
             return failure
     return None
+
+
+def _number(failure: Failure) -> int:
+    return failure.number
 
 
 def run_in_processes(
@@ -228,11 +231,11 @@ def run_in_processes(
         processes: How many at a time; 0 is one for each processor.
 
     Returns:
-        How many inputs of each target were checked, and those that failed. A target that failed is left alone then.
+        How many inputs of each target were checked, and the first of each that failed: it is then left alone.
     """
     deadline = time.monotonic() + seconds if seconds is not None else float("inf")
     counts = dict.fromkeys((target.name for target in targets), 0)
-    failures: list[Failure] = []
+    first: dict[str, Failure] = {}
     processes = processes or os.cpu_count() or 1
 
     def jobs() -> Iterator[tuple[Target, range]]:
@@ -251,15 +254,15 @@ def run_in_processes(
     with ProcessPoolExecutor(processes) as pool:
         while True:
             while len(under_way) < processes and time.monotonic() < deadline:
-                job = next(((t, r) for t, r in remaining if all(f.target != t.name for f in failures)), None)
+                job = next(((t, r) for t, r in remaining if t.name not in first), None)
                 if job is None:
                     break
                 under_way[pool.submit(run, job[0], seed, job[1])] = job
             if not under_way:
-                return counts, failures
+                return counts, [*first.values()]
             for done in wait(under_way, return_when=FIRST_COMPLETED).done:
                 target, numbers = under_way.pop(done)
                 failure = done.result()
                 counts[target.name] += len(numbers) if failure is None else failure.number - numbers.start + 1
                 if failure is not None:
-                    failures.append(failure)
+                    first[target.name] = min(first.get(target.name, failure), failure, key=_number)

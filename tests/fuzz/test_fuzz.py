@@ -1,13 +1,15 @@
 """A short run of every target, and that the fuzzer finds what is wrong with readers that are."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from fuzz.broker import BrokerFailed, broker_to_fuzz, check_frames, check_responses, fuzz
 from fuzz.commands import Commands
 from fuzz.engine import Target, make, run, try_input
 from fuzz.protocol import TARGETS, main
-from trio_nsq.protocol import CommandReader
+from trio_nsq.protocol import CommandReader, encode_error
 
 INPUTS = 1500
 SEED = 20
@@ -79,13 +81,31 @@ def test_a_reader_that_loses_a_byte_between_reads_is_found(monkeypatch: pytest.M
     assert "in pieces of" in failure.reason
 
 
+def test_a_short_run_with_a_broker(tmp_path: Path) -> None:
+    with broker_to_fuzz(tmp_path) as broker:
+        sent, most_bytes = fuzz(broker, SEED, inputs=500, seconds=None)
+    assert sent == 500
+    assert most_bytes > 0
+
+
+def test_an_answer_that_is_none_is_found() -> None:
+    with pytest.raises(BrokerFailed, match="half a frame"):
+        check_frames(b"\0\0\0\x06\0\0\0\0O")
+    with pytest.raises(BrokerFailed, match="the error E_NEW it"):
+        check_frames(encode_error(b"E_NEW it"))
+    with pytest.raises(BrokerFailed, match="status 500"):
+        check_responses(b"HTTP/1.1 500 Internal Server Error\r\n\r\n")
+    with pytest.raises(BrokerFailed, match="no response"):
+        check_responses(b"OK")
+
+
 def test_the_command_line_says_how_to_see_a_failure_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(TARGETS, "commands", Wrong("error"))
     assert main(["--target", "commands", "--inputs", "3000", "--seed", "9"]) == 1
     said = capsys.readouterr().err
-    again = said.split("again: python -m fuzz.protocol ")[1].split()
+    again = said.partition("again: python -m fuzz.protocol ")[2].split()
     assert main(again) == 1
     assert "KeyError" in capsys.readouterr().err
 

@@ -17,6 +17,9 @@ class Place(Enum):
     READY = "ready"
     IN_FLIGHT = "in flight"
     DEFERRED = "deferred"
+    GIVEN_UP = "given up"
+    TAKEN = "taken"
+    """By somebody who moves it, or lets it go, or puts it back."""
 
 
 @dataclass
@@ -67,6 +70,10 @@ class NaiveChannel:
     message_count: int = 0
     requeue_count: int = 0
     timeout_count: int = 0
+    max_attempts: int = 0
+    dead_letters: bool = False
+    """There is a topic for them."""
+    given_up_count: int = 0
 
     def at(self, place: Place) -> dict[int, Copy]:
         """The copies that are there."""
@@ -115,13 +122,29 @@ class NaiveChannel:
         """REQ."""
         if reason := self.why_not(consumer, number):
             return reason
-        copy = self.copies[number]
-        copy.give_back()
-        if delay_ns:
+        self.come_back(number)
+        copy = self.copies.get(number)
+        if delay_ns and copy is not None and copy.place is Place.READY:
             copy.place, copy.at_ns = Place.DEFERRED, now_ns + delay_ns
         self.consumers[consumer].requeue_count += 1
         self.requeue_count += 1
         return None
+
+    def come_back(self, number: int) -> None:
+        """A message was not finished: deliver it again, or give it up."""
+        copy = self.copies[number]
+        copy.give_back()
+        if 0 < self.max_attempts <= copy.attempts:
+            copy.place = Place.GIVEN_UP
+            if not self.dead_letters:
+                del self.copies[number]
+                self.given_up_count += 1
+
+    def configure(self, max_attempts: int, dead_letters: bool) -> None:
+        """Change the rules; they hold for what was given up, too."""
+        self.max_attempts, self.dead_letters = max_attempts, dead_letters
+        for number in self.at(Place.GIVEN_UP):
+            self.come_back(number)
 
     def seek(self, to: int, due_ns: dict[int, int], now_ns: int) -> tuple[int, int]:
         """Begin anew at `to`, of messages due then; returns how many come again, and how many do not come."""
@@ -154,20 +177,24 @@ class NaiveChannel:
 
     def leave(self, consumer: str) -> None:
         """Disconnect."""
-        for copy in self.held_by(consumer).values():
-            copy.give_back()
+        for number in self.held_by(consumer):
+            self.come_back(number)
         del self.consumers[consumer]
 
     def tick(self, now_ns: int) -> None:
         """Look at the clock."""
-        for copy in self.copies.values():
-            if copy.place is not Place.READY and copy.at_ns <= now_ns:
-                self.timeout_count += copy.place is Place.IN_FLIGHT
+        for copy in self.at(Place.DEFERRED).values():
+            if copy.at_ns <= now_ns:
                 copy.give_back()
+        for number, copy in self.at(Place.IN_FLIGHT).items():
+            if copy.at_ns <= now_ns:
+                self.timeout_count += 1
+                self.come_back(number)
 
     def next_deadline_ns(self) -> int | None:
         """When the next copy is due or times out."""
-        return min((c.at_ns for c in self.copies.values() if c.place is not Place.READY), default=None)
+        waiting = self.at(Place.IN_FLIGHT) | self.at(Place.DEFERRED)
+        return min((copy.at_ns for copy in waiting.values()), default=None)
 
 
 @dataclass
@@ -178,6 +205,7 @@ class NaiveTopic:
     published: int = 0
     waiting: dict[int, int] = field(default_factory=dict)  # number -> due_ns, 0 if not deferred
     due_ns: dict[int, int] = field(default_factory=dict)  # the same of all that the channels have got
+    only: dict[int, str] = field(default_factory=dict)  # number -> the only channel that gets the message
     channels: dict[str, NaiveChannel] = field(default_factory=dict)
 
     @property
@@ -185,9 +213,11 @@ class NaiveTopic:
         """What waits in the topic, but for the deferred."""
         return sum(not due_ns for due_ns in self.waiting.values())
 
-    def publish(self, count: int, due_ns: int) -> None:
-        """PUB, MPUB, DPUB."""
+    def publish(self, count: int, due_ns: int, only: str | None) -> None:
+        """PUB, MPUB, DPUB, or one of them for one channel only."""
         for _ in range(count):
+            if only is not None:
+                self.only[self.published] = only
             self.waiting[self.published] = due_ns
             self.published += 1
         self.distribute()
@@ -198,7 +228,9 @@ class NaiveTopic:
             return
         self.due_ns |= self.waiting
         for number, due_ns in self.waiting.items():
-            for channel in self.channels.values():
+            for name, channel in self.channels.items():
+                if self.only.get(number, name) != name:
+                    continue
                 channel.message_count += 1
                 channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
         self.waiting.clear()
@@ -220,6 +252,10 @@ class NaiveTopic:
             name: channel for name, channel in self.channels.items() if not name.endswith("#ephemeral")
         }
         for channel in self.channels.values():
+            channel.message_count = channel.requeue_count = channel.timeout_count = channel.given_up_count = 0
             for consumer in list(channel.consumers):
                 channel.leave(consumer)
-            channel.message_count = channel.requeue_count = channel.timeout_count = 0
+            for place in (Place.READY, Place.GIVEN_UP, Place.TAKEN):
+                for number, copy in channel.at(place).items():
+                    if not copy.fresh:
+                        channel.come_back(number)

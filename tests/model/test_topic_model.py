@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log
-from model.naive import NOT_IN_FLIGHT, NaiveChannel, NaiveConsumer, NaiveTopic, Place
+from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
 from trio_nsq.broker import batch as batch_module
 from trio_nsq.broker import channel as channel_module
 from trio_nsq.broker import topic as topic_module
+from trio_nsq.broker.aside import Aside
 from trio_nsq.broker.channel import Channel
 from trio_nsq.broker.channel_state import ChannelState
 from trio_nsq.broker.topic import Topic
@@ -65,6 +66,12 @@ OPERATIONS = ["add", "add", "pause", "unpause", "unpause", "empty", "delete"]
 TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic"]
 
 
+# What was stored, how many messages, when they are due, and the only channel that gets them.
+Stored = tuple[list[RecordBatch], int, int, str | None]
+# What somebody has taken from which channel, and the model's copies of it.
+Taken = tuple[NaiveChannel, Channel, list[Aside], dict[int, Copy]]
+
+
 def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
     """What is kept of a channel, and the first sequence that this needs."""
     for _ in state.encode():
@@ -89,10 +96,11 @@ class TopicMachine(RuleBasedStateMachine):
         self.clients: dict[str, Subscriber] = {}
         self.client_count = 0
         self.ids: dict[int, bytes] = {}
-        self.storing: tuple[list[RecordBatch], int, int] | None = None
+        self.storing: Stored | None = None
         self.saved: dict[str, Any] | None = None
         self.saved_naive = NaiveTopic()
-        self.since_saved: list[tuple[int, int]] = []
+        self.since_saved: list[tuple[int, int, str | None]] = []
+        self.taken: list[Taken] = []
         self.real = Fixture(self.make_log(), name=self.name, **self.sizes())
 
     def sizes(self) -> dict[str, int]:
@@ -121,16 +129,16 @@ class TopicMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ publishing
 
-    def store(self, count: int, size: int, defer_ms: int) -> tuple[list[RecordBatch], int, int]:
+    def store(self, count: int, size: int, defer_ms: int, only: str | None = None) -> Stored:
         first = self.naive.published
         bodies = [b"%d " % (first + index) + b"x" * size for index in range(count)]
-        stored = self.real.store(*bodies, defer_ms=defer_ms)
-        return stored, count, stored[0].due_ns
+        stored = self.real.store(*bodies, defer_ms=defer_ms, only=only)
+        return stored, count, stored[0].due_ns, only
 
-    def accept(self, stored: list[RecordBatch], count: int, due_ns: int) -> None:
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int, only: str | None) -> None:
         self.real.topic.accept(stored)
-        self.naive.publish(count, due_ns)
-        self.since_saved.append((count, due_ns))
+        self.naive.publish(count, due_ns, only)
+        self.since_saved.append((count, due_ns, only))
 
     @precondition(lambda self: self.storing is None)
     @rule(publications=publications)
@@ -143,6 +151,12 @@ class TopicMachine(RuleBasedStateMachine):
     def begin_to_store(self, count: int, defer_ms: int) -> None:
         """A thread appends to the log; the topic is told later."""
         self.storing = self.store(count, 10, defer_ms)
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 0, 40]), only=channel_names)
+    def publish_to_one_channel(self, count: int, defer_ms: int, only: str) -> None:
+        self.accept(*self.store(count, 10, defer_ms, only))
+        self.pass_to(self.real.now_ns)
 
     @precondition(lambda self: self.storing is not None)
     @rule()
@@ -186,8 +200,10 @@ class TopicMachine(RuleBasedStateMachine):
         elif what != "add":
             naive.paused = real.paused = what == "pause"
 
-    @rule(pick=picks, place=st.integers(0, 100), kept=st.booleans())
-    def seek(self, pick: int, place: int, kept: bool) -> None:
+    # A channel does not know which messages were for another one, and counts them until it comes there.
+    @precondition(lambda self: not self.naive.only)
+    @rule(pick=picks, place=st.integers(0, 100), keep=st.booleans())
+    def seek(self, pick: int, place: int, keep: bool) -> None:
         """A channel is moved to some place in what is still there, or past the end."""
         picked = self.pick_channel(pick)
         if picked is None:
@@ -201,7 +217,7 @@ class TopicMachine(RuleBasedStateMachine):
         distributed = {number: due_ns for number, due_ns in self.naive.due_ns.items() if number < point}
         again, skipped = naive.seek(expected.to_sequence, distributed, self.real.now_ns)
         assert (expected.delivered_again, expected.skipped) == (again, skipped)
-        if kept and self.is_kept():
+        if keep and self.is_kept():
             self.keep_state()
 
     @rule(what=st.sampled_from(TOPIC_OPERATIONS))
@@ -216,6 +232,77 @@ class TopicMachine(RuleBasedStateMachine):
             self.real.topic.unpause()
             self.naive.paused = False
             self.naive.distribute()
+
+    # ------------------------------------------------------------------ messages that are given up, or taken out
+
+    @rule(pick=picks, max_attempts=st.sampled_from([0, 1, 1, 2, 3]), dead_letters=st.booleans())
+    def configure(self, pick: int, max_attempts: int, dead_letters: bool) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            real.configure({"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""})
+            naive.configure(max_attempts, dead_letters)
+            if self.is_kept():
+                self.keep_state()
+
+    @rule(pick=picks, count=st.integers(1, 4))
+    def take_given_up(self, pick: int, count: int) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            taken = real.take_given_up(count)
+            assert len(taken) == min(count, len(naive.at(Place.GIVEN_UP)))
+            assert all(naive.copies[message.sequence].place is Place.GIVEN_UP for message in taken)
+            self.note_taken(naive, real, taken)
+
+    @rule(pick=picks, chosen=st.lists(picks, max_size=5))
+    def withdraw(self, pick: int, chosen: list[int]) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None or not self.naive.published:
+            return
+        _, naive, real = picked
+        numbers = {each % self.naive.published for each in chosen}
+        places = (Place.READY, Place.DEFERRED, Place.GIVEN_UP)
+        expected = {n for n in numbers if n in naive.copies and naive.copies[n].place in places}
+        taken = real.withdraw(numbers)
+        assert sorted(message.sequence for message in taken) == sorted(expected)
+        self.note_taken(naive, real, taken)
+
+    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[Aside]) -> None:
+        copies = {message.sequence: naive.copies[message.sequence] for message in taken}
+        for message in taken:
+            copy = copies[message.sequence]
+            assert message.attempts == copy.attempts
+            assert (message.reason is not None) == (copy.place is Place.GIVEN_UP)
+            copy.place, copy.fresh, copy.due_ns = Place.TAKEN, False, 0
+        self.taken.append((naive, real, taken, copies))
+
+    @precondition(lambda self: self.taken)
+    @rule(pick=picks, gone=st.booleans())
+    def part_with_taken(self, pick: int, gone: bool) -> None:
+        """What was taken is gone for good, or comes back; but for what was dropped with its channel meanwhile."""
+        naive, real, taken, copies = self.taken.pop(pick % len(self.taken))
+        left = [each for each in taken if naive.copies.get(each.sequence) is copies[each.sequence]]
+        if gone:
+            assert real.dispose(taken) == len(left)
+        else:
+            real.put_back(taken)
+        for message in left:
+            if gone:
+                del naive.copies[message.sequence]
+            elif message.reason is None:
+                copies[message.sequence].give_back()
+            else:
+                naive.come_back(message.sequence)
+
+    @rule(pick=picks, chosen=st.lists(picks, max_size=5))
+    def cancel(self, pick: int, chosen: list[int]) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None or not self.naive.published:
+            return
+        _, naive, real = picked
+        numbers = {each % self.naive.published for each in chosen} & naive.at(Place.DEFERRED).keys()
+        assert real.cancel(numbers | {self.naive.published}) == len(numbers)
+        for number in numbers:
+            del naive.copies[number]
 
     # ------------------------------------------------------------------ consumers
 
@@ -392,9 +479,10 @@ class TopicMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.naive = deepcopy(self.saved_naive)
         self.naive.restarted()
-        for count, due_ns in self.since_saved:
-            self.naive.publish(count, due_ns)
+        for publication in self.since_saved:
+            self.naive.publish(*publication)
         self.clients.clear()
+        self.taken.clear()
         now_ns, ids = self.real.now_ns, self.real.ids
         self.real = Fixture(self.reopen_log(), name=self.name, **self.sizes())
         self.real.now_ns, self.real.ids = now_ns, ids
@@ -417,14 +505,18 @@ class TopicMachine(RuleBasedStateMachine):
     def channels_agree(self) -> None:
         for name, naive in self.naive.channels.items():
             real = self.real.topic.channels[name]
-            assert real.depth == len(naive.at(Place.READY)), name
+            assert real.ready_count == len(naive.at(Place.READY)), name
+            assert real.given_up == len(naive.at(Place.GIVEN_UP)), name
+            assert real.depth == real.ready_count + real.given_up + len(naive.at(Place.TAKEN)), name
             assert real.in_flight_count == len(naive.at(Place.IN_FLIGHT)), name
             assert real.deferred_count == len(naive.at(Place.DEFERRED)), name
             assert 0 <= real.backend_depth <= real.depth, name
             assert real.message_count == naive.message_count, name
             assert real.requeue_count == naive.requeue_count, name
             assert real.timeout_count == naive.timeout_count, name
-            unfinished = naive.at(Place.READY) | naive.at(Place.IN_FLIGHT)
+            assert real.given_up_count == naive.given_up_count, name
+            deferred = naive.at(Place.DEFERRED)
+            unfinished = {n: copy for n, copy in naive.copies.items() if n not in deferred}
             assert sorted(real.unfinished()) == sorted(
                 (number, copy.attempts) for number, copy in unfinished.items() if not copy.fresh
             ), name
@@ -477,6 +569,10 @@ class TopicMachine(RuleBasedStateMachine):
         self.add_channel("one")
         while self.clients:
             self.change(0, "leave", 0)
+        for index in range(len(self.naive.channels)):
+            self.configure(index, 0, False)
+        while self.taken:
+            self.part_with_taken(0, False)
         for index, name in enumerate(sorted(self.naive.channels)):
             self.naive.channels[name].paused = self.real.topic.channels[name].paused = False
             self.connect(index, 1000, 200)
@@ -525,8 +621,8 @@ class EphemeralMachine(TopicMachine):
     def make_log(self) -> Log:
         return MemoryLog(max_messages=10)
 
-    def accept(self, stored: list[RecordBatch], count: int, due_ns: int) -> None:
-        super().accept(stored, count, due_ns)
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int, only: str | None) -> None:
+        super().accept(stored, count, due_ns, only)
         self.naive.drop_below(self.real.log.first_sequence)
 
     @precondition(lambda self: False)

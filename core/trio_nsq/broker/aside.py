@@ -1,7 +1,7 @@
 """Messages of a channel that are set aside: neither ready, in flight nor deferred, while the broker moves them."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from .batch import Batch
@@ -56,8 +56,15 @@ class SetAside:
         self.hold(found)
         return found
 
+    def take_of(self, sequences: Collection[int]) -> list[Aside]:
+        """Take those of these messages that wait."""
+        found = [message for message in self._waiting if message.sequence in sequences]
+        if found:
+            self._waiting = deque(message for message in self._waiting if message.sequence not in sequences)
+        return found
+
     def hold(self, messages: Iterable[Aside]) -> None:
-        """Count messages that did not wait here as taken."""
+        """Count messages that do not wait here as taken."""
         self._taken.update((message.sequence, message) for message in messages)
 
     def release(self, messages: Iterable[Aside]) -> list[Aside]:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from ..log import LogReadError
@@ -536,8 +536,11 @@ class Channel:
             cursor = self.cursor
             wanted = min(count, self._limit - cursor)
             if consumer.sample is not None:
-                if not consumer.sample():
-                    self.move_to(cursor + 1)
+                end = min(batch.next_sequence, self._limit)
+                while cursor < end and not consumer.sample():
+                    cursor += 1
+                self.move_to(cursor)
+                if cursor == end:
                     continue
                 wanted = 1
             ids, frames = batch.take(cursor - batch.base_sequence, wanted, room)
@@ -696,12 +699,13 @@ class Channel:
         return self._aside.take(at_most)
 
     def withdraw(self, sequences: Collection[int]) -> list[Aside]:
-        """Take those of these messages that are ready or deferred: nobody gets them meanwhile. Then as above."""
+        """Take those of these messages that are not in flight: nobody gets them meanwhile. Then as above."""
         self._state = None
         wanted = set(sequences)
         found = [Aside(*entry[:2], None, entry[2]) for entry in self._requeued if entry[0] in wanted]
         if found:
             self._requeued = deque(entry for entry in self._requeued if entry[0] not in wanted)
+        found += self._aside.take_of(wanted)
         found += [
             Aside(sequence, attempts, None, held)
             for sequence, attempts, held in self._deferred.withdraw(wanted)
@@ -727,7 +731,9 @@ class Channel:
                 merged.append((start, end))
             self._holes = merged
             self.move_to(self.cursor)
-        return [Aside(sequence, 0, None) for sequence in found]
+        ephemeral = self.topic.ephemeral
+        held = map(self.topic.batch_holding, found) if ephemeral else repeat(None)
+        return [Aside(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
 
     def dispose(self, messages: Iterable[Aside]) -> int:
         """Be done with messages that were taken; returns how many of them were not dropped meanwhile."""
@@ -755,11 +761,12 @@ class Channel:
                 self._paused,
                 self._changes,
                 self.cursor,
-                list(self._holes),
-                list(self._requeued),
-                [consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight],
+                # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
+                tuple(self._holes),
+                tuple(self._requeued),
+                tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight]),
                 self._deferred.copy(),
-                list(self._aside),
+                tuple(self._aside),
             )
         return self._state
 

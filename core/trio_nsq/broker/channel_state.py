@@ -1,7 +1,7 @@
 """What has to be kept of a channel, as JSON, made in steps: it may have a million messages in flight."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -53,16 +53,15 @@ class ChannelState:
         paused: bool,
         settings: dict[str, Any],
         cursor: int,
-        holes: list[tuple[int, int]],
-        requeued: list[tuple[int, int, Batch | None]],
-        in_flight: list[dict[bytes, Delivery]],
-        deferred: list[Block],
-        aside: list[Aside],
+        holes: Sequence[tuple[int, int]],
+        requeued: Sequence[tuple[int, int, Batch | None]],
+        in_flight: Sequence[dict[bytes, Delivery]],
+        deferred: Sequence[Block],
+        aside: Sequence[Aside],
     ) -> None:
         self.text = ""
         self.first_needed = self.cursor = cursor
-        head = {"name": name, "paused": paused, "settings": settings, "cursor": cursor}
-        self._head = json.dumps(head, separators=(",", ":"))[:-1]
+        self._head = name, paused, settings
         self._holes = holes
         self._requeued = requeued
         self._in_flight = in_flight
@@ -85,8 +84,11 @@ class ChannelState:
             blocks.append(f'"{block.text()}"')
             yield len(block) // _PACKED_PER_ROW
         deferred = ",".join(blocks)
-        self.text = f'{self._head},"holes":{holes},"unfinished":{unfinished},"deferred":[{deferred}]}}'
-        self._holes, self._requeued, self._in_flight, self._deferred, self._aside = [], [], [], [], []
+        name, paused, settings = self._head
+        values = {"name": name, "paused": paused, "settings": settings, "cursor": self.cursor}
+        head = json.dumps(values, separators=(",", ":"))[:-1]
+        self.text = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":[{deferred}]}}'
+        self._holes = self._requeued = self._in_flight = self._deferred = self._aside = ()
 
     def sequences(self) -> Iterator[int]:
         """Of all that is unfinished or deferred, once `encode` has come to its end."""

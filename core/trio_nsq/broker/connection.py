@@ -4,7 +4,7 @@ import logging
 import math
 import socket
 import time
-from random import randrange
+from random import random
 from typing import TYPE_CHECKING
 
 import trio
@@ -51,9 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_PIECES_PER_TURN = 8
-"""A client whose data is always there already lets the others have their turn after so many pieces of it, each of
-which is 64 KiB at most."""
+_TURN_S = 0.005
+"""A client whose data is always there already lets the others have their turn after so much time."""
 _NS_PER_MS = 1_000_000
 
 
@@ -97,7 +96,7 @@ class Connection:
         self._identified = False
         self._negotiated = self.settings  # by the last IDENTIFY, the first of which counts
         self._quiet = False  # no heartbeats: an upgrade is under way, or the last frame is sent
-        self._pieces = 0  # taken in since others last had their turn
+        self._turn_over_s = 0.0  # by `time.perf_counter`
         self._answered = False  # something is in the outbox that is not to wait
         self._held_bytes = 0  # of messages in the outbox that may wait for more of them
         self._held = trio.Event()
@@ -166,10 +165,10 @@ class Connection:
             try:
                 return self._sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
-                self._pieces = 0
                 self._silent_since = trio.current_time()
                 await trio.lowlevel.wait_readable(self._sock)
                 self._silent_since = math.inf
+                self._turn_over_s = time.perf_counter() + _TURN_S
             except OSError:
                 return None
         return None
@@ -182,10 +181,9 @@ class Connection:
             self._flush_answers()
             if self.outbox.congested:  # it sends, and does not read our answers
                 await self.outbox.emptied()
-            self._pieces += 1
-            if self._pieces >= _PIECES_PER_TURN:
-                self._pieces = 0
+            if time.perf_counter() > self._turn_over_s:
                 await trio.lowlevel.checkpoint()
+                self._turn_over_s = time.perf_counter() + _TURN_S
 
     async def _refuse(self, error: CommandError) -> None:
         """Send the last frame. The client gets no more messages, nor heartbeats."""
@@ -436,7 +434,7 @@ class Connection:
         await self.guard.check("SUB", command.topic, command.channel)
         rate = self.settings.sample_rate
         # nsqd lets one percent more through.
-        sample = (lambda: randrange(100) < rate) if rate else None
+        sample = (lambda: 100 * random() < rate) if rate else None
         consumer = Consumer(self.settings.msg_timeout_ms, self.close, sample)
         self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
         self.consumer = consumer

@@ -1,13 +1,13 @@
 """`/topic/settings` and `/channel/settings`: what can be set for one of them; not an endpoint of nsqd's."""
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..http import HTTPError, Request, Response, Route
-from .channel import Channel
 from .http_targets import find_channel, find_topic, given
 from .settings import SettingsError, as_json
-from .topic import Topic
 
 if TYPE_CHECKING:
     from .server import Server
@@ -39,7 +39,8 @@ class SettingsEndpoints:
     async def put_topic(self, request: Request) -> Response:
         """Change those that the JSON object in the body names; null goes back to the broker's default."""
         topic = find_topic(self._server, given(request, "topic"))
-        _configure(topic, request)
+        with _refusing():
+            topic.configure(_changes(request))
         await self._server.save(topic)
         return Response.json(as_json(topic.settings))
 
@@ -50,19 +51,24 @@ class SettingsEndpoints:
     async def put_channel(self, request: Request) -> Response:
         """Change those of a channel, likewise."""
         channel = find_channel(self._server, request)
-        _configure(channel, request)
-        await self._server.save(channel.topic)
+        with _refusing():
+            await self._server.configure_channel(channel, _changes(request))
         return Response.json(as_json(channel.settings))
 
 
-def _configure(target: Topic | Channel, request: Request) -> None:
+def _changes(request: Request) -> dict[str, Any]:
     try:
         changes = json.loads(request.body)
     except ValueError as exc:
         raise HTTPError(400, "INVALID_BODY: JSON is wanted") from exc
     if not isinstance(changes, dict):
         raise HTTPError(400, "INVALID_BODY: a JSON object is wanted")
+    return changes
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        target.configure(changes)
+        yield
     except SettingsError as exc:
         raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc

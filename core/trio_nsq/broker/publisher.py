@@ -45,6 +45,11 @@ class Publication:
     due_ns: int = 0
     note: bytes = b""
 
+    @property
+    def record_bytes(self) -> int:
+        """What it takes in the log if it shares its record with none."""
+        return HEADER_BYTES + len(self.messages.data) + len(self.note)
+
 
 @dataclass(slots=True)
 class _Group:
@@ -127,7 +132,7 @@ class Publisher:
     def _find_room(self, topic: Topic, publications: Sequence[Publication]) -> tuple[int, int]:
         """How many messages and bytes of records these are. Raises PublishRefused if the topic is too full for them."""
         messages = sum(len(publication.messages) for publication in publications)
-        size = sum(len(publication.messages.data) + HEADER_BYTES for publication in publications)
+        size = sum(publication.record_bytes for publication in publications)
         waiting = [g for g in (self._gathering.get(topic), self._committing.get(topic)) if g is not None]
         reason = topic.why_full(
             messages + sum(g.messages for g in waiting), size + sum(g.size for g in waiting)
@@ -148,8 +153,7 @@ class Publisher:
     def _is_quick(self, topic: Topic, publications: Sequence[Publication]) -> bool:
         if topic in self._gathering or topic in self._committing:
             return False
-        data_bytes = sum(len(publication.messages.data) for publication in publications)
-        return not topic.log.begins_file(data_bytes + HEADER_BYTES * len(publications))
+        return not topic.log.begins_file(sum(publication.record_bytes for publication in publications))
 
     # ------------------------------------------------------------------ in a thread
 

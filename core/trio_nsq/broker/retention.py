@@ -35,6 +35,7 @@ _MOST_STRAGGLERS = 20_000
 """Unfinished messages are copied out of the way when so many bytes of files would then be deleted, if they are but so
 small a part of the messages and, as they lie on disk, of the bytes there, and no more than can be copied in a second or
 two."""
+_TRY_AGAIN_NS = 30 * 1_000_000_000
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000
 """Messages that wait are looked at this many times while one becomes too old, but not more often than this."""
@@ -140,7 +141,7 @@ class Keeper:
         self.schedule = RetentionSchedule()
         self._now_ns = now_ns
         self._roll = roll
-        # How many bytes have to be pinned before it is tried again to free them, where it was not worth it.
+        # When it is tried again to carry messages forward, where it did not pay or failed.
         self._in_vain: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
     def found(self, topic: Topic) -> None:
@@ -169,19 +170,23 @@ class Keeper:
             return None
         kept = kept_from(log.files, settings, now_ns)
         needed = min(checkpoint.first_needed, kept)
+        if now_ns >= self._in_vain.get(topic, now_ns):
+            self._in_vain.pop(topic, None)
         if log.has_stragglers and checkpoint.first_needed >= log.first_sequence:
             log.carry_forward([], 0)  # they are finished
         elif needed < min(checkpoint.all_needed, kept):
-            needed = max(needed, self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept)))
+            carried = self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
+            needed = max(needed, carried)
         log.discard_before(needed)
-        return look_again_ns(log.files, settings, now_ns)
+        times = look_again_ns(log.files, settings, now_ns), self._in_vain.get(topic)
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
-    def _carry_forward(self, topic: Topic, checkpoint: Checkpoint, all_needed: int) -> int:
+    def _carry_forward(self, topic: Topic, checkpoint: Checkpoint, all_needed: int, now_ns: int) -> int:
         """Copy aside the few messages that keep many bytes from being deleted; returns what may then be discarded."""
         log = topic.log
         files = [file for file in log.files[:-1] if file.next_sequence <= all_needed]
         pinned_bytes = sum(file.size for file in files)
-        if pinned_bytes < self._in_vain.get(topic, _PINNED_BYTES):
+        if pinned_bytes < _PINNED_BYTES or topic in self._in_vain:
             return 0
         limit = files[-1].next_sequence
         sequences = checkpoint.unfinished_before(limit)
@@ -195,9 +200,8 @@ class Keeper:
             logger.error("%s", exc)
             carried = False
         if not carried:
-            self._in_vain[topic] = pinned_bytes + pinned_bytes // 4
+            self._in_vain[topic] = now_ns + _TRY_AGAIN_NS
             return 0
-        self._in_vain.pop(topic, None)
         logger.info(
             "TOPIC(%s): %d unfinished messages carried forward, to free %d bytes of log",
             topic.name, len(sequences), pinned_bytes,

@@ -97,6 +97,7 @@ class Saver:
                 )
             else:
                 self.error = ""
+                self._broker.changed.update(other.name for other in topic.saved(checkpoint))
 
     def _write(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
         self._folder.write_state(topic.name, checkpoint.content)

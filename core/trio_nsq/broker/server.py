@@ -5,7 +5,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from .channel import Channel
 from .connection import Connection
 from .consumer import Consumer
 from .data_folder import ID_RESERVE, STATE_FILE, DataFolder
+from .dead_letters import DeadLetterMover, refuse_loop, settle
 from .errors import PublishRefused, SaveError, StartupError
 from .options import BrokerOptions
 from .positions import Position
@@ -112,9 +113,10 @@ class Server:
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
-        self.readers = Readers(self._serves)
+        self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
         self._saver = Saver(self.broker, folder, ids, reserved, self.now_ns, self.publisher.roll)
+        self._dead_letters = DeadLetterMover(self, nursery)
         self._load()
         self.process = ProcessFigures()
 
@@ -145,6 +147,13 @@ class Server:
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
             self._saver.keeper.found(topic)
+        try:
+            settle(self.broker)
+        except LogError as exc:
+            raise StartupError(str(exc)) from exc
+        for topic in self.broker.topics.values():
+            for channel in topic.channels.values():
+                self._dead_letters.look_at(channel)
 
     def _report_missing(self, topic: Topic, state: dict[str, Any] | None) -> None:
         """Say what a topic had before, and has no longer: its files, or the ends of them, are gone."""
@@ -174,6 +183,7 @@ class Server:
             self._timer_moved = trio.Event()
             for channel in self.broker.tick(self.now_ns()):
                 self.broker.changed.add(channel.topic.name)
+                self._dead_letters.look_at(channel)
                 if channel.hungry:
                     self._in_line[channel] = None
             for channel in list(islice(self._in_line, _CHANNELS_PER_TURN)):
@@ -246,6 +256,7 @@ class Server:
         """Send what is ready to whoever can take it."""
         if self._stopping:
             return  # what one client had would only go to the next, to be taken from it in its turn
+        self._dead_letters.look_at(channel)
         now_ns = self.now_ns()
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
         sent = 0
@@ -284,8 +295,13 @@ class Server:
             self._unreadable.add(channel)
             logger.error("%s/%s: %s", channel.topic.name, channel.name, error)
 
-    def _serves(self, topic: Topic) -> bool:
+    def serves(self, topic: Topic) -> bool:
+        """Whether a topic is there, and its log open."""
         return not self._stopping and self.broker.topics.get(topic.name) is topic
+
+    def serves_channel(self, channel: Channel) -> bool:
+        """Whether a channel is there, and its topic's log open."""
+        return self.serves(channel.topic) and channel.topic.channels.get(channel.name) is channel
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -400,7 +416,7 @@ class Server:
         topic = channel.topic
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         async with self._saver.locked(topic):  # which might be deleting what the channel goes back to
-            if not self._serves(topic) or topic.channels.get(channel.name) is not channel:
+            if not self.serves(topic) or topic.channels.get(channel.name) is not channel:
                 raise LookupError(channel.name)
             oldest = topic.log.first_sequence
             sequence = max(wanted, oldest)
@@ -411,6 +427,13 @@ class Server:
             if topic.name in self.broker.unsaved:
                 raise SaveError(self._saver.error)
         return move, oldest
+
+    async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
+        """Change settings of a channel, durably. Raises SettingsError, and nothing is changed."""
+        refuse_loop(self.broker, channel, changes)
+        channel.configure(changes)
+        self.pump(channel)  # what was given up may come again
+        await self.save(channel.topic)
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""

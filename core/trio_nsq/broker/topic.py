@@ -74,7 +74,7 @@ class Checkpoint:
     ) -> None:
         self.content = b""
         self.buried = buried
-        self.first_needed = self.all_needed = int(head["distribution_point"])
+        self.first_needed = self.all_needed = min(int(head["distribution_point"]), int(head["settled"]))
         self._head = head
         self._waiting = waiting
         self._durable = durable
@@ -256,10 +256,11 @@ class Topic:
             return
         self.has_distributed_deferred |= bool(self._waiting)
         count = self.depth
+        deferred = list(self._waiting)
         self.distribution_point = end
         for channel in self.channels.values():
             channel.arrived(count)
-            for waiting in self._waiting:
+            for waiting in deferred:
                 sequences = waiting.sequences
                 if waiting.channel is None or waiting.channel == channel.name:
                     channel.arrived(len(sequences))
@@ -299,7 +300,7 @@ class Topic:
         if limits.max_messages:
             for channel in self.channels.values():
                 if (excess := channel.depth + self.depth - limits.max_messages) > 0:
-                    channel.drop_oldest(min(excess, channel.depth))
+                    channel.drop_oldest(min(excess, channel.ready_count))
             if (excess := self.depth - limits.max_messages) > 0:
                 self.dropped_count += self._pass_over(self._after_waiting(excess))
         if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
@@ -462,7 +463,7 @@ class Topic:
     @staticmethod
     def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
         """The oldest sequence that a topic restored from this snapshot would read, but for those carried forward."""
-        needed = [int(state["distribution_point"])]
+        needed = [int(state["distribution_point"]), int(state.get("settled", state["end"]))]
         needed += [int(start) for start, *_ in state["waiting_deferred"]]
         unfinished = [int(state["ephemeral_needed"])]
         for channel in state["channels"]:
@@ -510,6 +511,13 @@ class Topic:
     def unsettled(self) -> Mapping[bytes, int]:
         """The dead letters here that may be in the saved states of their channels, too: note and first sequence."""
         return self._unsettled
+
+    def id_at(self, sequence: int) -> str | None:
+        """The id of a message, 16 hex digits; None if the log has not got it. Raises LogReadError; for any thread."""
+        for record in self.read_scattered(sequence, 1):
+            if record.base_sequence <= sequence < record.next_sequence:
+                return f"{record.first_id + sequence - record.base_sequence:016x}"
+        return None
 
     def settle(self, note: bytes) -> None:
         """Take note that dead letters are not in the saved state of the channel they come from any more."""

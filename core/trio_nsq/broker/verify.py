@@ -48,9 +48,10 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     """
     path = folder / STATE_FILE
     # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
-    # what is deleted at its beginning, no state needs that was saved later.
+    # what is deleted at its beginning, no state needs that was saved later, unless it was carried forward before.
     before = _read(path)
     report = verify_log(folder, files=files, progress=progress)
+    is_carried = _check_stragglers(folder, files or Files(), report)
     after = _read(path)
     if after is None:
         if report.segments:
@@ -61,7 +62,6 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
         for content in (before, after):
             if content is not None:
                 _restore(folder, _parse(content), report)
-        is_carried = _check_stragglers(folder, files or Files(), report)
         report.findings += _compare(path, _parse(before or after), _parse(after), report, is_carried)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
         report.findings.append(_damage(path, f"damaged ({exc}); a broker does not start over it"))

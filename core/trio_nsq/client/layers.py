@@ -69,7 +69,7 @@ class TLSLayer:
         except ssl.SSLCertVerificationError as exc:
             raise TLSError(f"its certificate is not trusted: {exc.verify_message}") from exc
         except ssl.SSLError as exc:
-            raise TLSError(_why(exc)) from exc
+            raise TLSError(f"TLS: {_why(exc)}") from exc
         return True
 
     def outgoing(self) -> bytes:
@@ -81,7 +81,7 @@ class TLSLayer:
         try:
             self._session.write(data)
         except ssl.SSLError as exc:
-            raise TLSError(_why(exc)) from exc
+            raise TLSError(f"TLS: {_why(exc)}") from exc
         return self._outgoing.read()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ class TLSLayer:
         except ssl.SSLZeroReturnError:
             self.ended = True
         except ssl.SSLError as exc:
-            raise TLSError(_why(exc)) from exc
+            raise TLSError(f"TLS: {_why(exc)}") from exc
 
     def end(self) -> bytes:
         """Say that nothing more will come; returns what is to be sent for it."""

@@ -139,7 +139,8 @@ REFUSED = [
 WORDS = [
     word
     for word in ANSWERS
-    if not word.startswith("then-") and word not in ("part", "channel-part", "flags", "class", "anchored")
+    if not word.startswith("then-")
+    and word not in ("part", "channel-part", "flags", "class", "anchored", "long", "redirect")
 ]
 
 SCRIPTS: dict[str, Script] = (
@@ -163,7 +164,6 @@ SCRIPTS: dict[str, Script] = (
         "a secret of any text": same(auth("%41+&=#?/ é\n\t\U0001f600\"'~ everything".encode()) + END),
         "a secret that is no text": same(auth(b"the secret is \xff\xfe\0 everything") + END),
         "a secret of 10 KB": same(auth(b"the secret is " + b"s" * 10_000 + b" everything") + END),
-        "a secret of 100 KB": same(auth(b"the secret is " + b"s" * 100_000 + b" everything") + END),
         "an answer of more than 1 MiB": differs(
             "auth-answer", auth(b"the secret is long") + END, here=["error E_AUTH_FAILED AUTH failed"]
         ),

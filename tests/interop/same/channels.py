@@ -63,7 +63,7 @@ SCRIPTS: dict[str, Script] = {
         1,
         b"FIN {1}\n" + END,
         settles(message_count=2),
-        settles(of="d", message_count=1),
+        settles("d", message_count=1),
     ),
     "channels finish for themselves": same(
         HELD,
@@ -75,7 +75,7 @@ SCRIPTS: dict[str, Script] = {
         1,
         b"FIN {1}\n" + END,
         settles(**NOTHING),
-        settles(of="d", depth=1, message_count=1),
+        settles("d", depth=1, message_count=1),
     ),
     "consumers of a channel share": same(
         SUB + b"RDY 1\n",
@@ -205,7 +205,7 @@ SCRIPTS: dict[str, Script] = {
         post("/topic/pause?topic=T"),
         pub(b"x"),
         1,
-        settles(of="", depth=1, paused=True),
+        settles("", depth=1, paused=True),
         figures("depth", "message_count"),
         b"CLS\n" + END,
     ),
@@ -228,7 +228,7 @@ SCRIPTS: dict[str, Script] = {
         post("/topic/pause?topic=T"),
         SUB + b"RDY 1\n",
         1,
-        settles(of="", depth=1),
+        settles("", depth=1),
         figures("depth"),
         post("/topic/unpause?topic=T"),
         1,
@@ -265,7 +265,7 @@ SCRIPTS: dict[str, Script] = {
         pub(b"1", b"2"),
         2,
         post("/topic/empty?topic=T"),
-        settles(of="", depth=0, message_count=2),
+        settles("", depth=0, message_count=2),
         SUB + b"RDY 1\n" + END,
     ),
     "an emptied topic leaves its channels alone": same(
@@ -298,7 +298,7 @@ SCRIPTS: dict[str, Script] = {
         post("/topic/delete?topic=T"),
         exists(""),
         pub(b"2") + END,
-        settles(of="", depth=1, message_count=1),
+        settles("", depth=1, message_count=1),
     ),
     # -- ephemeral
     "an ephemeral channel goes with its last client": same(
@@ -308,7 +308,7 @@ SCRIPTS: dict[str, Script] = {
         EPHEMERAL,
         1,
         leave,
-        settles(of="c#ephemeral", client_count=1),
+        settles("c#ephemeral", client_count=1),
         FIRST,
         leave,
         disappears("c#ephemeral"),

@@ -74,7 +74,7 @@ SCRIPTS: dict[str, Script] = {
     "DPUB of 11 bytes": same(b"DPUB T 0\n" + sized(b"x" * 11)),
     "DPUB as late as can be": same(b"DPUB T 2000\n" + sized(b"x") + END),
     "DPUB too late": same(b"DPUB T 2001\n" + sized(b"x")),
-    "MPUB of 40 messages": same(b"MPUB T\n" + batch(*[b"x"] * 40) + END, settles(of="", message_count=40)),
+    "MPUB of 40 messages": same(b"MPUB T\n" + batch(*[b"x"] * 40) + END, settles("", message_count=40)),
     "MPUB of 41 messages": same(b"MPUB T\n" + pack(">ii", 204, 41)),
     "MPUB with a message of 10 bytes": same(b"MPUB T\n" + batch(b"x" * 10) + END),
     "MPUB with a message of 11 bytes": same(b"MPUB T\n" + batch(b"x", b"x" * 11)),
@@ -115,7 +115,7 @@ SCRIPTS: dict[str, Script] = {
     "a slow ephemeral channel": differs(
         "ephemeral-channel",
         *(b"SUB T c#ephemeral\n" + pub(b"1", b"2", b"3", b"4", b"5"), 6),
-        settles(of="c#ephemeral", message_count=5),
+        settles("c#ephemeral", message_count=5),
         *(b"RDY 5\n", 2, b"CLS\n" + END),
         here=[
             *["OK"] * 6,

@@ -36,7 +36,7 @@ SCRIPTS: dict[str, Script] = {
     for verb, rest in (("PUB", b"\n" + sized(b"x") + END), ("DPUB", b" 0\n" + sized(b"x") + END))
 } | {
     # -- PUB
-    "PUB": same(pub(b"x") + END, settles(of="", message_count=1, message_bytes=1, depth=1)),
+    "PUB": same(pub(b"x") + END, settles("", message_count=1, message_bytes=1, depth=1)),
     "PUB of every byte": same(SUB + b"RDY 1\n" + pub(bytes(range(256))), 3, b"FIN {0}\n" + END),
     "PUB without topic": same(b"PUB\n"),
     "PUB to an empty name": same(b"PUB \n"),
@@ -100,7 +100,7 @@ SCRIPTS: dict[str, Script] = {
     "MPUB negative message size": same(b"MPUB T\n" + pack(">iii", 100, 1, -5)),
     "MPUB biggest body": same(
         b"MPUB T\n" + batch(*[bytes(BIGGEST - 4)] * 4, bytes(BIGGEST - 8)) + END,
-        settles(of="", message_count=5, message_bytes=5 * BIGGEST - 24),
+        settles("", message_count=5, message_bytes=5 * BIGGEST - 24),
     ),
     "MPUB body too big": same(b"MPUB T\n" + pack(">i", 5242881)),
     "MPUB empty body": same(b"MPUB T\n" + pack(">i", 0)),

@@ -588,9 +588,7 @@ TEXT = "/stats?topic=T&include_mem=false"
 
 STATS_SCRIPTS: dict[str, Script] = {
     "an idle channel": same(made, ask("GET", STATS), ask("GET", TEXT)),
-    "no channel": same(
-        pub(b"abc"), 1, settles(of="", depth=1), ask("GET", STATS), ask("GET", TEXT), b"NOPE\n"
-    ),
+    "no channel": same(pub(b"abc"), 1, settles("", depth=1), ask("GET", STATS), ask("GET", TEXT), b"NOPE\n"),
     "a paused topic and channel": same(
         *(made, post("/topic/pause?topic=T"), post("/channel/pause?topic=T&channel=c"), pub(b"abc"), 1),
         *(ask("GET", STATS), ask("GET", TEXT), b"NOPE\n"),

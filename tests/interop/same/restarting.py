@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 SCRIPTS: dict[str, Parts] = {
     "messages in a topic": Parts(
         same(pub(b"1", b"2") + END),
-        same(settles(of="", depth=2), figures("message_count", of=""), SUB + b"RDY 1\n", 2, END),
+        same(settles("", depth=2), figures("message_count", of=""), SUB + b"RDY 1\n", 2, END),
     ),
     "messages in a channel": Parts(
         same(SUB, 1, pub(b"1", b"2", b"3"), 3, settles(depth=3), END),
@@ -56,7 +56,7 @@ SCRIPTS: dict[str, Parts] = {
         same(SUB, 1, b"DPUB T 3600000\n" + sized(b"x"), 1, settles(deferred_count=1), END),
         differs(
             "defer-kept",
-            *(settles(of="", depth=0), figures("depth", "deferred_count")),
+            *(settles("", depth=0), figures("depth", "deferred_count")),
             here=["topic settles at {'depth': 0}", "c has {'depth': 0, 'deferred_count': 1}"],
         ),
     ),
@@ -71,9 +71,9 @@ SCRIPTS: dict[str, Parts] = {
         same(settles(depth=1, paused=True), SUB + b"RDY 1\n", 1, channel("unpause"), 1, b"FIN {0}\n" + END),
     ),
     "a paused topic": Parts(
-        same(SUB, 1, post("/topic/pause?topic=T"), pub(b"x") + END, settles(of="", depth=1)),
+        same(SUB, 1, post("/topic/pause?topic=T"), pub(b"x") + END, settles("", depth=1)),
         same(
-            settles(of="", depth=1, paused=True),
+            settles("", depth=1, paused=True),
             figures("depth"),
             post("/topic/unpause?topic=T"),
             settles(depth=1),
@@ -90,7 +90,7 @@ SCRIPTS: dict[str, Parts] = {
         same(pub(b"x"), 1, post("/topic/delete?topic=T"), END), same(exists(""))
     ),
     "an ephemeral channel": Parts(
-        same(b"SUB T c#ephemeral\n" + pub(b"x"), 2, settles(of="c#ephemeral", depth=1)),
+        same(b"SUB T c#ephemeral\n" + pub(b"x"), 2, settles("c#ephemeral", depth=1)),
         same(exists(""), exists("c#ephemeral")),
     ),
     "an ephemeral topic": Parts(

@@ -328,7 +328,8 @@ class Stage:
         return [line.replace(self.topic, "T") for line in found + self.http_answers]
 
 
-Step = bytes | int | Callable[[Stage], None]
+Action = Callable[[Stage], None]
+Step = bytes | int | Action
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -385,7 +386,7 @@ def pub(*bodies: bytes, topic: bytes = b"T") -> bytes:
 # ------------------------------------------------------------------------------------------------ steps
 
 
-def client(name: str) -> Step:
+def client(name: str) -> Action:
     """The turn goes to the client of this name, which connects if it is a new one. The first one's name is empty."""
 
     def step(stage: Stage) -> None:
@@ -507,7 +508,7 @@ def figures(*names: str, of: str = "c") -> Step:
     return step
 
 
-def settles(*, of: str = "c", **wanted: object) -> Step:
+def settles(of: str = "c", /, **wanted: object) -> Step:
     """Wait until these are the figures of the channel, or of the topic if ``of`` is empty, and note them.
 
     Asked for more than once, because nsqd moves messages from the topic to the channels in its own time.

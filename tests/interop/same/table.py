@@ -40,6 +40,14 @@ NOT_BY_SCRIPT = {
     "auth-secret": "nsqd's question ends in an error, too: tests/broker/test_authorization.py",
     "auth-tls": "tests/broker/test_authorization.py",
     "auth-address": "tests/broker/test_authorization.py",
+    "lookup-publish": "tests/lookup/test_broker_discovery.py",
+    "lookup-start": "tests/lookup/test_registration.py",
+    "lookup-names": "tests/lookup/test_broker_discovery.py",
+    "lookup-news": "tests/lookup/test_registration.py",
+    "lookup-again": "tests/lookup/test_registration.py",
+    "lookup-refused": "tests/lookup/test_registration.py",
+    "lookup-bounds": "tests/lookup/test_registration.py",
+    "lookup-address": "tests/lookup/test_broker_discovery.py",
     "log-prefix": "tests/cli/test_serve_options.py",
 }
 

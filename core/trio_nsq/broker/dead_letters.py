@@ -1,0 +1,216 @@
+"""Dead letters: messages that came back after their last attempt, on their way to another topic.
+
+A message is a dead letter first and finished afterwards: it is stored in the dead-letter topic, as durably as can be,
+before its channel lets go of it. A crash in between leaves it in both. So its record in the dead-letter topic tells
+where it comes from, and a restart has those channels forget what has arrived there (`settle`). It looks at all dead
+letters since the last that are known to be out of their channels' saved states: see `Topic.settle`.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..log import LogError, LogReadError
+from ..protocol import pack_messages
+from .aside import Aside
+from .broker import Broker
+from .channel import Channel
+from .errors import PublishRefused
+from .note import Origin, Reason, note_of_dead_letters, origins
+from .publisher import Publication
+from .settings import SettingsError
+from .topic import Topic
+
+if TYPE_CHECKING:
+    from .server import Server
+
+logger = logging.getLogger("trio_nsq.broker")
+
+DEAD_LETTERS = "dead-letters"
+"""The channel that every dead-letter topic has from the beginning: it has what nobody has dealt with yet."""
+_AT_ONCE = 256
+_AT_ONCE_BYTES = 1024 * 1024
+_AGAIN_S = 1.0
+"""What could not be moved is tried again after this long."""
+
+
+class DeadLetterMover:
+    """Moves what channels have given up. One for a broker.
+
+    Args:
+        server: Whose channels these are.
+        nursery: Runs a task for each channel that has something to move, until it has not.
+    """
+
+    def __init__(self, server: "Server", nursery: trio.Nursery) -> None:
+        self._server = server
+        self._nursery = nursery
+        self._moving: set[Channel] = set()
+        self._complaints: dict[Channel, str] = {}
+
+    def look_at(self, channel: Channel) -> None:
+        """Begin to move what a channel has given up, if there is anything."""
+        if channel.given_up and channel not in self._moving:
+            self._moving.add(channel)
+            self._nursery.start_soon(self._move_all, channel)
+
+    async def _move_all(self, channel: Channel) -> None:
+        try:
+            while channel.given_up and self._server.serves_channel(channel):
+                if error := await self._move_some(channel):
+                    self._complain(channel, error)
+                    await trio.sleep(_AGAIN_S)
+                else:
+                    self._complaints.pop(channel, None)
+        except Exception:
+            # A mistake of ours: what was taken stays with the channel, and in its saved state.
+            logger.exception("%s/%s: dead letters could not be moved", channel.topic.name, channel.name)
+        finally:
+            self._moving.discard(channel)
+            self._complaints.pop(channel, None)
+
+    def _complain(self, channel: Channel, error: str) -> None:
+        """Say once what is wrong, not each time that it is tried again."""
+        if self._complaints.get(channel) != error:
+            self._complaints[channel] = error
+            name, topic = f"{channel.topic.name}/{channel.name}", channel.settings.dead_letter_topic
+            logger.error("%s: dead letters cannot go to topic %s, tried again: %s", name, topic, error)
+
+    async def _move_some(self, channel: Channel) -> str:
+        """Move some messages. Returns why not, or nothing."""
+        topic_name = channel.settings.dead_letter_topic
+        taken = channel.take_given_up(_AT_ONCE)
+        try:
+            letters, gone = _read(channel, taken)
+            if letters:
+                note = note_of_dead_letters([origin for _, origin, _ in letters])
+                bodies = pack_messages([body for _, _, body in letters])
+                await self._store(topic_name, Publication(bodies, note=note))
+        except (PublishRefused, LogError) as exc:
+            self._put_back(channel, taken)
+            return str(exc)
+        except BaseException:
+            self._put_back(channel, taken)
+            raise
+        moved = [message for message, _, _ in letters]
+        channel.dispose(gone)
+        channel.dead_letter_count += channel.dispose(moved)
+        self._put_back(channel, taken)  # those that were too many
+        if letters:
+            self._note_buried(channel.topic, topic_name, note)
+        return ""
+
+    def _put_back(self, channel: Channel, messages: Iterable[Aside]) -> None:
+        channel.put_back(messages)
+        self._server.pump(channel)  # the settings may have changed: then they are ready
+
+    async def _store(self, topic_name: str, publication: Publication) -> None:
+        """Return when it is on stable storage, whatever the sync mode. Raises PublishRefused, LogError."""
+        server = self._server
+        await server.create(topic_name, DEAD_LETTERS)
+        await server.publish(topic_name, [publication])
+        if server.options.sync == "interval":
+            with trio.CancelScope(shield=True):  # once written, it must not be moved a second time
+                while (topic := server.broker.topics.get(topic_name)) is not None and server.serves(topic):
+                    if await server.publisher.in_thread(topic, topic.log.sync):
+                        break
+                    await trio.sleep(_AGAIN_S)
+
+    def _note_buried(self, origin: Topic, topic_name: str, note: bytes) -> None:
+        """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
+        topic = self._server.broker.topics.get(topic_name)
+        if topic is None:
+            return
+        if origin.ephemeral or not self._server.serves(origin):
+            topic.settle(note)
+        else:
+            origin.buried.append((topic, note))
+            self._server.broker.changed.add(origin.name)
+
+
+def _read(
+    channel: Channel, messages: Iterable[Aside]
+) -> tuple[list[tuple[Aside, Origin, bytes]], list[Aside]]:
+    """The first of these messages with all that is known of them, not too many bytes, and those that are damaged.
+
+    Raises:
+        LogReadError: Not one of them could be read.
+    """
+    topic = channel.topic
+    letters: list[tuple[Aside, Origin, bytes]] = []
+    gone: list[Aside] = []
+    size = 0
+    for message in messages:
+        try:
+            batch = message.held or topic.batch_holding(message.sequence)
+        except LogReadError:
+            if letters:
+                break
+            raise
+        if batch is None:
+            gone.append(message)  # and reported by the log
+            continue
+        index = message.sequence - batch.base_sequence
+        body = batch.body(index)
+        size += len(body)
+        if letters and size > _AT_ONCE_BYTES:
+            break
+        origin = Origin(
+            topic.name,
+            channel.name,
+            batch.ids[index].decode(),
+            message.sequence,
+            message.attempts,
+            batch.timestamp_ns(index),
+            message.reason or Reason.REQUEUED,
+        )
+        letters.append((message, origin, body))
+    return letters, gone
+
+
+def settle(broker: Broker) -> None:
+    """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    for topic in broker.topics.values():
+        for note in list(topic.unsettled):
+            found = origins(note)
+            origin = broker.topics.get(found[0].topic) if found else None
+            channel = origin.channels.get(found[0].channel) if origin is not None else None
+            if origin is None or channel is None:
+                topic.settle(note)
+                continue
+            _forget(channel, found)
+            origin.buried.append((topic, note))
+            broker.changed.add(origin.name)
+
+
+def _forget(channel: Channel, found: Iterable[Origin]) -> None:
+    ids = {origin.sequence: origin.id for origin in found}
+    taken = channel.withdraw(ids)
+    # A topic that was deleted and made again has other messages in the same places.
+    same = [each for each in taken if channel.topic.id_at(each.sequence) == ids[each.sequence]]
+    channel.dispose(same)
+    channel.put_back(taken)
+
+
+def refuse_loop(broker: Broker, channel: Channel, changes: Mapping[str, Any]) -> None:
+    """Raise SettingsError if these changes would let dead letters of a channel come back to its topic by a detour."""
+    first, name = changes.get("dead_letter_topic"), channel.topic.name
+    way, seen = [first], {name}
+    while way:
+        at = way.pop()
+        topic = broker.topics.get(at) if isinstance(at, str) and at not in seen else None
+        if topic is None:
+            continue
+        seen.add(topic.name)
+        further = [each.settings.dead_letter_topic for each in topic.channels.values()]
+        if name in further:
+            raise SettingsError(
+                f"dead_letter_topic is {first}, whose own dead letters end up in {name} again"
+            )
+        way += further

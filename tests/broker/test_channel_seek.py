@@ -1,0 +1,347 @@
+"""Moving a channel, and looking at what it delivers next."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
+from trio_nsq.broker.seeking import STATES, Move, State, spans
+from trio_nsq.log import MemoryLog
+
+
+def waiting(fixture: Fixture, name: str = "channel") -> list[tuple[State, int, int, int]]:
+    """What a channel is going to deliver: state, sequence, attempts so far, due after how many milliseconds."""
+    channel = fixture.topic.channels[name]
+    return [
+        (each.state, each.sequence, each.attempts, (each.due_ns - fixture.now_ns) // MS if each.due_ns else 0)
+        for state in STATES
+        for each in channel.peek(state)
+    ]
+
+
+def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
+    """Move a channel; what it would do was said before."""
+    channel = fixture.topic.channels[name]
+    foretold = channel.move_for(sequence)
+    assert channel.seek(sequence, fixture.now_ns) == foretold
+    assert channel.cursor >= foretold.to_sequence
+    return foretold
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    """Ten messages m0 to m9, one to a record, and two channels."""
+    fixture = Fixture()
+    fixture.channel()
+    fixture.channel("other")
+    fixture.publish_many(10)
+    return fixture
+
+
+# ---------------------------------------------------------------------- peeking
+
+
+def test_peek_at_each_state(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=4)
+    received = subscriber.receive()
+    subscriber.requeue(received[2])
+    subscriber.requeue(received[1])
+    subscriber.requeue(received[0], 500)
+    subscriber.ready(0)
+    fixture.publish(b"soon", defer_ms=200)
+    fixture.publish(b"last")
+    assert waiting(fixture) == [
+        ("requeued", 2, 1, 0),
+        ("requeued", 1, 1, 0),
+        *(("fresh", sequence, 0, 0) for sequence in range(4, 10)),
+        ("fresh", 11, 0, 0),
+        ("deferred", 10, 0, 200),
+        ("deferred", 0, 1, 500),
+    ]
+    assert fixture.counts() == (9, 1, 2)
+
+
+def test_peek_takes_nothing_and_is_lazy(fixture: Fixture) -> None:
+    channel = fixture.topic.channels["channel"]
+    assert [each.sequence for each in islice(channel.peek("fresh"), 3)] == [0, 1, 2]
+    assert fixture.drain() == [b"m%d" % number for number in range(10)]
+    assert waiting(fixture) == []
+
+
+def test_peek_passes_over_what_was_emptied(fixture: Fixture) -> None:
+    fixture.topic.pause()
+    fixture.publish(b"lost")
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish(b"kept")
+    assert [each.sequence for each in fixture.topic.channels["channel"].peek("fresh")] == [*range(10), 11]
+
+
+# ---------------------------------------------------------------------- back
+
+
+def test_back_to_what_was_finished(fixture: Fixture) -> None:
+    assert fixture.drain() == [b"m%d" % number for number in range(10)]
+    assert seek(fixture, 7) == Move(10, 7, 3, 0, 0)
+    assert fixture.counts() == (3, 0, 0)
+    assert fixture.drain() == [b"m7", b"m8", b"m9"]
+
+
+def test_other_channels_do_not_notice(fixture: Fixture) -> None:
+    fixture.drain("channel")
+    subscriber = fixture.subscriber("other", ready=4)
+    received = subscriber.receive()
+    seek(fixture, 0)
+    assert fixture.counts("other") == (6, 4, 0)
+    assert subscriber.finish(received) == []
+
+
+def test_attempts_are_counted_anew(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=2)
+    for _ in range(3):
+        for message in subscriber.receive():
+            subscriber.requeue(message)
+    seek(fixture, 0)
+    assert [(message.body, message.attempts) for message in subscriber.receive()] == [(b"m0", 1), (b"m1", 1)]
+
+
+def test_what_is_in_flight_cannot_be_finished_any_more(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=4)
+    received = subscriber.receive()
+    assert seek(fixture, 2) == Move(4, 2, 0, 2, 4)
+    subscriber.ready(0)
+    assert subscriber.finish(received) == [(message.id, "ID not in flight") for message in received]
+    assert fixture.counts() == (8, 0, 0)
+    subscriber.ready(3)
+    assert subscriber.receive_bodies() == [b"m2", b"m3", b"m4"]
+    fixture.pass_ms(60_000)
+    assert fixture.topic.channels["channel"].timeout_count == 3
+
+
+def test_a_consumer_gets_its_window_back(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=3)
+    assert len(subscriber.receive()) == 3
+    assert subscriber.receive() == []
+    seek(fixture, 5)
+    assert subscriber.receive_bodies() == [b"m5", b"m6", b"m7"]
+
+
+def test_what_was_emptied_comes_again(fixture: Fixture) -> None:
+    fixture.topic.channels["channel"].empty()
+    assert seek(fixture, 8) == Move(10, 8, 2, 0, 0)
+    assert fixture.drain() == [b"m8", b"m9"]
+
+
+def test_into_the_middle_of_a_record() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a", b"b", b"c", b"d")
+    fixture.drain()
+    seek(fixture, 2)
+    assert fixture.drain() == [b"c", b"d"]
+
+
+def test_requeued_messages_come_once(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=6)
+    for message in subscriber.receive()[:3]:
+        subscriber.requeue(message)
+    subscriber.leave()
+    assert seek(fixture, 1) == Move(6, 1, 0, 1, 0)
+    assert fixture.drain() == [b"m%d" % number for number in range(1, 10)]
+
+
+# ---------------------------------------------------------------------- forward
+
+
+def test_forward(fixture: Fixture) -> None:
+    assert seek(fixture, 6) == Move(0, 6, 0, 6, 0)
+    assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
+
+
+def test_to_the_end_and_past_it(fixture: Fixture) -> None:
+    for sequence in (10, 11, 2**70):
+        assert seek(fixture, sequence).to_sequence == 10
+        assert waiting(fixture) == []
+    fixture.publish(b"new")
+    assert fixture.drain() == [b"new"]
+
+
+def test_not_past_what_the_topic_has_passed_on(fixture: Fixture) -> None:
+    fixture.topic.pause()
+    fixture.publish(b"waits")
+    assert seek(fixture, 11) == Move(0, 10, 0, 10, 0)
+    fixture.topic.unpause()
+    assert fixture.drain() == [b"waits"]
+
+
+def test_requeued_and_deferred_ones_are_skipped(fixture: Fixture) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    subscriber = fixture.subscriber(ready=4)
+    received = subscriber.receive()
+    subscriber.requeue(received[0])
+    subscriber.requeue(received[1], 50)
+    subscriber.ready(0)
+    assert seek(fixture, 11) == Move(4, 11, 0, 11, 2)
+    fixture.pass_ms(5000)
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_dropped_holes_are_not_counted_twice(fixture: Fixture) -> None:
+    fixture.topic.pause()
+    fixture.publish_many(5)
+    fixture.topic.empty()
+    fixture.topic.unpause()
+    fixture.publish_many(5)
+    assert seek(fixture, 12) == Move(0, 12, 3, 10, 0)  # of the five that were emptied three come
+    assert fixture.counts() == (8, 0, 0)
+
+
+# ---------------------------------------------------------------------- deferred messages
+
+
+@pytest.mark.parametrize("sequence", [0, 5, 10])
+def test_what_its_publisher_deferred_waits_for_its_time(fixture: Fixture, sequence: int) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"now")
+    assert seek(fixture, sequence).skipped == sequence
+    assert fixture.counts() == (11 - sequence, 0, 1)
+    assert fixture.drain()[-1] == b"now"
+    fixture.pass_ms(999)
+    assert fixture.drain() == []
+    fixture.pass_ms(1)
+    assert fixture.drain() == [b"later"]
+
+
+def test_it_waits_also_if_the_channel_had_passed_over_it(fixture: Fixture) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"now")
+    fixture.drain()
+    assert seek(fixture, 9) == Move(12, 9, 2, 0, 0)
+    assert fixture.drain() == [b"m9", b"now"]
+    fixture.pass_ms(1000)
+    assert fixture.drain() == [b"later"]
+
+
+def test_once_its_time_has_come_it_comes_in_its_turn(fixture: Fixture) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"now")
+    fixture.drain()
+    fixture.pass_ms(1000)
+    fixture.drain()
+    seek(fixture, 9)
+    assert fixture.drain() == [b"m9", b"later", b"now"]
+
+
+def test_what_was_deferred_by_a_consumer_comes_at_once(fixture: Fixture) -> None:
+    subscriber = fixture.subscriber(ready=1)
+    (message,) = subscriber.receive()
+    subscriber.requeue(message, 60_000)
+    subscriber.leave()
+    seek(fixture, 0)
+    assert fixture.counts() == (10, 0, 0)
+    assert fixture.drain()[0] == b"m0"
+
+
+@pytest.mark.parametrize("name", ["topic", "topic#ephemeral"])
+def test_what_the_channel_knows_nothing_of_waits_too(name: str) -> None:
+    """It was made after the message was published, and is moved to before it."""
+    fixture = Fixture(name=name)
+    fixture.channel("first")
+    fixture.publish(b"a")
+    fixture.publish(b"later", b"later still", defer_ms=1000)
+    fixture.publish(b"b")
+    fixture.channel("second")
+    assert fixture.counts("second") == (0, 0, 0)
+    assert seek(fixture, 0, "second") == Move(4, 0, 4, 0, 0)
+    assert fixture.counts("second") == (4, 0, 0)
+    assert fixture.drain("second") == [b"a", b"b"]
+    assert fixture.counts("second") == (0, 0, 2)
+    assert fixture.topic.channels["second"].next_due_ns == fixture.now_ns + 1000 * MS
+    fixture.pass_ms(1000)
+    assert fixture.drain("second") == [b"later", b"later still"]
+
+
+def test_moved_into_the_middle_of_deferred_messages() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish(b"a", b"b", b"c", b"d", defer_ms=1000)
+    fixture.topic.channels["channel"].empty()
+    seek(fixture, 2)
+    assert fixture.drain() == []
+    fixture.pass_ms(1000)
+    assert fixture.drain() == [b"c", b"d"]
+
+
+# ---------------------------------------------------------------------- restarts, damage, memory
+
+
+def test_it_outlasts_a_restart(fixture: Fixture) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.drain()
+    seek(fixture, 8)
+    other = fixture.restarted(fixture.topic.snapshot())
+    assert other.counts() == (2, 0, 1)
+    assert other.drain() == [b"m8", b"m9"]
+    other.pass_ms(1000)
+    assert other.drain() == [b"later"]
+
+
+def test_what_it_goes_back_to_is_needed_again(fixture: Fixture) -> None:
+    for name in ("channel", "other"):
+        fixture.drain(name)
+    assert fixture.topic.first_needed(fixture.topic.snapshot()) == 10
+    seek(fixture, 3)
+    assert fixture.topic.first_needed(fixture.topic.snapshot()) == 3
+
+
+def test_damage_is_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    fixture = Fixture(disk_log(folder), cache_bytes=0)
+    fixture.channel()
+    fixture.publish_many(6)
+    fixture.drain()
+    fixture.log.close()
+    damage(folder, b"m3")
+    other = fixture.restarted(fixture.topic.snapshot(), disk_log(folder))
+    seek(other, 2)
+    assert other.drain() == [b"m2", b"m4", b"m5"]
+    other.log.close()
+
+
+def test_a_topic_in_memory() -> None:
+    fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
+    fixture.channel()
+    fixture.publish_many(10)
+    fixture.drain()
+    assert fixture.log.first_sequence == 6
+    seek(fixture, 6)
+    assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
+
+
+def test_a_paused_channel_is_moved_all_the_same(fixture: Fixture) -> None:
+    channel = fixture.topic.channels["channel"]
+    channel.paused = True
+    subscriber = fixture.subscriber(ready=100)
+    seek(fixture, 8)
+    assert subscriber.receive() == []
+    channel.paused = False
+    assert subscriber.receive_bodies() == [b"m8", b"m9"]
+
+
+def test_what_has_waited_too_long_is_not_delivered_again() -> None:
+    fixture = Fixture()
+    fixture.channel()
+    fixture.publish_many(5)
+    fixture.drain()
+    fixture.topic.configure({"ttl_ms": 1000})
+    fixture.now_ns = TIMESTAMP + 2 * SECOND
+    seek(fixture, 0)
+    assert fixture.drain() == []
+    assert fixture.topic.channels["channel"].expired_count == 5
+
+
+def test_spans() -> None:
+    assert list(spans([])) == []
+    assert list(spans([0])) == [(0, 1)]
+    assert list(spans([3, 4, 5, 7, 9, 10])) == [(3, 6), (7, 8), (9, 11)]

@@ -1,0 +1,509 @@
+"""/topic/read and /topic/bounds, through a client nobody here wrote."""
+
+import base64
+import json
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.state import damage
+from broker.support import PATIENCE_S, connected, dpub, running_broker, settle
+from broker.test_http_api import Api, running_api
+from trio_nsq.log.raw import RawStreamReader
+from trio_nsq.log.records import RecordBatch
+
+
+async def read(api: Api, **query: Any) -> list[dict[str, Any]]:
+    """The lines of /topic/read for topic t."""
+    answer = await api.get("/topic/read", topic="t", **query)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
+    return [json.loads(line) for line in answer.content.splitlines()]
+
+
+async def sequences(api: Api, **query: Any) -> list[int]:
+    """Those of the messages."""
+    return [line["sequence"] for line in await read(api, **query)]
+
+
+async def read_raw(api: Api, **query: Any) -> list[RecordBatch]:
+    """What is in the raw form of /topic/read for topic t."""
+    answer = await api.get("/topic/read", topic="t", format="raw", **query)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/octet-stream"
+    reader = RawStreamReader()
+    batches = reader.receive_data(answer.content)
+    reader.end()
+    return batches
+
+
+async def publish_numbers(api: Api, count: int, start: int = 0) -> None:
+    """Messages that say their sequence, each in a record of its own."""
+    for number in range(start, start + count):
+        await api.tcp.publish("t", b"%d" % number)
+
+
+def places(answer: httpx.Response) -> tuple[int, int, int | None]:
+    """First, start and end sequence, of the headers."""
+    first, start, end = (answer.headers.get(f"x-nsq-{name}-sequence") for name in ("first", "start", "end"))
+    return int(first), int(start), int(end) if end is not None else None
+
+
+# ---------------------------------------------------------------------- what it says
+
+
+async def test_json_lines(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"plain", '"quoted"\nä\u2028'.encode(), b"\xff\x00")
+        await api.tcp.send(dpub("t", 60_000, b"later"))
+        await api.tcp.ok()
+        lines = await read(api)
+        assert [list(line) for line in lines] == [
+            ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", body]
+            for body in ("body", "body", "body_base64", "body")
+        ]
+        assert [line["sequence"] for line in lines] == [0, 1, 2, 3]
+        assert [line.get("body") for line in lines] == ["plain", '"quoted"\nä\u2028', None, "later"]
+        assert base64.b64decode(lines[2]["body_base64"]) == b"\xff\x00"
+        assert {(line["topic"], line["attempts"]) for line in lines} == {("t", 0)}
+        assert [line["due_ns"] for line in lines[:3]] == [None] * 3
+        assert 59 < (lines[3]["due_ns"] - lines[3]["timestamp_ns"]) / 1e9 < 61
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        for line in lines[:3]:
+            message = await api.tcp.message()
+            assert (message.id.decode(), message.timestamp_ns) == (line["id"], line["timestamp_ns"])
+
+
+async def test_raw_is_what_lies_on_disk(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
+        await publish_numbers(api, 10)
+        await api.tcp.publish("t", b"a", b"b", b"c")
+        answer = await api.get("/topic/read", topic="t", format="raw")
+        files = sorted((tmp_path / "d" / "topics" / "t.topic").glob("*.log"))
+        assert len(files) > 3
+        assert answer.content == b"".join(path.read_bytes() for path in files)
+        assert [batch.base_sequence for batch in await read_raw(api)] == list(range(11))
+        # Records come whole: what was not asked for is for the reader to leave out.
+        assert [batch.base_sequence for batch in await read_raw(api, until="11", **{"from": 9})] == [9, 10]
+        assert [batch.base_sequence for batch in await read_raw(api, **{"from": 12})] == [10]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected", "start", "end"),
+    [
+        ({}, range(10), 0, 10),
+        ({"from": "earliest"}, range(10), 0, 10),
+        ({"from": "latest"}, [], 10, 10),
+        ({"from": "4"}, range(4, 10), 4, 10),
+        ({"from": "10"}, [], 10, 10),
+        ({"from": "11"}, [], 10, 10),
+        ({"from": "99999999999999999999"}, [], 10, 10),
+        ({"until": "4"}, range(4), 0, 4),
+        ({"until": "0"}, [], 0, 0),
+        ({"until": "99"}, range(10), 0, 10),
+        ({"until": "earliest"}, [], 0, 0),
+        ({"until": "latest"}, range(10), 0, 10),
+        ({"from": "3", "until": "7"}, range(3, 7), 3, 7),
+        ({"from": "7", "until": "3"}, [], 7, 7),
+        ({"from": "-1h"}, range(10), 0, 10),
+        ({"from": "-0"}, [], 10, 10),
+        ({"until": "-1h"}, [], 0, 0),
+        ({"from": "@0"}, range(10), 0, 10),
+        ({"from": "3", "max_messages": "2"}, [3, 4], 3, 10),
+        ({"max_messages": "100"}, range(10), 0, 10),
+        ({"max_bytes": "1"}, [0], 0, 10),
+        ({"wait": "0"}, range(10), 0, 10),
+    ],
+)  # fmt: skip
+async def test_from_here_to_there(
+    tmp_path: Path, query: dict[str, str], expected: range | list[int], start: int, end: int
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", *(b"%d" % number for number in range(3)))
+        await publish_numbers(api, 7, 3)
+        assert await sequences(api, **query) == list(expected)
+        answer = await api.get("/topic/read", topic="t", **query)
+        assert places(answer) == (0, start, end)
+
+
+async def test_by_time(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
+        await publish_numbers(api, 12)
+        times = [line["timestamp_ns"] for line in await read(api)]
+        assert times == sorted(set(times))
+        for number, time_ns in enumerate(times):
+            at = f"@{time_ns // 10**9}.{time_ns % 10**9:09d}"
+            assert await sequences(api, **{"from": at}) == list(range(number, 12))
+            assert await sequences(api, until=at) == list(range(number))
+            bounds = (await api.get("/topic/bounds", topic="t", at=at)).json()
+            assert bounds["at_sequence"] == number
+
+
+async def test_max_bytes_is_about_the_answer(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 10)
+        lines = (await api.get("/topic/read", topic="t")).content.splitlines(keepends=True)
+        size = len(lines[0])
+        for max_bytes, count in ((1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (5 * size + 1, 5)):
+            answer = await api.get("/topic/read", topic="t", max_bytes=max_bytes)
+            assert answer.content == b"".join(lines[:count])
+        record = len((await api.get("/topic/read", topic="t", format="raw", max_bytes=1)).content) - 32
+        assert len(await read_raw(api, max_bytes=3 * record)) == 3
+        assert len(await read_raw(api, max_messages=4)) == 4
+
+
+async def test_a_raw_record_that_is_larger_than_asked_for_comes_if_it_is_the_first(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"a", b"b", b"c")
+        await api.tcp.publish("t", b"d")
+        assert [batch.count for batch in await read_raw(api, max_messages=2)] == [3]
+        assert [batch.count for batch in await read_raw(api, max_messages=3)] == [3]
+        assert [batch.count for batch in await read_raw(api, max_messages=4)] == [3, 1]
+        assert await sequences(api, max_messages=2) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "error"),
+    [
+        ("/topic/read", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/read?topic=none", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/read?topic=t&from=x", 400, "INVALID_FROM: 'x' is not a sequence, earliest, latest, -DURATION such as "
+         "-1h30m, or @TIME: Unix seconds or RFC 3339"),
+        ("/topic/read?topic=t&until=-x", 400, "INVALID_UNTIL: 'x' is not a duration such as 500ms, 2s or 1m30s"),
+        ("/topic/read?topic=t&format=xml", 400, "INVALID_FORMAT: 'xml' is neither jsonl nor raw"),
+        ("/topic/read?topic=t&max_bytes=0", 400, "INVALID_MAX_BYTES: a whole number is wanted, 1 or more"),
+        ("/topic/read?topic=t&max_messages=-1", 400, "INVALID_MAX_MESSAGES: a whole number is wanted, 1 or more"),
+        ("/topic/read?topic=t&max_messages=%C2%B2", 400, "INVALID_MAX_MESSAGES: a whole number is wanted, 1 or more"),
+        ("/topic/read?topic=t&wait=1", 400, "INVALID_WAIT: '1' is not a duration such as 500ms, 2s or 1m30s"),
+        ("/topic/read?topic=t&wait=61s", 400, "INVALID_WAIT: 60s is the most"),
+        ("/topic/bounds", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/bounds?topic=none", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/bounds?topic=t&at=", 400, "INVALID_AT: '' is not a sequence, earliest, latest, -DURATION such as "
+         "-1h30m, or @TIME: Unix seconds or RFC 3339"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused(tmp_path: Path, target: str, status: int, error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        answer = await api.send("GET", target)
+        assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+async def test_bounds(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
+        await api.post("/topic/create", topic="t")
+        assert (await api.get("/topic/bounds", topic="t")).json() == {
+            "topic": "t",
+            "first_sequence": 0,
+            "next_sequence": 0,
+            "first_timestamp_ns": None,
+            "last_timestamp_ns": None,
+            "bytes": 0,
+            "segments": 0,
+        }
+        await publish_numbers(api, 10)
+        lines = await read(api)
+        files = sorted((tmp_path / "d" / "topics" / "t.topic").glob("*.log"))
+        assert (await api.get("/topic/bounds", topic="t", at="latest")).json() == {
+            "topic": "t",
+            "first_sequence": 0,
+            "next_sequence": 10,
+            "first_timestamp_ns": lines[0]["timestamp_ns"],
+            "last_timestamp_ns": lines[-1]["timestamp_ns"],
+            "bytes": sum(path.stat().st_size for path in files),
+            "segments": len(files),
+            "at_sequence": 10,
+        }
+
+
+async def test_nothing_changes_for_channels_and_topics(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"a", b"b")
+        await read(api)
+        await read_raw(api)
+        await api.get("/topic/bounds", topic="t", at="-1h")
+        (topic,) = (await api.stats(topic="t"))["topics"]
+        assert (topic["depth"], topic["message_count"], topic["channels"]) == (2, 2, [])
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+@asynccontextmanager
+async def streamed(api: Api, **query: Any) -> AsyncIterator[httpx.Response]:
+    async with api._client.stream("GET", "/topic/read", params={"topic": "t", **query}) as answer:
+        yield answer
+
+
+async def test_what_is_published_meanwhile_comes_at_once(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 1)
+        async with streamed(api, wait="60s", until="4") as answer:
+            assert places(answer) == (0, 0, 4)
+            lines = answer.aiter_lines()
+            for number in range(1, 5):
+                assert json.loads(await anext(lines))["body"] == str(number - 1)
+                await publish_numbers(api, 1, number)
+            assert [line async for line in lines] == []  # the end is reached: nothing is waited for any more
+
+
+async def test_it_ends_when_nothing_came_for_so_long(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 2)
+        began_s = trio.current_time()
+        assert await sequences(api, wait="50ms") == [0, 1]
+        assert trio.current_time() - began_s >= 0.05
+        async with streamed(api, wait="10ms", **{"from": "latest"}) as answer:
+            assert places(answer) == (0, 2, None)
+            assert await answer.aread() == b""
+
+
+async def test_enough_is_enough_without_waiting(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 3)
+        with trio.fail_after(PATIENCE_S):
+            assert await sequences(api, wait="60s", max_messages=3) == [0, 1, 2]
+            assert len(await read_raw(api, wait="60s", max_messages=3)) == 3
+
+
+async def test_every_message_comes_once_while_others_publish(tmp_path: Path) -> None:
+    """With small segments, so that files begin and end meanwhile."""
+    async with running_broker(tmp_path / "d", max_bytes_per_file=2000) as bound:
+        total, publishers = 400, 4
+        bodies: dict[str, list[str]] = {"jsonl": [], "raw": []}
+
+        async def publish(number: int) -> None:
+            async with connected(bound.tcp_address) as client:
+                for index in range(total // publishers):
+                    await client.publish("t", b"%d.%d" % (number, index))
+
+        async def follow(client: httpx.AsyncClient, form: str) -> None:
+            query = {"topic": "t", "wait": "20s", "format": form, "until": str(total)}
+            async with client.stream("GET", "/topic/read", params=query) as answer:
+                reader, rest = RawStreamReader(), b""
+                async for piece in answer.aiter_raw():
+                    if form == "raw":
+                        for batch in reader.receive_data(piece):
+                            bodies[form] += [body.decode() for body in batch.messages.bodies()]
+                    else:
+                        *lines, rest = (rest + piece).split(b"\n")
+                        bodies[form] += [json.loads(line)["body"] for line in lines]
+
+        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=PATIENCE_S) as client:
+            await client.post("/topic/create", params={"topic": "t"})
+            async with trio.open_nursery() as nursery:
+                for form in bodies:
+                    nursery.start_soon(follow, client, form)
+                for number in range(publishers):
+                    nursery.start_soon(publish, number)
+        assert bodies["jsonl"] == bodies["raw"]
+        assert sorted(bodies["raw"]) == sorted(
+            f"{number}.{index}" for number in range(publishers) for index in range(total // publishers)
+        )
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_a_stop_does_not_wait_for_who_waits(tmp_path: Path, sync: str) -> None:
+    began_s = trio.current_time()
+    async with running_api(tmp_path / "d", sync=sync) as api:
+        await publish_numbers(api, 1)
+        async with trio.open_nursery() as nursery:
+
+            async def follow() -> None:
+                with pytest.raises(httpx.TransportError):
+                    await sequences(api, wait="60s")
+
+            nursery.start_soon(follow)
+            await settle()
+            nursery.cancel_scope.cancel()
+    assert trio.current_time() - began_s < PATIENCE_S
+
+
+# ---------------------------------------------------------------------- what is not there (any more)
+
+
+async def test_after_a_restart(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
+        await publish_numbers(api, 10)
+        before = await read(api)
+    async with running_api(tmp_path / "d", max_bytes_per_file=200) as api:
+        await publish_numbers(api, 2, 10)
+        after = await read(api)
+        assert after[:10] == before
+        assert [line["sequence"] for line in after] == list(range(12))
+
+
+async def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 3)
+        await api.tcp.publish("t", b"bad", b"luck")
+        await publish_numbers(api, 2, 5)
+    damage(tmp_path / "d" / "topics" / "t.topic", b"luck")
+    async with running_api(tmp_path / "d") as api:
+        gap = {"topic": "t", "gap": "damaged", "first_sequence": 3, "next_sequence": 5}
+        lines = await read(api)
+        assert lines[3] == gap
+        assert [line.get("body") for line in lines] == ["0", "1", "2", None, "5", "6"]
+        assert (await read(api, **{"from": 4}))[0] == gap | {"first_sequence": 4}
+        assert await read(api, **{"from": 3, "until": 4}) == [gap | {"next_sequence": 4}]
+        assert [batch.base_sequence for batch in await read_raw(api)] == [0, 1, 2, 5, 6]
+        assert (await api.get("/topic/bounds", topic="t")).json()["next_sequence"] == 7
+
+
+async def test_what_is_no_longer_kept_is_told(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=1) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await publish_numbers(api, 10)
+        await api.post("/channel/empty", topic="t", channel="c")
+        first = (await api.get("/topic/bounds", topic="t")).json()["first_sequence"]
+        assert first == 9
+        answer = await api.get("/topic/read", topic="t", **{"from": 2})
+        assert places(answer) == (9, 9, 10)
+        gap, line = (json.loads(line) for line in answer.content.splitlines())
+        assert gap == {"topic": "t", "gap": "discarded", "first_sequence": 2, "next_sequence": 9}
+        assert line["sequence"] == 9
+        for words in ("earliest", "-1h", "@0"):  # nobody asked for what is gone
+            assert await sequences(api, **{"from": words}) == [9]
+        assert (await read(api, until=5, **{"from": 2}))[0]["next_sequence"] in (5, 9)
+
+
+async def test_segments_that_go_under_a_slow_reader(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=1_000_000, cache_bytes=1_000_000) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        body = b"x" * 100_000
+        for number in range(300):
+            await api.tcp.publish("t", b"%d " % number + body)
+        async with streamed(api) as answer:
+            lines = answer.aiter_lines()
+            assert json.loads(await anext(lines))["sequence"] == 0
+            await settle()  # it has sent what fits between us
+            await api.post("/channel/empty", topic="t", channel="c")
+            found = [json.loads(line) async for line in lines]
+        at = 1
+        gaps = [line for line in found if "gap" in line]
+        for line in found:  # without a gap, nothing is missing
+            assert line.get("first_sequence", line.get("sequence")) == at
+            at = line.get("next_sequence", at + 1)
+        assert at == 300
+        assert {gap["gap"] for gap in gaps} == {"discarded"}
+        first = (await api.get("/topic/bounds", topic="t")).json()["first_sequence"]
+        assert gaps[-1]["next_sequence"] == first > 250
+
+
+async def test_a_deleted_topic_cuts_the_answer_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=1_000_000, cache_bytes=1_000_000) as api:
+        for _ in range(200):
+            await api.tcp.publish("t", b"x" * 100_000)
+        async with streamed(api, wait="60s") as answer:
+            pieces = answer.aiter_raw()
+            await anext(pieces)
+            await settle()
+            assert await api.post("/topic/delete", topic="t") == (200, "")
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in pieces:
+                    pass
+    warnings = [record.getMessage() for record in caplog.records if "cut off" in record.getMessage()]
+    assert warnings == [
+        "the response to GET /topic/read was cut off: topic t was deleted, or the broker stops"
+    ]
+
+
+async def test_a_topic_that_is_deleted_while_it_is_waited_for(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await publish_numbers(api, 1)
+        async with streamed(api, wait="60s") as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            await api.post("/topic/delete", topic="t")
+            with trio.fail_after(PATIENCE_S), pytest.raises(httpx.RemoteProtocolError):
+                await anext(lines)
+
+
+async def test_ephemeral_topics(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", mem_queue_size=5) as api:
+        for number in range(12):
+            await api.tcp.publish("t#ephemeral", b"%d" % number)
+        answer = await api.get("/topic/read", topic="t#ephemeral", **{"from": 3})
+        assert places(answer) == (7, 7, 12)
+        gap, *lines = (json.loads(line) for line in answer.content.splitlines())
+        assert (gap["gap"], gap["first_sequence"], gap["next_sequence"]) == ("discarded", 3, 7)
+        assert [line["body"] for line in lines] == ["7", "8", "9", "10", "11"]
+        raw = await api.get("/topic/read", topic="t#ephemeral", format="raw")
+        batches = RawStreamReader().receive_data(raw.content)
+        assert [batch.messages.bodies() for batch in batches] == [[b"%d" % number] for number in range(7, 12)]
+        bounds = (await api.get("/topic/bounds", topic="t#ephemeral", at="-1h")).json()
+        assert (bounds["first_sequence"], bounds["next_sequence"], bounds["at_sequence"]) == (7, 12, 7)
+        assert bounds["segments"] == 0
+
+
+# ---------------------------------------------------------------------- the cost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "raw"])
+async def test_a_large_topic_is_read_in_little_memory(tmp_path: Path, form: str) -> None:
+    """By a reader that takes nothing for a while, and then little by little."""
+    size = 0
+    async with running_broker(tmp_path / "d", cache_bytes=1_000_000, mem_queue_size=10) as bound:
+        async with connected(bound.tcp_address) as client:
+            bodies = [b"%05d" % number * 40 for number in range(2000)]
+            for _ in range(100):
+                await client.publish("t", *bodies)
+        host, _, port = str(bound.http_address).rpartition(":")
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                request = (
+                    f"GET /topic/read?topic=t&format={form} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                )
+                await stream.send_all(request.encode())
+                await settle()
+                with trio.fail_after(10 * PATIENCE_S):
+                    while data := await stream.receive_some(100_000):
+                        size += len(data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert size > 40_000_000
+    assert peak - before < 6_000_000
+
+
+async def test_others_have_their_turn_while_it_is_read(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for _ in range(5):
+            await api.tcp.publish("t", *(b"%d" % number for number in range(4000)))
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with trio.open_nursery() as nursery:
+            async with streamed(api) as answer:
+                nursery.start_soon(take_turns)
+                pieces = [piece async for piece in answer.aiter_raw()]
+            nursery.cancel_scope.cancel()
+        assert b"".join(pieces).count(b"\n") == 20_000
+        assert turns >= 20_000 / 200
+
+
+async def test_reading_does_not_fill_the_brokers_memory(tmp_path: Path) -> None:
+    """What is read from outside is not what consumers want next."""
+    async with running_api(tmp_path / "d") as api:
+        for number in range(50):
+            await api.tcp.publish("t", b"%d " % number + b"x" * 10_000)
+    async with running_api(tmp_path / "d") as api:
+        await read(api)
+        assert (await api.get("/debug/memory")).json()["cache"]["bytes"] == 0

@@ -1,0 +1,340 @@
+"""/channel/peek and /channel/seek."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.state import damage
+from broker.support import HeldFiles, connected, dpub, settle
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import Api, running_api
+
+
+async def prepare(api: Api, count: int = 6) -> None:
+    """Topic t with channel c, and messages that say their sequence, each in a record of its own."""
+    await api.post("/topic/create", topic="t")
+    await api.post("/channel/create", topic="t", channel="c")
+    for number in range(count):
+        await api.tcp.publish("t", b"%d" % number)
+
+
+async def peek(api: Api, topic: str = "t", **query: Any) -> list[dict[str, Any]]:
+    answer = await api.get("/channel/peek", topic=topic, channel="c", **query)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.content.splitlines()]
+
+
+async def seek(api: Api, to: str, **query: Any) -> httpx.Response:
+    return await api.send(
+        "POST", f"/channel/seek?{httpx.QueryParams(topic='t', channel='c', to=to, **query)}"
+    )
+
+
+def tcp_address(api: Api) -> str:
+    """For a second client."""
+    host, port = api.tcp.stream.socket.getpeername()
+    return f"{host}:{port}"
+
+
+def brief(lines: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    return [(line["state"], line["body"], line["attempts"]) for line in lines]
+
+
+# ---------------------------------------------------------------------- peeking
+
+
+async def test_peek(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 4)
+        async with connected(tcp_address(api)) as client:
+            await client.subscribe("t", "c", ready_count=3)
+            ids = [(await client.message()).id for _ in range(3)]
+            await client.send(b"RDY 0\nREQ %s 0\nREQ %s 60000\n" % (ids[1], ids[0]))
+            await client.nothing_more()
+            await api.tcp.send(dpub("t", 30_000, b"later"))
+            await api.tcp.ok()
+            lines = await peek(api)
+            assert brief(lines) == [
+                ("requeued", "1", 1),
+                ("fresh", "3", 0),
+                ("deferred", "later", 0),
+                ("deferred", "0", 1),
+            ]
+            assert [list(line) for line in lines] == [
+                ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "channel", "state", "body"]
+            ] * 4
+            assert [line["sequence"] for line in lines] == [1, 3, 4, 0]
+            assert [line["id"] for line in lines[::3]] == [ids[1].decode(), ids[0].decode()]
+            assert [line["due_ns"] is None for line in lines] == [True, True, False, False]
+            assert {(line["topic"], line["channel"]) for line in lines} == {("t", "c")}
+            stats = await api.channel("t", "c")
+            assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (2, 1, 2)
+
+
+async def test_peek_at_some(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 15)
+        await api.tcp.send(dpub("t", 30_000, b"later"))
+        await api.tcp.ok()
+        assert [line["body"] for line in await peek(api)] == [str(number) for number in range(10)]
+        assert [line["body"] for line in await peek(api, max_messages=2)] == ["0", "1"]
+        assert len(await peek(api, max_messages=10_000)) == 16
+        assert brief(await peek(api, state="deferred")) == [("deferred", "later", 0)]
+        assert brief(await peek(api, state="deferred,fresh", max_messages=1)) == [("fresh", "0", 0)]
+        assert await peek(api, state="requeued") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "error"),
+    [
+        ("?channel=c", 400, "MISSING_ARG_TOPIC"),
+        ("?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("?topic=none&channel=c", 404, "TOPIC_NOT_FOUND"),
+        ("?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("?topic=t&channel=c&max_messages=0", 400, "INVALID_MAX_MESSAGES: a whole number is wanted, 1 or more"),
+        ("?topic=t&channel=c&max_messages=10001", 400, "INVALID_MAX_MESSAGES: 10000 is the most"),
+        ("?topic=t&channel=c&state=x", 400, "INVALID_STATE: 'x' is not one or more, with commas, of requeued, fresh, "
+         "deferred"),
+    ],
+)  # fmt: skip
+async def test_what_peek_refuses(tmp_path: Path, target: str, status: int, error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 0)
+        answer = await api.send("GET", f"/channel/peek{target}")
+        assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+async def test_peek_at_damage(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 2)
+        await api.tcp.publish("t", b"bad", b"luck")
+        await api.tcp.publish("t", b"4")
+    damage(tmp_path / "d" / "topics" / "t.topic", b"luck")
+    async with running_api(tmp_path / "d") as api:
+        lines = await peek(api)
+        gap = {"topic": "t", "gap": "damaged", "channel": "c", "state": "fresh"}
+        assert lines[2:4] == [
+            gap | {"first_sequence": 2, "next_sequence": 3},
+            gap | {"first_sequence": 3, "next_sequence": 4},
+        ]
+        assert [line.get("body") for line in lines] == ["0", "1", None, None, "4"]
+
+
+async def test_peek_at_an_ephemeral_topic(tmp_path: Path) -> None:
+    """Of which the log may have lost what the channel still has."""
+    async with running_api(tmp_path / "d", mem_queue_size=2) as api:
+        await api.post("/topic/create", topic="t#ephemeral")
+        await api.post("/channel/create", topic="t#ephemeral", channel="c")
+        async with connected(tcp_address(api)) as client:
+            await client.subscribe("t#ephemeral", "c", ready_count=1)
+            await api.tcp.publish("t#ephemeral", b"0", b"first")
+            message = await client.message()
+            await client.send(b"RDY 0\nREQ %s 60000\n" % message.id)
+            await client.nothing_more()
+            for number in range(2, 6):
+                await api.tcp.publish("t#ephemeral", b"%d" % number)
+            lines = await peek(api, "t#ephemeral")
+            assert brief(lines) == [("fresh", "4", 0), ("fresh", "5", 0), ("deferred", "0", 1)]
+            assert lines[2]["id"] == message.id.decode()
+            assert lines[2]["timestamp_ns"] == message.timestamp_ns
+
+
+async def test_peek_at_scattered_and_at_many(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=3000) as api:
+        await prepare(api, 300)
+        async with connected(tcp_address(api)) as client:
+            await client.subscribe("t", "c", ready_count=300)
+            received = [await client.message() for _ in range(300)]
+            await client.send(b"RDY 0\n")
+            for message in reversed(received[::7]):
+                await client.send(b"REQ %s 0\n" % message.id)
+            await client.send(
+                b"".join(b"FIN %s\n" % message.id for index, message in enumerate(received) if index % 7)
+            )
+            await client.nothing_more()
+        found = sorted(int(line["body"]) for line in await peek(api, max_messages=1000))
+        assert found == list(range(0, 300, 7))
+
+
+# ---------------------------------------------------------------------- moving
+
+
+async def test_seek_back(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        await api.post("/channel/empty", topic="t", channel="c")
+        answer = await seek(api, "4")
+        assert (answer.status_code, answer.json()) == (
+            200,
+            {
+                "topic": "t",
+                "channel": "c",
+                "from_sequence": 6,
+                "to_sequence": 4,
+                "delivered_again": 2,
+                "skipped": 0,
+                "in_flight": 0,
+                "limited_by": None,
+                "dry_run": False,
+            },
+        )
+        assert brief(await peek(api)) == [("fresh", "4", 0), ("fresh", "5", 0)]
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"4", b"5"]
+
+
+async def test_consumers_get_what_comes_again_at_once(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        first = [await api.tcp.message() for _ in range(6)]
+        assert (await seek(api, "3")).json()["in_flight"] == 6
+        again = [await api.tcp.message() for _ in range(3)]
+        assert [message.body for message in again] == [b"3", b"4", b"5"]
+        assert [message.id for message in again] == [message.id for message in first[3:]]
+        await api.tcp.send(b"FIN %s\n" % first[0].id)
+        assert await api.tcp.error() == f"E_FIN_FAILED FIN {first[0].id.decode()} failed ID not in flight"
+        await api.tcp.send(b"".join(b"FIN %s\n" % message.id for message in again))
+        await api.tcp.nothing_more()
+        stats = await api.channel("t", "c")
+        assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+
+
+async def test_a_dry_run_moves_nothing(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        told = (await seek(api, "4", dry_run="true")).json()
+        assert (told["to_sequence"], told["skipped"], told["dry_run"]) == (4, 4, True)
+        assert (await api.channel("t", "c"))["depth"] == 6
+        assert (await seek(api, "4", dry_run="false")).json() == told | {"dry_run": False}
+        assert (await api.channel("t", "c"))["depth"] == 2
+
+
+@pytest.mark.parametrize(
+    ("to", "sequence", "limited_by"),
+    [
+        ("0", 4, "earliest"),
+        ("3", 4, "earliest"),
+        ("4", 4, None),
+        ("earliest", 4, None),
+        ("-1h", 4, "earliest"),
+        ("@0", 4, "earliest"),
+        ("5", 5, None),
+        ("6", 6, None),
+        ("7", 6, "latest"),
+        ("latest", 6, None),
+        ("-0", 6, None),
+    ],
+)
+async def test_to_what_is_not_there(tmp_path: Path, to: str, sequence: int, limited_by: str | None) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=1) as api:
+        await prepare(api)
+        assert (await seek(api, "4")).json()["skipped"] == 4  # and the files of these are gone
+        assert (await api.get("/topic/bounds", topic="t")).json()["first_sequence"] == 4
+        answer = (await seek(api, to)).json()
+        assert (answer["to_sequence"], answer["limited_by"]) == (sequence, limited_by)
+
+
+async def test_all_that_was_ever_published_is_no_limit(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        assert (await seek(api, "-1h")).json()["limited_by"] is None
+
+
+async def test_by_time(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        for number, line in enumerate(await peek(api)):
+            at = f"@{line['timestamp_ns'] // 10**9}.{line['timestamp_ns'] % 10**9:09d}"
+            assert (await seek(api, at, dry_run="1")).json()["to_sequence"] == number
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "error"),
+    [
+        ("?channel=c&to=0", 400, "MISSING_ARG_TOPIC"),
+        ("?topic=t&to=0", 400, "MISSING_ARG_CHANNEL"),
+        ("?topic=t&channel=c", 400, "MISSING_ARG_TO"),
+        ("?topic=none&channel=c&to=0", 404, "TOPIC_NOT_FOUND"),
+        ("?topic=t&channel=none&to=0", 404, "CHANNEL_NOT_FOUND"),
+        ("?topic=t&channel=c&to=-1", 400, "INVALID_TO: '1' is not a duration such as 500ms, 2s or 1m30s"),
+    ],
+)
+async def test_what_seek_refuses(tmp_path: Path, target: str, status: int, error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 0)
+        answer = await api.send("POST", f"/channel/seek{target}")
+        assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+async def test_it_is_on_disk_when_it_is_answered(tmp_path: Path) -> None:
+    """Not only at the next checkpoint, of which there is none here."""
+    async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
+        await prepare(api)
+        await seek(api, "4")
+        state = json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
+        assert [channel["cursor"] for channel in state["channels"]] == [4]
+    async with running_api(tmp_path / "d") as api:
+        assert [line["body"] for line in await peek(api)] == ["4", "5"]
+
+
+async def test_a_disk_that_cannot_save_it(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await prepare(api)
+        files.full_after = 0
+        answer = await seek(api, "4")
+        assert answer.status_code == 503
+        assert "No space left on device" in answer.json()["message"]
+        files.full_after = None
+        assert (await seek(api, "3")).json()["from_sequence"] == 4
+
+
+async def test_what_a_save_is_about_to_delete_is_not_gone_back_to(tmp_path: Path) -> None:
+    """The save began before, and knows nothing of where the channel goes now."""
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, max_bytes_per_file=1) as api:
+        await prepare(api)
+        results: list[Any] = []
+
+        async def empty() -> None:
+            results.append(await api.post("/channel/empty", topic="t", channel="c"))
+
+        async def move() -> None:
+            results.append((await seek(api, "2")).json())
+
+        files.hold("replace")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(empty)
+            await files.reached()
+            nursery.start_soon(move)
+            await settle()
+            files.release()
+        moved = next(result for result in results if isinstance(result, dict))
+        first = (await api.get("/topic/bounds", topic="t")).json()["first_sequence"]
+        assert moved["to_sequence"] == first == 5
+        assert (moved["delivered_again"], moved["limited_by"]) == (1, "earliest")
+        assert [line["body"] for line in await peek(api)] == ["5"]
+
+
+async def test_a_deferred_message_that_the_channel_never_had_comes_in_time(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 1)
+        await api.tcp.send(dpub("t", 300, b"soon"))
+        await api.tcp.ok()
+        await api.post("/channel/empty", topic="t", channel="c")
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        assert (await seek(api, "0")).json()["delivered_again"] == 2
+        first, second = await api.tcp.message(), await api.tcp.message()
+        assert (first.body, second.body) == (b"0", b"soon")
+        (line,) = [line for line in await peek_log(api) if line["body"] == "soon"]
+        assert line["due_ns"] - line["timestamp_ns"] > 250_000_000
+
+
+async def peek_log(api: Api) -> list[dict[str, Any]]:
+    answer = await api.get("/topic/read", topic="t")
+    return [json.loads(line) for line in answer.content.splitlines()]

@@ -1,0 +1,152 @@
+"""A few messages that are not finished do not keep gigabytes of log, and are delivered all the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.support import RawClient, connected, dpub, identify
+from broker.test_http_api import Api, running_api
+from broker.test_server_retention import FAST, fill, segments, until
+from trio_nsq.broker import retention
+from trio_nsq.broker.verify import verify_topic
+from trio_nsq.log.stragglers import FILE_NAME
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the true numbers, a thousand times smaller."""
+    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.1)
+    monkeypatch.setattr(retention, "_TRY_AGAIN_NS", 20_000_000)
+
+
+def body(number: int) -> bytes:
+    return b"%03d" % number * 300
+
+
+def carried(data_path: Path) -> Path:
+    return data_path / "topics" / "t.topic" / FILE_NAME
+
+
+async def finish_all_but(client: RawClient, count: int, kept: set[int]) -> list[bytes]:
+    """Receive so many and finish them; returns the ids of those that are not finished."""
+    ids = []
+    for number in range(count):
+        message = await client.message()
+        assert message.body == body(number)
+        if number in kept:
+            ids.append(message.id)
+        else:
+            await client.send(b"FIN %s\n" % message.id)
+    return ids
+
+
+async def ready_client(client: RawClient) -> None:
+    await client.send(identify(output_buffer_size=-1))
+    await client.ok()
+    await client.subscribe("t", "c", 100)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("what", ["in flight", "requeued for later"])
+async def test_unfinished_messages_outlast_the_files_they_were_in(
+    tmp_path: Path, restart: bool, what: str
+) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 60)
+        async with connected("%s:%d" % api.tcp.stream.socket.getpeername()) as client:
+            await ready_client(client)
+            ids = await finish_all_but(client, 60, {0, 7})
+            if what != "in flight":
+                for message_id in ids:
+                    await client.send(b"REQ %s 2000\n" % message_id)
+            await until(lambda: segments(data_path)[0] > 20)
+            assert carried(data_path).exists()
+            assert verify_topic(carried(data_path).parent).findings == []
+            if not restart:
+                await check_peek(api, what)
+                await client.send(b"CLS\n")
+                await client.stream.aclose()
+                await take_the_rest(api, data_path, {body(0), body(7)})
+                return
+    async with running_api(data_path, **FAST) as api:
+        await take_the_rest(api, data_path, {body(0), body(7)})
+
+
+async def check_peek(api: Api, what: str) -> None:
+    figures = (await api.get("/metrics")).text
+    assert "nsq_channel_oldest_message_age_seconds{" in figures
+    if what != "in flight":
+        lines = (await api.get("/channel/peek", topic="t", channel="c", state="deferred")).text.splitlines()
+        assert [json.loads(line)["sequence"] for line in lines] == [0, 7]
+        assert all("body" in line for line in lines)
+
+
+async def take_the_rest(api: Api, data_path: Path, bodies: set[bytes]) -> None:
+    await ready_client(api.tcp)
+    while bodies:
+        message = await api.tcp.message()
+        assert message.attempts == 2
+        bodies.remove(message.body)
+        assert carried(data_path).exists()
+        await api.tcp.send(b"FIN %s\n" % message.id)
+    await until(lambda: not carried(data_path).exists())
+
+
+async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_again(tmp_path: Path) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.send(dpub("t", 3_000_000, b"later"))
+        await api.tcp.ok()
+        async with connected("%s:%d" % api.tcp.stream.socket.getpeername()) as client:
+            await ready_client(client)
+            for end in (50, 100, 150):
+                await fill(api, 50)
+                await finish_all_but(client, 50, set())
+                await until(lambda end=end: segments(data_path)[0] > end - 30)  # type: ignore[misc]
+                assert verify_topic(carried(data_path).parent).findings == []
+        assert (await api.channel("t", "c"))["deferred_count"] == 1
+    assert carried(data_path).stat().st_size < 200
+    assert verify_topic(carried(data_path).parent).findings == []
+    async with running_api(data_path, **FAST) as api:
+        (line,) = (await api.get("/channel/peek", topic="t", channel="c", state="deferred")).text.splitlines()
+        assert json.loads(line)["body"] == "later"
+
+
+async def test_where_it_does_not_pay_nothing_is_copied(tmp_path: Path) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 60)
+        await ready_client(api.tcp)
+        ids = await finish_all_but(api.tcp, 60, set(range(0, 60, 4)))
+        answer = await api.send("PUT", "/topic/settings?topic=t", body=b"{}")  # saves it
+        assert answer.status_code == 200
+        assert segments(data_path)[0] == 0
+        assert not carried(data_path).exists()
+        for message_id in ids:
+            await api.tcp.send(b"FIN %s\n" % message_id)
+        await until(lambda: len(segments(data_path)) == 1)
+
+
+async def test_a_lost_file_of_theirs_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 60)
+        await ready_client(api.tcp)
+        await finish_all_but(api.tcp, 60, {3})
+        await until(lambda: carried(data_path).exists())
+        await until(lambda: segments(data_path)[0] > 20)
+    carried(data_path).unlink()
+    assert [finding.sequence for finding in verify_topic(carried(data_path).parent).findings] == [3]
+    async with running_api(data_path, **FAST):
+        assert "messages 3 to" in caplog.text

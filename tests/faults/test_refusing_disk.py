@@ -1,0 +1,298 @@
+"""A disk that is full or broken: publishers are told, nothing acknowledged is lost, and the broker goes on by itself."""
+
+import errno
+import os
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from subprocess import run
+
+import pytest
+import trio.testing
+
+from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle
+from faults.disk import read_image, write_image
+from faults.ledger import ChannelName, body_of
+from faults.scenario import Expectation, Scenario, http, judge, look
+from interop.peers import Broker, qcli_serve
+from log.support import HastyFiles
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.log import Files
+
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+SAMPLES = 30
+OPERATIONS = ("create", "open", "write", "truncate", "sync", "sync_folder", "create_folder", "create_or_empty", "rename")
+_NEW = {"one": 900_000_000, "two": 900_000_001}
+
+
+class FaultyFiles(HastyFiles):
+    """Real files, and operations on them that fail when they are told to.
+
+    Attributes:
+        position: How many operations there were.
+        failing: Names of those that fail now, and with which error number; a `write` has written a part.
+        fail_at: The position of one that fails with EIO, whichever it is.
+        failed: What has failed.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.failing: dict[str, int] = {}
+        self.fail_at = -1
+        self.failed: list[str] = []
+
+    def _pass(self, name: str) -> None:
+        self.position += 1
+        code = errno.EIO if self.position == self.fail_at else self.failing.get(name)
+        if code is not None:
+            self.failed.append(name)
+            raise OSError(code, os.strerror(code))
+
+    def create(self, path: Path) -> int:
+        self._pass("create")
+        return super().create(path)
+
+    def open(self, path: Path) -> int:
+        self._pass("open")
+        return super().open(path)
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        try:
+            self._pass("write")
+        except OSError:
+            data = b"".join(parts)
+            super().write(fd, offset, [data[: len(data) // 2]])
+            raise
+        super().write(fd, offset, parts)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._pass("truncate")
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._pass("sync")
+        super().sync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        self._pass("sync_folder")
+        super().sync_folder(path)
+
+    def create_folder(self, path: Path) -> None:
+        self._pass("create_folder")
+        super().create_folder(path)
+
+    def create_or_empty(self, path: Path) -> int:
+        self._pass("create_or_empty")
+        return super().create_or_empty(path)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._pass("rename")
+        super().rename(path, to)
+
+    def unlink(self, path: Path) -> None:
+        self._pass("unlink")
+        super().unlink(path)
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+def broker(data_path: Path, files: Files, sync: str = "always") -> AbstractAsyncContextManager[BoundAddresses]:
+    """A broker with small files, and much to do to them."""
+    return running_broker(
+        data_path, files=files, sync=sync, max_bytes_per_file=2000, checkpoint_interval_ms=1000, sync_timeout_ms=1000
+    )
+
+
+async def ping(bound: BoundAddresses) -> tuple[int, str]:
+    """What it says of itself."""
+    assert bound.http_address is not None
+    status, content = await http(bound.http_address, "GET", "/ping")
+    return status, content.decode()
+
+
+async def until_it_is_well(bound: BoundAddresses, scenario: Scenario, clock: trio.testing.MockClock) -> None:
+    """Checkpoints come and go until everything is saved."""
+    for _ in range(10):
+        await scenario.publish("one")
+        await scenario.publish("two")
+        clock.jump(2)
+        await settle()
+        if await ping(bound) == (200, "OK"):
+            return
+    raise AssertionError(await ping(bound))
+
+
+async def check(folder: Path, expected: Expectation, clock: trio.testing.MockClock) -> None:
+    """Start a broker on a data folder, and compare."""
+    async with broker(folder, HastyFiles()) as bound:
+        found = await look(bound, clock, _NEW)
+    wrong = judge(expected, found, _NEW)
+    assert not wrong, "\n".join(wrong)
+
+
+async def use(
+    folder: Path, files: FaultyFiles, clock: trio.testing.MockClock, sync: str, *, failing: dict[str, int]
+) -> tuple[Scenario, list[str]]:
+    """Use a broker while the disk is well, while it is not, and while it is well again.
+
+    Returns:
+        What was done, and what `/ping` said after each publish that was refused.
+    """
+    said: list[str] = []
+    async with broker(folder / "d", files, sync) as bound:
+        scenario = Scenario(bound, files, clock, random.Random(SEED))
+        scenario.may_refuse = files.fail_at > 0
+        await scenario.run(15)
+        scenario.may_refuse = True
+        files.failing = failing
+        for _ in range(25):
+            refusals = len(scenario.refusals)
+            await scenario.run(1)
+            if len(scenario.refusals) > refusals:
+                said.append((await ping(bound))[1])
+        shutil.rmtree(folder / "killed", ignore_errors=True)
+        write_image(read_image(folder / "d"), folder / "killed")
+        killed_at = files.position
+        files.failing = {}
+        scenario.may_refuse = files.fail_at > files.position
+        await until_it_is_well(bound, scenario, clock)
+        await scenario.settle_requests()
+        scenario.may_refuse = False
+        await scenario.run(15)
+    scenario.told.keep_what_is_acknowledged()
+    await check(folder / "killed", scenario.told.by(killed_at), clock)
+    await check(folder / "d", scenario.told.by(files.position), clock)
+    return scenario, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sync", "code"),
+    [("always", errno.ENOSPC), ("interval", errno.EIO)]
+    + ([("always", errno.EIO), ("interval", errno.ENOSPC)] if COMPLETE else []),
+)
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_an_operation_that_fails_for_a_while(
+    fast_folder: Path, clock: trio.testing.MockClock, sync: str, operation: str, code: int
+) -> None:
+    files = FaultyFiles()
+    scenario, said = await use(fast_folder, files, clock, sync, failing={operation: code})
+    assert all(os.strerror(code) in text for text in scenario.refusals), scenario.refusals
+    bad = [text for text in said if text != "OK"]  # another publish may have gone well in between
+    assert all(text.startswith("NOK - ") and os.strerror(code) in text for text in bad), said
+    if operation in ("write", "sync") and sync == "always":
+        assert bad
+
+
+@pytest.mark.slow
+async def test_each_operation_fails_once(fast_folder: Path, clock: trio.testing.MockClock) -> None:
+    files = FaultyFiles()
+    await use(fast_folder, files, clock, "always", failing={})
+    first = 10  # until then the broker starts
+    chance = random.Random(SEED)
+    positions = range(first, files.position - 100)
+    for position in positions if COMPLETE else sorted(chance.sample(positions, SAMPLES)):
+        shutil.rmtree(fast_folder / "d")
+        files = FaultyFiles()
+        files.fail_at = position
+        scenario, _ = await use(fast_folder, files, clock, "always", failing={})
+        assert len(files.failed) == 1
+        assert all("Input/output error" in text for text in scenario.refusals), scenario.refusals
+
+
+# ---------------------------------------------------------------------- the real thing
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Mount a file system of that size; skip the test where that is not allowed, in CI too."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    mounted = run(["mount", *options, folder], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        run(["umount", folder], check=True)
+
+
+async def fill(broker: Broker) -> list[bytes]:
+    """Publish until not even a message of one byte is taken; returns those that were."""
+    stored: list[bytes] = []
+    size = 60_000
+    while size:
+        async with connected(broker.tcp_address) as client:
+            while True:
+                body = b"%d" % len(stored) + bytes(size)
+                await client.send(mpub("t", body))
+                frame = await client.frame()
+                if frame != (0, b"OK"):
+                    break
+                stored.append(body)
+        assert frame is not None
+        assert frame[1].startswith(b"E_MPUB_FAILED MPUB failed cannot write "), frame
+        assert frame[1].endswith(b"No space left on device")
+        size //= 4
+    return stored
+
+
+async def receive(client: RawClient, bodies: Sequence[bytes]) -> None:
+    """Receive and finish just these."""
+    for body in bodies:
+        message = await client.message()
+        assert message.body == body
+        await client.send(b"FIN %s\n" % message.id)
+
+
+def answer_of(broker: Broker, method: str, path: str, **query: str) -> str:
+    """The status and the text of an answer that is not 200; OK of one that is."""
+    try:
+        broker.http(method, path, **query)
+    except RuntimeError as exc:
+        return str(exc)
+    return "OK"
+
+
+@pytest.mark.slow
+async def test_a_full_file_system(tmp_path: Path) -> None:
+    """It is filled to the last byte, and the broker gets out of that without help, by what consumers finish."""
+    disk = tmp_path / "disk"
+    flags = ("--max-bytes-per-file=100000", "--checkpoint-interval=50ms")
+    with small_disk(disk, "1m"):
+        with qcli_serve(disk / "d", *flags) as broker:
+            broker.create("t", "c")
+            stored = await fill(broker)
+            assert len(stored) > 20
+            assert "500" in (text := answer_of(broker, "GET", "/ping"))
+            assert "NOK - cannot write" in text
+            assert "No space left on device" in text
+            broker.process.kill()
+            broker.process.wait()
+        with qcli_serve(disk / "d", *flags) as broker:
+            async with connected(broker.tcp_address) as client:
+                await client.subscribe("t", "c", ready_count=5)
+                await receive(client, stored)
+                with trio.fail_after(PATIENCE_S):
+                    while not await publishes(broker, b"again"):
+                        await trio.sleep(0.05)  # another process: nothing tells when it has made room
+                await receive(client, [b"again"])
+                assert answer_of(broker, "GET", "/ping") == "OK"
+        with qcli_serve(disk / "d", *flags) as broker:
+            assert broker.channel_stats("t", "c")["depth"] == 0
+
+
+async def publishes(broker: Broker, body: bytes) -> bool:
+    """Whether a message is taken now."""
+    async with connected(broker.tcp_address) as client:
+        await client.send(mpub("t", body))
+        return await client.frame() == (0, b"OK")

@@ -1,0 +1,84 @@
+"""The topic against a naive one, while messages expire, make room, and are carried forward."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from model.naive import NaiveChannel, Place
+from model.test_topic_model import SETTINGS, DiskMachine, TopicMachine
+from trio_nsq.broker.channel import Channel
+
+
+class LimitedMachine(TopicMachine):
+    """A topic that loses its oldest messages now and then."""
+
+    @rule(back=st.integers(0, 12))
+    def expire(self, back: int) -> None:
+        """What was never delivered has waited for too long, but for the newest few."""
+        sequence = max(0, self.naive.published - back)
+        self.real.topic.expire_before(sequence)
+        self.forget_waiting(sequence)
+        for name, naive in self.naive.channels.items():
+            drop(naive, [n for n in fresh(naive) if n < min(sequence, self.real.topic.distribution_point)])
+            assert self.real.topic.channels[name].cursor >= min(
+                sequence, self.real.topic.distribution_point
+            )
+
+    @rule(most=st.integers(1, 10))
+    def make_room(self, most: int) -> None:
+        again = {name: requeued(channel) for name, channel in self.real.topic.channels.items()}
+        topic_depth = self.naive.depth
+        self.real.topic.configure({"max_messages": most, "when_full": "drop-oldest"})
+        self.real.topic.make_room()
+        self.real.topic.configure({"max_messages": None, "when_full": None})
+        for name, naive in self.naive.channels.items():
+            set_aside = len(naive.copies) - len(naive.at(Place.IN_FLIGHT)) - len(naive.at(Place.DEFERRED))
+            excess = set_aside + topic_depth - most
+            before = self.real.topic.channels[name].dropped_count
+            oldest = [*again[name], *fresh(naive)][: max(0, excess)]
+            drop(naive, oldest)
+            assert before >= len(oldest)
+        if topic_depth > most:
+            waiting = sorted(n for n, held in self.naive.waiting.items() if not is_apart(held))
+            self.forget_waiting(waiting[topic_depth - most - 1] + 1)
+
+    def forget_waiting(self, below: int) -> None:
+        self.naive.waiting = {n: w for n, w in self.naive.waiting.items() if is_apart(w) or n >= below}
+
+
+def is_apart(waiting: object) -> bool:
+    """Whether a message that waits in the topic is one that is not delivered in its turn."""
+    return any(waiting) if isinstance(waiting, tuple) else bool(waiting)
+
+
+def fresh(naive: NaiveChannel) -> list[int]:
+    return sorted(number for number, copy in naive.at(Place.READY).items() if copy.fresh)
+
+
+def requeued(channel: Channel) -> list[int]:
+    """In the order in which they come again."""
+    return [waiting.sequence for waiting in channel.peek("requeued")]
+
+
+def drop(naive: NaiveChannel, numbers: list[int]) -> None:
+    for number in numbers:
+        del naive.copies[number]
+
+
+class CarryingMachine(LimitedMachine, DiskMachine):
+    """On disk; whenever the state is saved, all files go that hold nothing but messages to be carried forward."""
+
+    def keep_state(self) -> None:
+        super().keep_state()
+        log, checkpoint = self.real.log, self.real.topic.checkpoint()
+        for _ in checkpoint.encode():
+            pass
+        done = [file.next_sequence for file in log.files[:-1] if file.next_sequence <= checkpoint.all_needed]
+        if done:
+            assert log.carry_forward(checkpoint.unfinished_before(done[-1]), 10**9)
+            log.discard_before(done[-1])
+            assert log.first_sequence == done[-1]
+
+
+TestLimited = LimitedMachine.TestCase
+TestCarrying = CarryingMachine.TestCase
+TestLimited.settings = TestCarrying.settings = SETTINGS
