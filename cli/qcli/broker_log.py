@@ -13,6 +13,7 @@ from .params import Source
 
 if TYPE_CHECKING:
     from trio_nsq.client.topic_reader import TopicReader
+    from trio_nsq.log import RecordBatch
 
 
 @contextmanager
@@ -52,6 +53,15 @@ def note_beginning(topic: str, reader: TopicReader) -> None:
     """Say so if there may have been more that is no longer kept; where a sequence was asked for, a gap says so."""
     if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
         talk(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
+
+
+def is_for_all(batch: RecordBatch) -> bool:
+    """Whether it was published to the topic, and not brought back for one of its channels."""
+    if not (batch.note and batch.due_ns):
+        return True
+    from trio_nsq.broker.note import only_channel
+
+    return only_channel(batch.note) is None
 
 
 def note_gap(topic: str, first: int, end: int, reason: str) -> bool:

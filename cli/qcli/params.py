@@ -67,7 +67,7 @@ def positive_duration(text: str) -> int:
 
 
 def retention_time(text: str) -> int:
-    """Milliseconds of a length of time, of which the first part may be days, such as `7d` or `1d12h`; `forever` is -1."""
+    """Milliseconds of a length of time, of which the first part may be days: `7d`, `1d12h`; `forever` is -1."""
     if text == "forever":
         return -1
     days = re.match(r"(\d+)d", text)

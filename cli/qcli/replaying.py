@@ -15,7 +15,7 @@ from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 
-from .broker_log import note_gap
+from .broker_log import is_for_all, note_gap
 from .exit_codes import ExitCode
 from .reading import Pace
 from .records import MAX_BATCH_BYTES
@@ -158,7 +158,8 @@ class Replay:
                     return
             for each in found:
                 if isinstance(each, RecordBatch):
-                    await self._take(each)
+                    if is_for_all(each):
+                        await self._take(each)
                 else:
                     await self._flush(each.first_sequence)
                     self._pass_over(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,10 @@ async def _serve(options: BrokerOptions, address_file: Path | None) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, lambda _code: nursery.cancel_scope.cancel())
             bound: BoundAddresses = await nursery.start(serve, options)
+            # What the broker has loaded stays: the garbage collector need not look through it again and again, which
+            # with ten thousand channels takes so long that their messages would be late.
+            gc.collect()
+            gc.freeze()
             if address_file is not None:
                 _write_addresses(address_file, bound)
             listening = f"tcp {bound.tcp_address}, http {bound.http_address or 'off'}"

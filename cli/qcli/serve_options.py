@@ -292,7 +292,15 @@ SETTINGS = [
         DURATION,
         "1h",
         field="max_req_timeout_ms",
-        help="How long a message may be deferred at most.",
+        help="How long a message that a consumer hands back (REQ) may be deferred at most.",
+    ),
+    Setting(
+        "max-defer",
+        TIMES,
+        DURATION,
+        "8760h",
+        field="max_defer_ms",
+        help="How long a message may be deferred by its publisher (DPUB, /pub?defer=) at most.",
     ),
     Setting("max-msg-size", LIMITS, POSITIVE_BYTES, MIB, help="Size of one message."),
     Setting(

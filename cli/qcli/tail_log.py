@@ -8,7 +8,7 @@ from functools import partial
 from trio_nsq.client.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
-from .broker_log import note_beginning, note_gap
+from .broker_log import is_for_all, note_beginning, note_gap
 from .output import RawOutput, body_field, json_lines
 from .tailing import Printer
 
@@ -71,7 +71,8 @@ class LogTail(Printer[TopicReader]):
             batches: list[RecordBatch] = []
             for each in found:
                 if isinstance(each, RecordBatch):
-                    batches.append(each)
+                    if is_for_all(each):
+                        batches.append(each)
                     continue
                 await self._print(topic, batches)
                 batches = []

@@ -28,6 +28,22 @@ def test_what_is_not_wanted_is_gone() -> None:
     assert other.receive() == []
 
 
+def test_sampling_passes_over_what_is_deferred() -> None:
+    """And decides about that when its time has come."""
+    fixture = Fixture()
+    subscriber = sampling(fixture, [False, False, True, False, False, True])
+    subscriber.ready(0)
+    fixture.publish(b"0", b"1")
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"2", b"3", b"4")
+    subscriber.ready(10)
+    assert subscriber.receive_bodies() == [b"2"]
+    assert fixture.counts() == (0, 1, 1)
+    fixture.pass_ms(1000)
+    assert subscriber.receive_bodies() == [b"later"]
+    assert fixture.counts() == (0, 2, 0)
+
+
 def test_ready_counts_only_what_is_sent() -> None:
     fixture = Fixture()
     subscriber = sampling(fixture, [False, True] * 10, ready=3)

@@ -137,7 +137,7 @@ async def test_congestion_counts_what_comes_while_the_socket_is_full(
     for _ in range(4):
         assert not outbox.congested
         outbox.put(bytes(1024 * 1024))
-    outbox.put(b"x")
+    outbox.put_encoded(b"x")
     assert outbox.congested
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_all, theirs, size + 4 * 1024 * 1024 + 1)

@@ -123,7 +123,7 @@ async def test_publishes_wait_while_a_new_file_is_begun(
     for sync in ("always", "interval"):
         folder = tmp_path / sync
         keep = TopicSettings(retention_time_ms=80)
-        options = {"checkpoint_interval_ms": 1, "sync": sync, "topic_defaults": keep}
+        options: dict[str, Any] = {"checkpoint_interval_ms": 1, "sync": sync, "topic_defaults": keep}
         async with running_broker(folder, **options) as bound, connected(bound.tcp_address) as client:
             await client.send(identify(output_buffer_size=-1))
             await client.ok()
@@ -136,7 +136,7 @@ async def test_publishes_wait_while_a_new_file_is_begun(
                     await client.send(b"FIN %s\n" % message.id)
                     if n % 40 == 0:
                         first = segments(folder)[0]
-                        await until(lambda first=first: segments(folder)[0] > first)  # type: ignore[misc]
+                        await until(lambda first=first, folder=folder: segments(folder)[0] > first)  # type: ignore[misc]
 
 
 # ---------------------------------------------------------------------- limits

@@ -66,7 +66,7 @@ async def test_unfinished_messages_outlast_the_files_they_were_in(
                     await client.send(b"REQ %s 2000\n" % message_id)
             await until(lambda: segments(data_path)[0] > 20)
             assert carried(data_path).exists()
-            assert verify_topic(carried(data_path).parent).findings == []
+            assert not verify_topic(carried(data_path).parent).damaged
             if not restart:
                 await check_peek(api, what)
                 await client.send(b"CLS\n")
@@ -110,10 +110,10 @@ async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_
                 await fill(api, 50)
                 await finish_all_but(client, 50, set())
                 await until(lambda end=end: segments(data_path)[0] > end - 30)  # type: ignore[misc]
-                assert verify_topic(carried(data_path).parent).findings == []
+                assert not verify_topic(carried(data_path).parent).damaged
         assert (await api.channel("t", "c"))["deferred_count"] == 1
     assert carried(data_path).stat().st_size < 200
-    assert verify_topic(carried(data_path).parent).findings == []
+    assert not verify_topic(carried(data_path).parent).damaged
     async with running_api(data_path, **FAST) as api:
         (line,) = (await api.get("/channel/peek", topic="t", channel="c", state="deferred")).text.splitlines()
         assert json.loads(line)["body"] == "later"

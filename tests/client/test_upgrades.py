@@ -1,5 +1,6 @@
 """TLS, compression and AUTH between our client and our broker; tests/interop has the same with nsqd."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,7 +97,7 @@ async def test_our_own_certificate(tmp_path: Path, certificates: Certificates) -
     policy = {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": certificates.ca_path}
     async with broker_and_tls(tmp_path / "d", certificates, **policy) as (address, tls):
         await round_trip(address, 3, **tls, tls_cert=cert, tls_key=key)
-        with pytest.raises(ConnectionFailed, match="IDENTIFY failed|certificate required|handshake"):
+        with pytest.raises(ConnectionFailed, match=r"IDENTIFY failed|certificate required|handshake"):
             async with Producer(address, **tls):
                 pass
         with pytest.raises(ConnectionFailed, match="TLS required"):
@@ -160,6 +161,65 @@ async def test_a_broker_that_does_not_keep_to_the_rules(broker: FakeBroker, said
             with pytest.raises(ConnectionFailed, match=reason):
                 await connection.introduce()
             assert connection.ended.is_set()
+
+
+async def test_sessions_begin_and_end_in_good_order(certificates: Certificates, broker: FakeBroker) -> None:
+    """The first OK comes in one piece with the end of the handshake; either side may say first that it is done."""
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.maximum_version = ssl.TLSVersion.TLSv1_2  # there the server has the handshake's last word
+    server_context.load_cert_chain(certificates.options["tls_cert"], certificates.options["tls_key"])
+    settings = ConnectionSettings(tls_v1=True, tls_context=certificates.client_context())
+
+    async def connect_to(client_ends_first: bool) -> None:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        session = server_context.wrap_bio(incoming, outgoing, server_side=True)
+        connection = Connection(
+            await trio.open_tcp_stream("127.0.0.1", broker.port), broker.address, settings
+        )
+        peer = await broker.accept()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.introduce)
+            await peer.expect_identify()
+            await peer.send(encode_response(b'{"tls_v1":true}'))
+            done = False
+            while not done:
+                incoming.write(await peer.receive())
+                try:
+                    session.do_handshake()
+                    done = True
+                    session.write(OK_FRAME)
+                except ssl.SSLWantReadError:
+                    pass
+                await peer.send(outgoing.read())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run, lambda _event: None)
+            if client_ends_first:
+                connection.write(b"NOP\n")
+                connection.write_eof()
+                incoming.write(await peer.receive())
+                assert session.read() == b"NOP\n"
+                while not session_ended(session):
+                    incoming.write(await peer.receive())
+                peer.hang_up()
+            else:
+                with pytest.raises(ssl.SSLWantReadError):
+                    session.unwrap()
+                await peer.send(outgoing.read())
+        assert connection.ended.is_set()
+
+    with trio.fail_after(PATIENCE_S):
+        await connect_to(client_ends_first=True)
+        await connect_to(client_ends_first=False)
+
+
+def session_ended(session: ssl.SSLObject) -> bool:
+    """Whether the peer has said that it is done."""
+    try:
+        return session.read() == b""
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLWantReadError:
+        return False
 
 
 async def test_a_broker_that_does_not_compress(tmp_path: Path) -> None:

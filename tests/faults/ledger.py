@@ -165,6 +165,7 @@ class Ledger:
         self._events: dict[ChannelName, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         self._departures: dict[ChannelName, list[int]] = defaultdict(list)
         self._ids: dict[bytes, int] = {}
+        self._numbers: dict[tuple[str, bytes], int] = {}  # the same for a broker whose ids repeat between topics
         self._seen: dict[int, tuple[bytes, int]] = {}  # id and timestamp, by number
         self._commands = 0
         self._wrong: list[str] = []
@@ -203,6 +204,7 @@ class Ledger:
         known = self._seen.setdefault(number, (message_id, stamp_ns))
         if known != (message_id, stamp_ns):
             self._wrong.append(f"message {number}: id and timestamp were {known}, are {(message_id, stamp_ns)}")
+        self._numbers[name.topic, message_id] = number
         if self._ids.setdefault(message_id, number) != number:
             self._wrong.append(f"id {message_id!r} is of messages {self._ids[message_id]} and {number}")
         self._note(name, number, Event(Act.DELIVERED, at_ns, self.life, attempts))
@@ -218,9 +220,9 @@ class Ledger:
         for number in held:
             self.answer(name, number, Act.LEFT, at_ns)
 
-    def number_of(self, message_id: bytes) -> int:
+    def number_of(self, name: ChannelName, message_id: bytes) -> int:
         """The number of the message with this id, which has come before."""
-        return self._ids[message_id]
+        return self._numbers[name.topic, message_id]
 
     def _note(self, name: ChannelName, number: int, event: Event) -> None:
         self._events[name][number].append(event)

@@ -226,7 +226,7 @@ class Load:
         code, _, rest = data.partition(b" ")
         assert frame_type == 1, data
         assert code in (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"), data
-        number = self._ledger.number_of(rest.split()[1])
+        number = self._ledger.number_of(name, rest.split()[1])
         self._ledger.answer(name, number, Act.REFUSED, now_ns)
 
     def _answer(self, name: ChannelName, message_id: bytes, held: dict[bytes, int]) -> bytes:
@@ -383,10 +383,17 @@ class Load:
         )
 
 
-async def live(broker: Broker, ledger: Ledger, chance: random.Random, *, operators: bool) -> None:
+def mostly_short(chance: random.Random) -> float:
+    """For how many seconds a broker lives: often not until its first checkpoint, but some lives see many."""
+    return 3 if chance.random() < 0.25 else chance.uniform(0.1, 1.2)
+
+
+async def live(
+    broker: Broker, ledger: Ledger, chance: random.Random, life_s: float, *, operators: bool
+) -> None:
     """A life of a broker that ends with SIGKILL: under full load, or a moment after it was asked to stop."""
     load = Load(broker, ledger, chance, operators=operators)
-    with trio.fail_after(3 * PATIENCE_S):
+    with trio.fail_after(life_s + 3 * PATIENCE_S):
         if operators:
             await load.check_settings()
         if not ledger.channels:
@@ -395,8 +402,7 @@ async def live(broker: Broker, ledger: Ledger, chance: random.Random, *, operato
                     await load.make(ChannelName(topic, channel))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run)
-            # The moment is random: there is no condition to wait for. Some lives see many checkpoints.
-            await trio.sleep(3 if chance.random() < 0.25 else chance.uniform(0.1, 1.2))
+            await trio.sleep(life_s)  # the moment is random: there is no condition to wait for
             load.ending = True
             if chance.random() < 0.2:
                 broker.process.terminate()
@@ -414,6 +420,7 @@ async def run_and_kill(
     chance: random.Random,
     *,
     operators: bool,
+    life_s: Callable[[random.Random], float] = mostly_short,
     killed_while_starting: Callable[[random.Random], None] | None = None,
 ) -> None:
     """Start a broker over and over, and kill it each time; then drain it and stop it.
@@ -424,13 +431,14 @@ async def run_and_kill(
         kills: How often.
         chance: Decides everything.
         operators: Whether channels are paused, emptied, deleted and made besides.
+        life_s: Gives the length of a life, in seconds.
         killed_while_starting: Starts a broker, and kills it before it is ready.
     """
     for _ in range(kills):
         if killed_while_starting is not None and ledger.kills and chance.random() < 0.2:
             killed_while_starting(chance)
         with start() as broker:
-            await live(broker, ledger, chance, operators=operators)
+            await live(broker, ledger, chance, life_s(chance), operators=operators)
             complaints(broker, ledger)
     with start() as broker:
         load = Load(broker, ledger, chance, operators=operators)

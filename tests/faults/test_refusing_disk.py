@@ -229,7 +229,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 async def fill(broker: Broker) -> list[bytes]:
     """Publish until not even a message of one byte is taken; returns those that were."""
     stored: list[bytes] = []
-    size = 60_000
+    size = 250_000
     while size:
         async with connected(broker.tcp_address) as client:
             while True:
@@ -267,12 +267,12 @@ def answer_of(broker: Broker, method: str, path: str, **query: str) -> str:
 async def test_a_full_file_system(tmp_path: Path) -> None:
     """It is filled to the last byte, and the broker gets out of that without help, by what consumers finish."""
     disk = tmp_path / "disk"
-    flags = ("--max-bytes-per-file=100000", "--checkpoint-interval=50ms")
-    with small_disk(disk, "1m"):
+    flags = ("--max-bytes-per-file=300000", "--checkpoint-interval=50ms")
+    with small_disk(disk, "4m"):
         with qcli_serve(disk / "d", *flags) as broker:
             broker.create("t", "c")
             stored = await fill(broker)
-            assert len(stored) > 20
+            assert len(stored) > 10
             assert "500" in (text := answer_of(broker, "GET", "/ping"))
             assert "NOK - cannot write" in text
             assert "No space left on device" in text

@@ -25,8 +25,8 @@ class Frames:
     """The reader of frames."""
 
     name = "frames"
-    memory_per_byte = 20  # an empty message of 34 bytes becomes four objects in four lists
-    memory_bytes = 20_000
+    memory_per_byte = 10  # an empty message of 34 bytes becomes four objects in four lists
+    memory_bytes = 8_000
 
     def valid(self, rng: Random) -> list[bytes]:
         return [self._frame(rng) for _ in range(rng.randrange(1, 12))]

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-from trio_nsq.http import HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
+from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
 
 LIMIT_BYTES = 1000
 HOST = b"Host: localhost\r\n"
@@ -408,6 +408,19 @@ async def test_defect_of_a_generated_body_cuts_it_off_and_is_logged(
                 await client.get("/log")
     assert [record.getMessage() for record in caplog.records] == ["the response to GET /log was cut off"] * 2
     assert all(record.exc_info for record in caplog.records)
+
+
+async def test_a_generated_body_that_cannot_go_on_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def gives_up() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise CutOff("its disk is gone")
+
+    async with serving([*ROUTES, log_route(gives_up)]) as port:
+        reply = await exchange(port, get("/log") + get("/ping"), eof=False)
+        assert reply.endswith(b"\r\n\r\n3\r\none\r\n")
+    (record,) = caplog.records
+    assert record.getMessage() == "the response to GET /log was cut off: its disk is gone"
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
 
 async def test_generated_body_is_closed_when_its_client_is_gone(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.interop
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("http"), *FLAGS) as running:
+    with pair(tmp_path_factory.mktemp("http"), *FLAGS, ours_only=["--max-defer=1h"]) as running:
         yield running
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from interop.same.limits import FLAGS, SCRIPTS
+from interop.same.limits import FLAGS, OURS_ONLY, SCRIPTS
 from interop.same.stage import Pair, check, pair
 
 pytestmark = pytest.mark.interop
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.interop
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(tmp_path_factory.mktemp("limits"), *FLAGS) as running:
+    with pair(tmp_path_factory.mktemp("limits"), *FLAGS, ours_only=OURS_ONLY) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from faults.disk import Disk, RecordingFiles, write_image
-from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered, segment_files
+from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered
 from trio_nsq.log import DiskLog, LogReadError, LogWriteError, RecordBatch
 from trio_nsq.log.stragglers import FILE_NAME
 from trio_nsq.protocol import pack_messages

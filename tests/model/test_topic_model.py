@@ -76,7 +76,7 @@ def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
     """What is kept of a channel, and the first sequence that this needs."""
     for _ in state.encode():
         pass
-    data = json.loads(state.text)
+    data = json.loads(b"".join(state.parts))
     return data | {key: sorted(data[key]) for key in ("unfinished", "deferred")}, state.first_needed
 
 
@@ -300,7 +300,7 @@ class TopicMachine(RuleBasedStateMachine):
             return
         _, naive, real = picked
         numbers = {each % self.naive.published for each in chosen} & naive.at(Place.DEFERRED).keys()
-        assert real.cancel(numbers | {self.naive.published}) == len(numbers)
+        assert sorted(real.cancel(numbers | {self.naive.published})) == sorted(numbers)
         for number in numbers:
             del naive.copies[number]
 

@@ -116,6 +116,15 @@ def test_what_follows_the_end_of_a_deflate_stream_is_ignored() -> None:
     assert list(codec.decode(b"and more")) == []
 
 
+def test_a_long_stream_that_ends_with_bytes_behind_it_comes_to_an_end() -> None:
+    packer = raw_deflate()
+    size = MAX_PIECE_BYTES + 5000
+    codec = Deflate(6)
+    pieces = list(codec.decode(packer.compress(bytes(size)) + packer.flush() + b"x"))
+    assert sum(map(len, pieces)) == size
+    assert codec.ended
+
+
 @both
 @pytest.mark.parametrize("garbage", [b"CLS\n", b"\x00\x05\x00\x00aaaaa", b"\xff" * 9])
 def test_what_comes_before_garbage_is_good(codec: "type[Snappy]", garbage: bytes) -> None:

@@ -49,6 +49,7 @@ class Broker:
         topics: By name.
         changed: Names of topics whose state differs from what was last saved; the owner clears it.
         unsaved: Those of them that have to be saved at once: they, or a channel of theirs, are new.
+        never_saved: The channels that are, so that a crash would take them.
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
@@ -59,6 +60,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.changed: set[str] = set()
         self.unsaved: set[str] = set()
+        self.never_saved: set[Channel] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
         self._make_log = make_log
         measured = bool(options.e2e_processing_latency_percentiles)
@@ -96,6 +98,8 @@ class Broker:
         if not known:
             if not channel.ephemeral:
                 self.unsaved.add(topic_name)
+                if not topic.ephemeral:
+                    self.never_saved.add(channel)
             self.watch(channel, channel.next_deadline_ns)
             self.on_names_changed(topic_name, name)
         return channel
@@ -163,7 +167,8 @@ class Broker:
         return list(woken)
 
     def _forget(self, channel: Channel) -> None:
-        """Ring no alarm of a channel that is deleted."""
+        """Ring no alarm of a channel that is deleted, and do not wait for it to be saved."""
+        self.never_saved.discard(channel)
         self._dead_alarms += len(self._alarms_of.pop(channel, ()))
         if self._dead_alarms > len(self._alarms) // 2 + _DEAD_ALARMS:
             self._alarms = [alarm for alarm in self._alarms if alarm[2] in self._alarms_of]

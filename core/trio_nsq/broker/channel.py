@@ -746,10 +746,10 @@ class Channel:
         for message in self._aside.release(messages):
             self._come_back(message)
 
-    def cancel(self, sequences: Collection[int]) -> int:
-        """Drop those of these messages that are deferred; returns how many that were."""
+    def cancel(self, sequences: Collection[int]) -> list[int]:
+        """Drop those of these messages that are deferred, and return them."""
         self._state = None
-        return len(self._deferred.withdraw(sequences))
+        return [released.sequence for released in self._deferred.withdraw(sequences)]
 
     # ------------------------------------------------------------------ checkpoints
 

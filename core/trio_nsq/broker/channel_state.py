@@ -28,9 +28,9 @@ class ChannelState:
             `in_flight` is that of each consumer.
 
     Attributes:
-        text: The JSON object: name, paused, settings (see `change`), cursor, holes [[start, end]],
+        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, holes [[start, end]],
             unfinished [[sequence, attempts]], with a `Reason` behind them where the message was given up, deferred
-            [`Block.text`]. Empty until `encode` has come to its end.
+            [`Block.text`]. None until `encode` has come to its end.
         first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
         cursor: The channel's.
     """
@@ -44,7 +44,7 @@ class ChannelState:
         "_requeued",
         "cursor",
         "first_needed",
-        "text",
+        "parts",
     )
 
     def __init__(
@@ -59,7 +59,7 @@ class ChannelState:
         deferred: Sequence[Block],
         aside: Sequence[Aside],
     ) -> None:
-        self.text = ""
+        self.parts: list[bytes] = []
         self.first_needed = self.cursor = cursor
         self._head = name, paused, settings
         self._holes = holes
@@ -69,8 +69,8 @@ class ChannelState:
         self._aside = aside
 
     def encode(self) -> Iterator[int]:
-        """Set `text` and `first_needed`, in steps; yields after each how many messages it was about."""
-        if self.text:
+        """Set `parts` and `first_needed`, in steps; yields after each how many messages it was about."""
+        if self.parts:
             return
         holes = unfinished = "[]"
         if self._holes:
@@ -78,21 +78,21 @@ class ChannelState:
         if self._requeued or self._in_flight or self._aside:
             unfinished, lowest = yield from encode_rows(self._unfinished(), 0)
             self.first_needed = min(self.first_needed, lowest)
-        blocks: list[str] = []
+        blocks: list[bytes] = []
         for block in self._deferred:
             self.first_needed = min(self.first_needed, min(block.sequence))
-            blocks.append(f'"{block.text()}"')
+            blocks.append(f'{"," if blocks else ""}"{block.text()}"'.encode())
             yield len(block) // _PACKED_PER_ROW
-        deferred = ",".join(blocks)
         name, paused, settings = self._head
         values = {"name": name, "paused": paused, "settings": settings, "cursor": self.cursor}
         head = json.dumps(values, separators=(",", ":"))[:-1]
-        self.text = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":[{deferred}]}}'
+        before = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":['
+        self.parts = [before.encode(), *blocks, b"]}"]
         self._holes = self._requeued = self._in_flight = self._deferred = self._aside = ()
 
     def sequences(self) -> Iterator[int]:
         """Of all that is unfinished or deferred, once `encode` has come to its end."""
-        state = json.loads(self.text)
+        state = json.loads(b"".join(self.parts))
         yield from (sequence for sequence, *_ in state["unfinished"])
         yield from DeferredMessages.restore(state["deferred"]).sequences()
 

@@ -233,6 +233,8 @@ class Connection:
             self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
             self._flush()
 
+    # ------------------------------------------------------------------ sending
+
     def deliver(self, frames: bytes | memoryview) -> None:
         """Take message frames; `send_delivered` follows."""
         self.outbox.put(frames)

@@ -1,6 +1,7 @@
 """The data folder: who owns it, what topics lie in it, and their saved state.
 
 broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
+spare-room                      see `SpareRoom`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Checkpoint`: pause flags, channels, what is unfinished; with a "crc32" before it
     00000000000000000000.log    segments of its log
@@ -26,6 +27,7 @@ from ..log import Files, OpenFiles, reasonable_limit
 from ..protocol import is_valid_name
 from .broker import COUNTER_BITS
 from .errors import StartupError
+from .spare_room import SpareRoom
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -58,6 +60,7 @@ class DataFolder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.files = files or Files()
+        self._spare_room = SpareRoom(path / "spare-room", self.files)
         self.open_files = OpenFiles(self.files, reasonable_limit())
         try:
             self.files.make_folder(path)
@@ -130,7 +133,7 @@ class DataFolder:
     def reserve_ids(self, below: int) -> None:
         """Remember that ids below this may be used. Raises OSError."""
         content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
-        self.files.replace(self.path / BROKER_FILE, content + b"\n")
+        self._spare_room.replace(self.path / BROKER_FILE, content + b"\n")
 
     # ------------------------------------------------------------------ topics
 
@@ -176,7 +179,7 @@ class DataFolder:
         """Save a topic's state, a JSON object, atomically and durably. Raises OSError."""
         folder = self.topic_folder(name)
         self.files.make_folder(folder)
-        self.files.replace(folder / STATE_FILE, encode_checked(content))
+        self._spare_room.replace(folder / STATE_FILE, encode_checked(content))
 
     def retire_topic(self, name: str) -> Path | None:
         """Put a topic's folder out of use, in one step; who has its files open may go on.

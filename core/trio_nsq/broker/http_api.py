@@ -1,22 +1,22 @@
 """The broker's HTTP endpoints, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
 
-import re
 import socket
 import time
+from dataclasses import replace
 from struct import Struct, error
 from typing import TYPE_CHECKING
 
-from ..http import HTTPError, Request, Response, Route, Router
+from ..http import Handler, HTTPError, Request, Response, Route, Router
 from ..log import LogError
 from ..protocol import CommandError, MessageSet, pack_messages, walk_messages
 from .addresses import BoundAddresses, Broadcast, port_of
-from .errors import PublishRefused
+from .errors import PublishRefused, SaveError
 from .http_config import ConfigEndpoints
 from .http_debug import DebugEndpoints
 from .http_read import ReadEndpoints
 from .http_seek import SeekEndpoints
 from .http_settings import SettingsEndpoints
-from .http_targets import channel_names, find_channel, find_topic, given, valid_name
+from .http_targets import channel_names, due_given, find_channel, find_topic, given, valid_name
 from .publisher import Publication
 from .stats import broker_stats
 from .stats_text import render_text
@@ -30,7 +30,6 @@ _NS_PER_MS = 1_000_000
 _OK = Response.text("OK")
 _EMPTY = Response.empty()
 _FALSE = ("0", "false")
-_DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
 
 
 class Endpoints:
@@ -126,15 +125,7 @@ class Endpoints:
         if not request.body:
             raise HTTPError(400, "MSG_EMPTY")
         topic = valid_name(request, "topic", "INVALID_TOPIC")
-        due_ns = 0
-        if "defer" in request.query:
-            text = request.query["defer"]
-            match = _DECIMAL.fullmatch(text)
-            defer_ms = int(match[1]) if match else -1
-            if not 0 <= defer_ms <= self._limits.max_req_timeout_ms or (defer_ms and text.startswith("-")):
-                raise HTTPError(400, "INVALID_DEFER")
-            due_ns = self._server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
-        await self._publish(topic, pack_messages([request.body]), due_ns)
+        await self._publish(topic, pack_messages([request.body]), due_given(request, self._server))
         return _OK
 
     async def mpub(self, request: Request) -> Response:
@@ -262,4 +253,17 @@ def make_router(server: "Server", bound: BoundAddresses) -> Router:
         ReadEndpoints(server),
         SeekEndpoints(server),
     )
-    return Router(route for part in parts for route in part.routes())
+    routes = [route for part in parts for route in part.routes()]
+    return Router(replace(route, handler=_telling_of_the_disk(route.handler)) for route in routes)
+
+
+def _telling_of_the_disk(handler: Handler) -> Handler:
+    """What was done and cannot be saved is not done for good: 503, as for a publish."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except SaveError as exc:
+            raise HTTPError(503, str(exc)) from exc
+
+    return handle

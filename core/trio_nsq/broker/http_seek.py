@@ -3,6 +3,7 @@
 See docs/reading.md.
 """
 
+import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -15,10 +16,10 @@ from ..log.interface import READ_BYTES
 from ..protocol.frames import MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel import Channel
-from .errors import SaveError
 from .http_read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
 from .http_targets import find_channel, given, whole_number
 from .json_lines import gap_line, message_line
+from .note import only_channel
 from .positions import EARLIEST, Position
 from .readers import Readers
 from .seeking import STATES, Move, State, Waiting
@@ -57,7 +58,7 @@ class SeekEndpoints:
         if count > MAX_PEEK_MESSAGES:
             raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
         every = chain.from_iterable(map(channel.peek, _states(request)))
-        lines = _Lines(self._server.readers, channel, list(islice(every, count)))
+        lines = WaitingLines(self._server.readers, channel, list(islice(every, count)))
         return Response(body=lines.pieces(), content_type=NDJSON)
 
     async def seek(self, request: Request) -> Response:
@@ -70,7 +71,7 @@ class SeekEndpoints:
             move, oldest = await self._server.seek(channel, position, dry_run=dry_run)
         except LookupError:
             raise HTTPError(404, "CHANNEL_NOT_FOUND") from None
-        except (LogReadError, SaveError) as exc:
+        except LogReadError as exc:
             raise HTTPError(503, str(exc)) from exc
         return Response.json(
             {
@@ -108,8 +109,8 @@ def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
     return "earliest" if wanted.kind == "time" and move.to_sequence == oldest > 0 else None
 
 
-class _Lines:
-    """Makes the lines of `/channel/peek`.
+class WaitingLines:
+    """Makes the lines of `/channel/peek`, and the like.
 
     Args:
         readers: See there.
@@ -166,6 +167,10 @@ class _Lines:
             return gap_line(self._topic.name, gap, channel=self._channel, state=waiting.state)
         if record is not self._record:
             self._record, self._bodies = record, record.messages.bodies()
+        if waiting.state == "fresh" and record.due_ns:  # the channel was moved back to before it
+            if only_channel(record.note) not in (None, self._channel):
+                return b""
+            waiting = waiting._replace(due_ns=record.due_ns if record.due_ns > time.time_ns() else 0)
         index = sequence - record.base_sequence
         return self._message_line(
             waiting, f"{record.first_id + index:016x}", record.timestamp_ns, self._bodies[index]

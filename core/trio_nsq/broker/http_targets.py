@@ -11,6 +11,9 @@ from .topic import Topic
 if TYPE_CHECKING:
     from .server import Server
 
+_NS_PER_MS = 1_000_000
+_DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
+
 
 def given(request: Request, parameter: str) -> str:
     """A parameter that has to be there, whatever it says."""
@@ -36,6 +39,25 @@ def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
     if number < least:
         raise HTTPError(400, f"INVALID_{parameter.upper()}: a whole number is wanted, {least} or more")
     return number
+
+
+def due_given(request: Request, server: "Server") -> int:
+    """When a message may be delivered that is published with `defer`, in milliseconds; 0: at once. Raises HTTPError."""
+    if "defer" not in request.query:
+        return 0
+    text = request.query["defer"]
+    match = _DECIMAL.fullmatch(text)
+    defer_ms = int(match[1]) if match else -1
+    if not 0 <= defer_ms <= server.options.limits.max_defer_ms or (defer_ms and text.startswith("-")):
+        raise HTTPError(400, "INVALID_DEFER")
+    return server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
+
+
+async def saved(server: "Server", topic: Topic) -> None:
+    """Return when a topic's state is on disk. Raises HTTPError."""
+    await server.save(topic)
+    if topic.name in server.broker.unsaved:
+        raise HTTPError(503, f"it is done, but that cannot be saved: {server.health}")
 
 
 def channel_names(request: Request) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Messages of a log as JSON, an object per line: what `/topic/read` and `/channel/peek` answer with.
 
-The keys are those of `qcli tail --format json`, and then some: topic, id, timestamp_ns, attempts, sequence, due_ns, and
-body, or body_base64 in its place if it is not UTF-8.
+The keys are those of `qcli tail --format json`, and then some: topic, id, timestamp_ns, attempts, sequence, due_ns,
+channel where only one channel gets a message, and body, or body_base64 in its place if it is not UTF-8.
 """
 
 import base64
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..log import RecordBatch
 from ..log.gaps import Gap
+from .note import only_channel
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -21,6 +22,8 @@ def message_lines(topic: str, batch: RecordBatch, indexes: range) -> Iterator[by
     head = f'{{"topic":"{topic}","id":"'
     middle = f'","timestamp_ns":{batch.timestamp_ns},"attempts":0,"sequence":'
     due = f',"due_ns":{batch.due_ns or "null"},'
+    if batch.note and batch.due_ns and (channel := only_channel(batch.note)) is not None:
+        due += f'"channel":"{channel}",'
     data, sizes = batch.messages.data, batch.messages.sizes
     end = sum(sizes[: indexes.start]) + 4 * indexes.start
     for index in indexes:

@@ -11,6 +11,7 @@ from ..log import LogError
 from .broker import Broker, MessageIds
 from .data_folder import ID_RESERVE, DataFolder
 from .retention import Keeper
+from .errors import SaveError
 from .topic import Checkpoint, Topic
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -59,14 +60,17 @@ class Saver:
     # ------------------------------------------------------------------ one topic
 
     async def save_new(self, topic: Topic) -> None:
-        """Save a topic's state if it, or a channel of its, was never saved."""
+        """Save a topic's state if it, or a channel of its, was never saved. Raises SaveError."""
         if topic.name in self._broker.unsaved:
             await self.save(topic)
 
     async def save(self, topic: Topic) -> None:
-        """Return when the topic's state, as it is now or later, is on disk; an error is logged and noted.
+        """Return when the topic's state, as it is now or later, is on disk.
 
         Waiting callers are served by one write. What the log need not keep any more is deleted from it.
+
+        Raises:
+            SaveError: It is not; that is logged and noted, and tried again at the next checkpoint.
         """
         if topic.ephemeral or self._broker.topics.get(topic.name) is not topic:
             self._mark_saved(topic.name)
@@ -79,6 +83,7 @@ class Saver:
             self._saved[topic] = next(self._tickets)
             self._mark_saved(topic.name)
             checkpoint = topic.checkpoint()
+            new = {channel for channel in self._broker.never_saved if channel.topic is topic}
             try:
                 for _ in checkpoint.encode():
                     await trio.lowlevel.checkpoint()
@@ -95,8 +100,10 @@ class Saver:
                     if isinstance(exc, LogError)
                     else f"cannot save the state of topic {topic.name}: {exc.strerror}"
                 )
+                raise SaveError(self.error) from exc
             else:
                 self.error = ""
+                self._broker.never_saved -= new
                 self._broker.changed.update(other.name for other in topic.saved(checkpoint))
 
     def _write(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
@@ -147,10 +154,13 @@ class Saver:
         async def work() -> None:
             for name in names:
                 topic = self._broker.topics.get(name)
-                if topic is not None:
-                    await self.save(topic)
-                else:
+                if topic is None:
                     self._mark_saved(name)
+                    continue
+                try:
+                    await self.save(topic)
+                except SaveError:
+                    pass  # it is noted, and next time is soon
 
         async with trio.open_nursery() as nursery:
             for _ in range(writers):

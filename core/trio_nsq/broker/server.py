@@ -238,9 +238,11 @@ class Server:
         self.readers.topic_grew(topic)
         if topic.has_distributed_deferred:
             topic.has_distributed_deferred = False
+            known_ns = self.broker.next_deadline_ns
             for channel in topic.channels.values():
-                if (due_ns := channel.next_due_ns) is not None:
-                    self.watch(channel, due_ns)
+                self.broker.watch(channel, channel.next_due_ns)
+            if self.broker.next_deadline_ns != known_ns:
+                self._timer_moved.set()
         hungry = [channel for channel in topic.channels.values() if channel.hungry]
         for channel in hungry[:_CHANNELS_PER_TURN]:
             self.pump(channel)
@@ -326,7 +328,7 @@ class Server:
         channel.add(consumer)
         self._clients[consumer] = client
         try:
-            await self.save_new(channel.topic)
+            await self._save_for(channel)
         except BaseException:
             self.unsubscribe(channel, consumer)
             raise
@@ -334,6 +336,17 @@ class Server:
             self.unsubscribe(channel, consumer)
             raise CommandError("E_SUB_FAILED", "SUB failed to deleted topic/channel")
         return channel
+
+    async def _save_for(self, channel: Channel) -> None:
+        """Save a channel that is new. Raises CommandError.
+
+        Whether others of its topic can be saved is no matter of its clients, who may be about to empty a full disk.
+        """
+        try:
+            await self.save_new(channel.topic)
+        except SaveError as exc:
+            if channel in self.broker.never_saved:
+                raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
 
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Take a client out of its channel; what it had in flight goes to the others."""
@@ -349,7 +362,12 @@ class Server:
     # ------------------------------------------------------------------ operators
 
     async def create(self, topic_name: str, channel_name: str | None = None) -> None:
-        """Make a topic, or a channel and its topic, durably. Raises LogError, PublishRefused while it is deleted."""
+        """Make a topic, or a channel and its topic, durably.
+
+        Raises:
+            LogError, SaveError: It is not there, or would not outlast a restart.
+            PublishRefused: It is being deleted.
+        """
         if topic_name in self._deleting or self._stopping:
             raise PublishRefused("exiting")
         if channel_name is None:
@@ -390,14 +408,14 @@ class Server:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
 
     async def pause(self, channel: Channel) -> None:
-        """Send nothing more to a channel's clients, durably; what is held back for them goes out."""
+        """Send nothing more to a channel's clients, durably; what is held back for them goes out. Raises SaveError."""
         channel.paused = True
         for consumer in channel.consumers:
             self._clients[consumer].send_delivered()
         await self.save(channel.topic)
 
     async def unpause(self, channel: Channel) -> None:
-        """Go on, durably."""
+        """Go on, durably. Raises SaveError."""
         channel.paused = False
         self.pump(channel)
         await self.save(channel.topic)
@@ -424,19 +442,17 @@ class Server:
         if not dry_run:
             self.pump(channel)
             await self.save(topic)
-            if topic.name in self.broker.unsaved:
-                raise SaveError(self._saver.error)
         return move, oldest
 
     async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
-        """Change settings of a channel, durably. Raises SettingsError, and nothing is changed."""
+        """Change settings of a channel, durably. Raises SettingsError, and nothing is changed; SaveError."""
         refuse_loop(self.broker, channel, changes)
         channel.configure(changes)
         self.pump(channel)  # what was given up may come again
         await self.save(channel.topic)
 
     async def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, durably; its clients are disconnected."""
+        """Delete a channel, durably; its clients are disconnected. Raises SaveError."""
         self.broker.delete_channel(channel)
         await self.save(channel.topic)
 
@@ -467,6 +483,8 @@ class Server:
             for name in names:
                 self._channel(topic.name, name)
             await self.save_new(topic)
+        except SaveError:
+            pass  # it is logged, and tried again
         except Exception:
             # A mistake of ours: the topic has to do without.
             logger.exception("%s: channels could not be made in advance", topic.name)
@@ -476,11 +494,11 @@ class Server:
     # ------------------------------------------------------------------ saved state
 
     async def save(self, topic: Topic) -> None:
-        """As `Saver.save`."""
+        """As `Saver.save`. Raises SaveError."""
         await self._saver.save(topic)
 
     async def save_new(self, topic: Topic) -> None:
-        """As `Saver.save_new`."""
+        """As `Saver.save_new`. Raises SaveError."""
         await self._saver.save_new(topic)
 
     async def save_on_schedule(self) -> None:

@@ -1,6 +1,5 @@
 """Room on the disk that is kept for what lets a full disk become empty again."""
 
-import os
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from threading import Lock
@@ -30,26 +29,28 @@ class SpareRoom:
 
     def replace(self, path: Path, content: bytes) -> None:
         """As `Files.replace`, in the spare room if there is no other. Raises OSError."""
-        with self._lock:
-            try:
-                self._files.replace(path, content)
-            except OSError as exc:
-                if exc.errno not in (ENOSPC, EDQUOT) or not self._give():
-                    raise
-                self._files.replace(path, content)  # and what it replaces makes room for the next time
-            self._take()
+        try:
+            self._files.replace(path, content)
+        except OSError as exc:
+            if exc.errno not in (ENOSPC, EDQUOT):
+                raise
+            with self._lock:
+                self._give()
+                self._files.replace(path, content)  # what it replaces makes room for the next time
+                self._take()
+        else:
+            if not self._there:
+                with self._lock:
+                    self._take()
 
-    def _give(self) -> bool:
+    def _give(self) -> None:
         self._there = False
         try:
             self._files.unlink(self._path)
         except OSError:
-            return False
-        return True
+            pass  # there is none, or it stays where it is
 
     def _take(self) -> None:
-        if self._there:
-            return
         try:
             fd = self._files.create_or_empty(self._path)
             try:

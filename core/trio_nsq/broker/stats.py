@@ -85,7 +85,11 @@ class _Figures:
         }
         if topic.settings.keeps:
             log = topic.log
-            kept = {"first_sequence": log.first_sequence, "log_bytes": log.size_bytes, "log_files": len(log.files)}
+            kept = {
+                "first_sequence": log.first_sequence,
+                "log_bytes": log.size_bytes,
+                "log_files": len(log.files),
+            }
             stats |= kept
         return stats | _losses(topic, topic)
 

@@ -58,7 +58,7 @@ class Checkpoint:
 
     Attributes:
         buried: See `Topic.buried`.
-        content: The object, in UTF-8. Empty until `encode` has come to its end.
+        parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
         first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
         all_needed: The sequence from which on it would read all that comes; before it only those messages of its
             channels that are unfinished; likewise.
@@ -72,7 +72,7 @@ class Checkpoint:
         ephemeral: list[ChannelState],
         buried: "list[tuple[Topic, bytes]]",
     ) -> None:
-        self.content = b""
+        self.parts: list[bytes] = []
         self.buried = buried
         self.first_needed = self.all_needed = min(int(head["distribution_point"]), int(head["settled"]))
         self._head = head
@@ -81,7 +81,7 @@ class Checkpoint:
         self._ephemeral = ephemeral
 
     def encode(self) -> Iterator[int]:
-        """Set `content` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
         waiting = "[]"
         if self._waiting:
             waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
@@ -89,7 +89,7 @@ class Checkpoint:
         self.all_needed = min([self.all_needed, *(c.cursor for c in chain(self._durable, self._ephemeral))])
         cost = 0
         for channel in chain(self._durable, self._ephemeral):
-            if channel.text:
+            if channel.parts:
                 continue
             for messages in channel.encode():
                 cost += messages
@@ -101,8 +101,17 @@ class Checkpoint:
         durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
         self.first_needed = min(self.all_needed, durable, ephemeral)
         head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
-        channels = ",".join([channel.text for channel in self._durable])
-        self.content = f'{head[:-1]},"waiting_deferred":{waiting},"channels":[{channels}]}}'.encode()
+        self.parts = [f'{head[:-1]},"waiting_deferred":{waiting},"channels":['.encode()]
+        for number, channel in enumerate(self._durable):
+            if number:
+                self.parts.append(b",")
+            self.parts += channel.parts
+        self.parts.append(b"]}")
+
+    @property
+    def content(self) -> bytes:
+        """The same in one piece."""
+        return b"".join(self.parts)
 
     def unfinished_before(self, sequence: int) -> list[int]:
         """The messages before `all_needed`, and before this, that it would read; ascending."""

@@ -113,7 +113,9 @@ def _check_stragglers(folder: Path, files: Files, report: LogReport) -> Callable
     found = stragglers.Stragglers.open(OpenFiles(files, 1), folder)
     if found is None:
         if there and path.exists():
-            report.findings.append(_damage(path, "damaged: the messages carried forward to it are lost", None, None))
+            report.findings.append(
+                _damage(path, "damaged: the messages carried forward to it are lost", None, None)
+            )
         return lambda sequence: False
     for sequence in found.sequences:
         if found.read(sequence) is None:

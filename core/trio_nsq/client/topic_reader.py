@@ -258,9 +258,10 @@ class TopicReader:
                 if self.end_sequence is None
                 else Selection(self.position, self.end_sequence)
             )
-            found.append(_part(batch, selection.indexes(batch)))
-            self.position = batch.next_sequence
-            self._left -= batch.count
+            part = _part(batch, selection.indexes(batch))
+            found.append(part)
+            self.position = part.next_sequence
+            self._left -= part.count
         return found
 
     def _gap(self, up_to: int) -> list[Found]:
@@ -296,4 +297,5 @@ def _part(batch: RecordBatch, indexes: range) -> RecordBatch:
         batch.timestamp_ns,
         batch.due_ns,
         MessageSet(data, part),
+        batch.note,
     )

@@ -51,6 +51,10 @@ class Files:
         """Cut the file to `size` bytes."""
         os.ftruncate(fd, size)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Let the file have room for `size` bytes, which read as zeros."""
+        os.posix_fallocate(fd, 0, size)
+
     def sync(self, fd: int) -> None:
         """Return when the file's data, and what is needed to read it back, is on stable storage."""
         os.fdatasync(fd)

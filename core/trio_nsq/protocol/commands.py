@@ -286,7 +286,7 @@ class CommandReader:
         defer_ms = _decimal(params[1])
         if defer_ms is None:
             raise CommandError("E_INVALID", f"DPUB could not parse timeout {_text(params[1])}")
-        biggest = self._limits.max_req_timeout_ms
+        biggest = self._limits.max_defer_ms
         if defer_ms > biggest:
             raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
         return self._expect_body(_Body("DPUB", topic, defer_ms))

@@ -128,7 +128,8 @@ class Deflate:
         # zlib keeps nothing of what it read before an error. What the peer has flushed it shall have said.
         flushed = data.rfind(_FLUSH) + len(_FLUSH) if _FLUSH in data else 0
         for part in (data[:flushed], data[flushed:]):
-            yield from self._decompress(part)
+            if not self.ended:
+                yield from self._decompress(part)
 
     def _decompress(self, data: bytes) -> Iterator[bytes]:
         decompressor = self._decompressor
@@ -139,6 +140,8 @@ class Deflate:
                 raise CompressionError(f"deflate: {exc}") from exc
             if piece:
                 yield piece
+            if decompressor.eof:
+                return  # zlib goes on naming bytes behind the end
             data = decompressor.unconsumed_tail
             if not data and len(piece) < MAX_PIECE_BYTES:
                 return

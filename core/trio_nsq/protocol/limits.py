@@ -8,6 +8,7 @@ KIB = 1024
 MIB = 1024 * KIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
+DAY_MS = 24 * 60 * MINUTE_MS
 
 MAX_LINE_BYTES = 16 * KIB
 """A command line, its line feed included. A longer one ends the connection with no error frame."""
@@ -23,7 +24,9 @@ class Limits:
     """Bytes of one command body (IDENTIFY, AUTH, MPUB)."""
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 60 * MINUTE_MS
-    """REQ is cut to it; DPUB above it is refused."""
+    """REQ is cut to it."""
+    max_defer_ms: int = 365 * DAY_MS
+    """DPUB above it is refused; nsqd has `max_req_timeout_ms` for both."""
     max_heartbeat_interval_ms: int = MINUTE_MS
     heartbeat_interval_ms: int = 30 * SECOND_MS
     """For clients that do not ask for another; nsqd's fixed half of a 60 s client timeout."""

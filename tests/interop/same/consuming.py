@@ -107,13 +107,14 @@ SCRIPTS: dict[str, Script] = {
     ),
     "REQ, and another message that waits": differs(
         "redelivery-first",
-        *(HELD, 3, pub(b"y"), 1, b"REQ {0} 0\n", 1, b"CLS\n" + END),
+        *(HELD, 3, pub(b"y"), 1, settles(depth=1), b"REQ {0} 0\n", 1, b"CLS\n" + END),
         here=[
             *["OK"] * 3,
             "CLOSE_WAIT",
             "error E_INVALID invalid command NOPE",
             "{0} attempts 1: x",
             "{0} attempts 2: x",
+            "c settles at {'depth': 1}",
         ],
     ),
     "REQ twice": same(HELD, 3, b"RDY 0\nREQ {0} 0\nREQ {0} 0\n" + END, settles(depth=1, requeue_count=1)),

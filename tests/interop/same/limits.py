@@ -38,6 +38,7 @@ FLAGS = [
     "--snappy=false",
     "--mem-queue-size=2",
 ]
+OURS_ONLY = ["--max-defer=2s"]
 
 SUB = b"SUB T c\n"
 

@@ -52,7 +52,12 @@ SCRIPTS: dict[str, Script] = {
     # -- DPUB
     "DPUB at once": same(SUB + b"RDY 1\nDPUB T 0\n" + sized(b"x"), 3, b"FIN {0}\n" + END),
     "DPUB latest": same(b"DPUB T 3600000\n" + sized(b"x") + END),
-    "DPUB too late": same(b"DPUB T 3600001\n"),
+    "DPUB too late": differs("max-defer", b"DPUB T 3600001\n" + sized(b"x") + END, here=["OK"]),
+    "DPUB too late for either": differs(
+        "max-defer",
+        b"DPUB T 31536000001\n",
+        here=["error E_INVALID DPUB timeout 31536000001 out of range 0-31536000000"],
+    ),
     "DPUB negative": same(b"DPUB T -1\n"),
     "DPUB signed": same(b"DPUB T +1\n"),
     "DPUB fraction": same(b"DPUB T 1.5\n"),
@@ -73,12 +78,12 @@ SCRIPTS: dict[str, Script] = {
     "DPUB beyond nsqd's nanoseconds": differs(
         "big-decimals",
         b"DPUB T 18446744073710\n" + sized(b"x") + END,
-        here=["error E_INVALID DPUB timeout 18446744073710 out of range 0-3600000"],
+        here=["error E_INVALID DPUB timeout 18446744073710 out of range 0-31536000000"],
     ),
     "DPUB beyond 64 bits": differs(
         "big-decimals",
         b"DPUB T 18446744073709551617\n" + sized(b"x") + END,
-        here=["error E_INVALID DPUB timeout 18446744073709551616 out of range 0-3600000"],
+        here=["error E_INVALID DPUB timeout 18446744073709551616 out of range 0-31536000000"],
     ),
     # -- MPUB
     "MPUB": same(

@@ -82,9 +82,11 @@ class Pair:
 
 
 @contextmanager
-def pair(folder: Path, *flags: str, certificates: Certificates | None = None) -> Iterator[Pair]:
-    """Run nsqd and our broker with the same ``flags``, their data in ``folder``."""
-    with nsqd(folder / "nsqd", *flags) as theirs, qcli_serve(folder / "ours", *flags) as ours:
+def pair(
+    folder: Path, *flags: str, ours_only: Sequence[str] = (), certificates: Certificates | None = None
+) -> Iterator[Pair]:
+    """Run nsqd and our broker with the same ``flags``, ours with those that nsqd lacks, their data in ``folder``."""
+    with nsqd(folder / "nsqd", *flags) as theirs, qcli_serve(folder / "ours", *flags, *ours_only) as ours:
         yield Pair(theirs, ours, certificates)
 
 

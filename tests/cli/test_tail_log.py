@@ -1,0 +1,284 @@
+"""`qcli tail` with --from and --to: out of the topic's log."""
+
+import base64
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.state import damage
+from cli.ours import only_ours
+from cli.support import Cli, lines
+from interop.peers import Broker, nsqd, qcli_serve
+from qcli.broker_log import is_for_all
+from trio_nsq.broker.note import Origin, Reason, note_of_channel, note_of_dead_letters
+from trio_nsq.log import RecordBatch
+from trio_nsq.protocol import pack_messages
+
+pytestmark = only_ours
+
+
+def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
+    """Publish messages that say their sequence."""
+    bodies = [b"%d" % number for number in range(start, start + count)]
+    assert qcli("pub", topic, "-q", "--batch-size", "7", stdin=lines(bodies)).code == 0
+    return bodies
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--from", "earliest", "--to", "latest"], range(100)),
+        (["--since", "1h", "--until", "latest"], range(100)),
+        (["--to", "latest"], range(100)),
+        (["--from", "40", "--to", "60"], range(40, 60)),
+        (["--from", "95", "--until", "500"], range(95, 100)),
+        (["--until", "1h"], []),
+        (["--since", "2100-01-01", "--to", "latest"], []),
+        (["--since", "1970-01-01T00:00Z", "-n", "13"], range(13)),
+        (["--from", "97", "-n", "2"], [97, 98]),
+        (["--from", "0", "-n", "100"], range(100)),
+    ],
+)
+def test_from_here_to_there(qcli: Cli, topic: str, args: list[str], expected: range | list[int]) -> None:
+    fill(qcli, topic, 100)
+    result = qcli("tail", topic, *args)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == lines([b"%d" % number for number in expected])
+
+
+def test_history_and_then_what_comes(qcli: Cli, broker: Broker, topic: str) -> None:
+    """No gap and no duplicate where one becomes the other, and no channel is made."""
+    bodies = fill(qcli, topic, 500)
+    with qcli.running("tail", topic, "--since", "1h") as tail:
+        assert tail.read(len(lines(bodies))) == lines(bodies)
+        for start in range(500, 1000, 100):
+            more = fill(qcli, topic, 100, start)
+            assert tail.read(len(lines(more))) == lines(more)
+        tail.process.send_signal(signal.SIGINT)
+        result = tail.end()
+    assert (result.code, result.out, result.err) == (130, b"", "")
+    stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic))
+    assert stats["topics"][0]["channels"] == []
+
+
+def test_while_others_publish_without_a_pause(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, 1)
+    with qcli.running("tail", topic, "--from", "0", "-n", "20001") as tail:
+        with qcli.running("pub", topic, "-q", "--batch-size", "50") as pub:
+            pub.write(lines([b"%d" % number for number in range(1, 20001)]))
+            assert pub.end().code == 0
+        assert tail.end().out == lines([b"%d" % number for number in range(20001)])
+
+
+@pytest.mark.parametrize(
+    ("args", "out"),
+    [
+        ([], b"a\nb c\n"),
+        (["--null"], b"a\0b c\0"),
+        (["-d", r"\t--\n"], b"a\t--\nb c\t--\n"),
+        (["--print-topic"], b"{topic} | a\n{topic} | b c\n"),
+    ],
+)
+def test_delimiters(qcli: Cli, topic: str, args: list[str], out: bytes) -> None:
+    qcli("pub", topic, stdin=b"a\nb c\n")
+    result = qcli("tail", topic, "--to", "latest", *args)
+    assert result.out == out.replace(b"{topic}", topic.encode())
+
+
+def test_json(qcli: Cli, topic: str) -> None:
+    qcli("pub", topic, "--null", stdin='plain\0"quoted"\nä\u2028\0'.encode() + b"\xff")
+    qcli("pub", topic, "--defer", "1h", stdin=b"later")
+    records = qcli("tail", topic, "--to", "latest", "--format", "json").records
+    assert [list(record)[:6] for record in records] == [
+        ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns"]
+    ] * 4
+    assert [record.get("body") for record in records] == ["plain", '"quoted"\nä\u2028', None, "later"]
+    assert base64.b64decode(records[2]["body_base64"]) == b"\xff"
+    assert [record["sequence"] for record in records] == [0, 1, 2, 3]
+    assert [record["due_ns"] is None for record in records] == [True, True, True, False]
+    live = qcli("tail", f"{topic}/c", "-n", "3", "--format", "json").records
+    for record, known in zip(live, records, strict=False):
+        assert {key: record[key] for key in ("topic", "id", "timestamp_ns")} == {
+            key: known[key] for key in ("topic", "id", "timestamp_ns")
+        }
+
+
+def test_several_topics(qcli: Cli, topic: str) -> None:
+    for letter in "ab":
+        fill(qcli, f"{topic}.{letter}", 50)
+    result = qcli("tail", f"{topic}.a", f"{topic}.b", "--to", "latest", "--print-topic")
+    assert result.code == 0
+    for letter in "ab":
+        prefix = f"{topic}.{letter} | ".encode()
+        found = [line.removeprefix(prefix) for line in result.out.splitlines() if line.startswith(prefix)]
+        assert found == [b"%d" % number for number in range(50)]
+    assert len(qcli("tail", f"{topic}.a", f"{topic}.b", "--from", "0", "-n", "70").out.splitlines()) == 70
+
+
+def test_idle_timeout(qcli: Cli, topic: str) -> None:
+    bodies = fill(qcli, topic, 30)
+    begun = time.monotonic()
+    result = qcli("tail", topic, "--from", "10", "--idle-timeout", "1s")
+    assert (result.code, result.out) == (0, lines(bodies[10:]))
+    assert time.monotonic() - begun >= 1
+
+
+@pytest.mark.parametrize(
+    ("note", "due_ns", "expected"),
+    [
+        (b"", 0, True),
+        (b"", 5, True),
+        (note_of_channel("c"), 5, False),
+        (note_of_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)]), 0, True),
+    ],
+)
+def test_what_was_brought_back_for_one_channel_is_left_out(note: bytes, due_ns: int, expected: bool) -> None:
+    """It was published to the topic once before."""
+    assert is_for_all(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), note)) is expected
+
+
+# ---------------------------------------------------------------------- what is missing
+
+
+def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        fill(Cli(broker.tcp_address, broker.http_address), "t", 21)
+    damage(tmp_path / "data" / "topics" / "t.topic", b"\0\0\x0210")
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        result = qcli("tail", "t", "--to", "latest")
+        assert result.code == 5
+        assert result.out == lines([b"%d" % number for number in (*range(7), *range(14, 21))])
+        assert (
+            result.err == "Damage: t: messages 7 to 13 are damaged on the broker's disk, and passed over.\n"
+        )
+        assert qcli("tail", "t", "--from", "14", "--to", "latest").code == 0
+
+
+def test_what_is_no_longer_kept_is_told(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--mem-queue-size=5") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        for number in range(10):
+            qcli("pub", "t#ephemeral", "-q", stdin=b"%d" % number)
+        result = qcli("tail", "t#ephemeral", "--from", "2", "--to", "latest")
+        assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
+        assert result.err == "Note: t#ephemeral: messages 2 to 4 are no longer kept.\n"
+        result = qcli("tail", "t#ephemeral", "--since", "1h", "--to", "latest")
+        assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
+        assert result.err == "Note: t#ephemeral: the oldest message that is kept is 5.\n"
+        assert qcli("tail", "t#ephemeral", "--from", "earliest", "--to", "latest").err == ""
+
+
+# ---------------------------------------------------------------------- brokers that come and go, pipes
+
+
+def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        fill(qcli, "t", 3)
+        with qcli.running("tail", "t", "--since", "1h") as tail:
+            assert tail.read(6) == b"0\n1\n2\n"
+            broker.process.terminate()
+            assert broker.process.wait(30) == 0
+            assert tail.hear_line().startswith(f"Warning: lost the connection to {broker.http_address}: ")
+            with qcli_serve(
+                tmp_path / "data",
+                f"--tcp-address={broker.tcp_address}",
+                f"--http-address={broker.http_address}",
+            ):
+                fill(qcli, "t", 3, 3)
+                assert tail.read(6) == b"3\n4\n5\n"
+            tail.process.send_signal(signal.SIGTERM)
+            assert tail.process.wait(30) == 143
+
+
+def test_a_reader_of_the_pipe_that_stops_is_waited_for(qcli: Cli, topic: str) -> None:
+    body = b"x" * 1000
+    qcli("pub", topic, "-q", stdin=lines([body] * 20_000))
+    with qcli.running("tail", topic, "--from", "0", "-n", "20000") as tail:
+        assert tail.read(1001) == body + b"\n"
+        time_to_fill = time.monotonic() + 1
+        while time.monotonic() < time_to_fill:
+            qcli("peek", topic, "-n", "1")  # meanwhile others are served
+        assert tail.end().out == lines([body] * 19_999)
+
+
+def test_a_closed_pipe_is_a_quiet_success(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, 1)
+    with (
+        qcli.running("tail", topic, "--from", "0") as tail,
+        subprocess.Popen(["head", "-1"], stdin=tail.process.stdout, stdout=subprocess.PIPE) as head,
+    ):
+        assert head.communicate(timeout=30)[0] == b"0\n"
+        assert tail.process.stdout is not None
+        tail.process.stdout.close()
+        assert tail.process.wait(30) == 0
+        assert tail.process.stderr is not None
+        assert tail.process.stderr.read() == b""
+
+
+def test_a_full_disk(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, 1)
+    with (
+        open("/dev/full", "wb") as full,
+        qcli.running("tail", topic, "--from", "0", stdout=full.fileno()) as tail,
+    ):
+        assert tail.process.wait(30) == 1
+        assert tail.hear_line() == "Error: Cannot write to standard output: No space left on device.\n"
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["t/c", "--since", "1h"], "--from and --to read a topic's log: leave '/c' out, or see 'qcli channel seek'."),
+        (["t", "--from", "0", "--max-in-flight", "5"], "--max-in-flight is for channels: nothing is in flight with "
+         "--from and --to."),
+        (["t", "--from", "1x"], "Invalid value for '--from' / '--since': '1x' is neither a sequence such as 1000, nor "
+         "a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such as 15m, nor earliest "
+         "or latest."),
+    ],
+)  # fmt: skip
+def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
+    result = nowhere("tail", *args)
+    assert (result.code, result.out) == (2, b"")
+    assert result.err.splitlines()[-1] == f"Error: {error}"
+
+
+def test_no_such_topic(qcli: Cli, topic: str) -> None:
+    result = qcli("tail", topic, "--since", "1h")
+    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+
+
+def test_a_topic_that_is_deleted(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, 1)
+    with qcli.running("tail", topic, "--from", "0") as tail:
+        assert tail.read(2) == b"0\n"
+        qcli("topic", "delete", "--yes", topic)
+        result = tail.end()
+    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+
+
+def test_no_broker(nowhere: Cli) -> None:
+    result = nowhere("tail", "clicks", "--since", "1h")
+    assert result.code == 3
+    assert result.err.startswith("Error: No broker answers at 127.0.0.1:1: connection refused. ")
+    assert "--nsqd-http-address" in result.err
+
+
+def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        qcli("topic", "create", "t")
+        result = qcli("tail", "t", "--since", "1h")
+        assert (result.code, result.err) == (
+            1,
+            f"Error: The broker at {broker.http_address} cannot be read by sequence or time: it is an nsqd, or an "
+            "older 'qcli serve'.\n",
+        )

@@ -1,0 +1,344 @@
+"""TopicReader against our broker, also when connections are cut and the broker is started anew."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.state import damage
+from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broker
+from interop.peers import nsqd
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.client import ConnectionFailed
+from trio_nsq.client.topic_reader import ReadRefused, TopicReader
+from trio_nsq.log import RecordBatch
+from trio_nsq.log.gaps import Gap
+
+
+@asynccontextmanager
+async def broker(path: Path, **options: Any) -> AsyncIterator[tuple[str, RawClient, BoundAddresses]]:
+    """The HTTP address of a broker, a client to publish with, and all addresses."""
+    async with running_broker(path / "d", **options) as bound, connected(bound.tcp_address) as client:
+        yield str(bound.http_address), client, bound
+
+
+async def publish(client: RawClient, *counts: int, start: int = 0) -> None:
+    """A record for each number of messages, which say their sequence."""
+    for count in counts:
+        await client.publish("t", *(b"%d" % number for number in range(start, start + count)))
+        start += count
+
+
+async def read_all(reader: TopicReader) -> list[int | Gap]:
+    """Bodies, which are numbers, and gaps, up to the end."""
+    found: list[int | Gap] = []
+    with trio.fail_after(PATIENCE_S):
+        while some := await reader.receive():
+            for each in some:
+                if isinstance(each, Gap):
+                    found.append(each)
+                else:
+                    numbers = [int(body) for body in each.messages.bodies()]
+                    assert numbers == list(range(each.base_sequence, each.next_sequence))
+                    assert each.messages.sizes == [len(body) for body in each.messages.bodies()]
+                    found += numbers
+    return found
+
+
+# ---------------------------------------------------------------------- from here to there
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected", "places"),
+    [
+        ("earliest", None, range(12), (0, 12)),
+        (0, 12, range(12), (0, 12)),
+        (4, 8, range(4, 8), (4, 8)),
+        ("4", "8", range(4, 8), (4, 8)),
+        (5, 6, [5], (5, 6)),
+        (8, 4, [], (8, 8)),
+        ("latest", None, [], (12, 12)),
+        ("-1h", None, range(12), (0, 12)),
+        ("earliest", "-1h", [], (0, 0)),
+        (7, 99, range(7, 12), (7, 12)),
+        (99, None, [], (12, 12)),
+    ],
+)
+async def test_exactly_what_was_asked_for(
+    tmp_path: Path,
+    start: int | str,
+    end: int | str | None,
+    expected: range | list[int],
+    places: tuple[int, int],
+) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, 3, 1, 4, 1, 3)
+        async with TopicReader(address, "t", start=start, end=end) as reader:
+            assert (reader.start_sequence, reader.end_sequence) == places
+            assert await read_all(reader) == list(expected)
+            assert reader.position == places[1]
+            assert await reader.receive() == []
+
+
+async def test_records_keep_what_is_known_of_them(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await client.publish("t", b"a", b"b", b"c")
+        await client.send(dpub("t", 60_000, b"later"))
+        await client.ok()
+        async with TopicReader(address, "t") as reader:
+            found: list[Any] = []
+            while some := await reader.receive():
+                found += some
+        async with TopicReader(address, "t", start=1, end=2) as reader:
+            (part,) = await reader.receive()
+        whole, later = found
+        assert isinstance(part, RecordBatch)
+        assert (part.base_sequence, part.first_id, part.timestamp_ns, part.messages.bodies()) == (
+            1,
+            whole.first_id + 1,
+            whole.timestamp_ns,
+            [b"b"],
+        )
+        assert (whole.due_ns, part.due_ns) == (0, 0)
+        assert 59 < (later.due_ns - later.timestamp_ns) / 1e9 < 61
+
+
+async def test_in_parts_if_only_so_many_are_wanted(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, *([2] * 10))
+        async with TopicReader(address, "t", max_messages=5) as reader:
+            first = await reader.receive()
+            assert sum(each.count for each in first if isinstance(each, RecordBatch)) == 4
+            assert await read_all(reader) == list(range(4, 20))
+
+
+@pytest.mark.parametrize(
+    ("bodies", "start", "expected"),
+    [
+        ([b"<3>"], 0, [Gap(3, 6, "damaged")]),
+        ([b"<3>"], 4, [Gap(4, 6, "damaged")]),
+        ([b"<6>"], 0, [Gap(6, 9, "damaged")]),
+        ([b"<0>", b"<3>", b"<6>"], 0, [Gap(0, 9, "damaged")]),
+    ],
+)
+async def test_damage(tmp_path: Path, bodies: list[bytes], start: int, expected: list[Gap]) -> None:
+    async with broker(tmp_path) as (_, client, _):
+        for first in (0, 3, 6):
+            await client.publish("t", *(b"<%d>" % number for number in range(first, first + 3)))
+    for body in bodies:
+        damage(tmp_path / "d" / "topics" / "t.topic", body)
+    async with broker(tmp_path) as (address, client, _), TopicReader(address, "t", start=start) as reader:
+        gaps: list[Gap] = []
+        at = start
+        while some := await reader.receive():
+            for each in some:
+                assert (each.first_sequence if isinstance(each, Gap) else each.base_sequence) == at
+                at = each.next_sequence
+                if isinstance(each, Gap):
+                    gaps.append(each)
+        assert (gaps, at) == (expected, 9)
+
+
+async def test_what_is_no_longer_kept(tmp_path: Path) -> None:
+    async with broker(tmp_path, mem_queue_size=4) as (address, client, _):
+        for number in range(10):
+            await client.publish("t#ephemeral", b"%d" % number)
+        async with TopicReader(address, "t#ephemeral", start=2) as reader:
+            assert (reader.first_sequence, reader.start_sequence, reader.start_is_time) == (6, 6, False)
+            assert await read_all(reader) == [Gap(2, 6, "discarded"), 6, 7, 8, 9]
+        async with TopicReader(address, "t#ephemeral", start="-1h") as reader:
+            assert (reader.first_sequence, reader.start_sequence, reader.start_is_time) == (6, 6, True)
+            assert await read_all(reader) == [6, 7, 8, 9]
+
+
+# ---------------------------------------------------------------------- on and on
+
+
+async def test_following(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, 3)
+        async with TopicReader(address, "t", start=1, follow=True) as reader:
+            assert reader.end_sequence is None
+            got: list[int] = []
+            for start in range(3, 30, 3):
+                (batch,) = await reader.receive()
+                assert isinstance(batch, RecordBatch)
+                got += [int(body) for body in batch.messages.bodies()]
+                await publish(client, 3, start=start)
+        assert got == list(range(1, 27))
+
+
+async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
+    """Wherever that happens."""
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, *([1] * 40))
+        async with TopicReader(address, "t") as reader:
+            got: list[int] = []
+            allowed = 0
+            while len(got) < 40:
+                with trio.CancelScope() as scope:
+                    for _ in range(allowed):
+                        await trio.lowlevel.checkpoint()
+                    scope.deadline = trio.current_time() + allowed / 10_000
+                    for each in await reader.receive():
+                        assert isinstance(each, RecordBatch)
+                        got.append(each.base_sequence)
+                allowed += 1
+        assert got == list(range(40))
+
+
+@asynccontextmanager
+async def cutting(address: str, budgets: list[int]) -> AsyncIterator[tuple[str, list[int]]]:
+    """A way to a broker on which one connection after the other is cut after so many bytes of answers; then no more.
+
+    Gives its address, and the budgets that were used up.
+    """
+    host, _, port = address.rpartition(":")
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    used: list[int] = []
+
+    async def pass_on(client: trio.SocketStream) -> None:
+        budget: float = float("inf")
+        if budgets:
+            budget = budgets.pop(0)
+            used.append(int(budget))
+        async with client, await trio.open_tcp_stream(host, int(port)) as server:
+            await server.send_all(await client.receive_some(65536))
+            while budget > 0 and (data := await server.receive_some(int(min(budget, 65536)))):
+                budget -= len(data)
+                try:
+                    await client.send_all(data)
+                except trio.BrokenResourceError:
+                    break
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, pass_on, [listener])
+        yield f"127.0.0.1:{listener.socket.getsockname()[1]}", used
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_connections_that_are_cut_anywhere(tmp_path: Path, follow: bool) -> None:
+    """Nothing is missed and nothing comes twice."""
+    async with broker(tmp_path, max_bytes_per_file=500) as (address, client, _):
+        await publish(client, *[1, 2, 3, 4, 5, 6, 7, 8] * 2)
+        budgets = [700, 1, 450, 330, 331, 400, 1000, 600, 5, 800]
+        async with (
+            cutting(address, budgets) as (proxy, used),
+            TopicReader(proxy, "t", follow=follow) as reader,
+        ):
+            reader._delays._max_s = reader._delays._next_s = 0.001
+            got: list[int] = []
+            while len(got) < 72:
+                for each in await reader.receive():
+                    assert isinstance(each, RecordBatch)
+                    assert each.base_sequence == len(got)
+                    got += range(each.base_sequence, each.next_sequence)
+        assert len(used) > 5
+
+
+async def test_a_broker_that_is_started_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "trio_nsq.client")
+    got: list[int] = []
+    read = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def follow(address: str) -> None:
+            nonlocal read
+            async with TopicReader(address, "t", follow=True) as reader:
+                while len(got) < 6:
+                    for each in await reader.receive():
+                        assert isinstance(each, RecordBatch)
+                        got.extend(range(each.base_sequence, each.next_sequence))
+                    read.set()
+
+        async with broker(tmp_path) as (address, client, _):
+            await publish(client, 3)
+            nursery.start_soon(follow, address)
+            with trio.fail_after(PATIENCE_S):
+                await read.wait()
+        async with broker(tmp_path, http_address=address) as (_, client, _):
+            await publish(client, 3, start=3)
+            with trio.fail_after(PATIENCE_S):
+                while len(got) < 6:
+                    read = trio.Event()
+                    await read.wait()
+    assert got == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """To a power cut; or the topic was deleted and made again. The reader says so, and goes on."""
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, 5)
+        async with TopicReader(address, "t", start="latest", follow=True) as reader:
+            await reader._drop_answer()
+            reader.position = 99  # as though it had been there
+            async with trio.open_nursery() as nursery:
+
+                async def go_on() -> None:
+                    for number in range(5, 90):
+                        await publish(client, 1, start=number)
+
+                nursery.start_soon(go_on)
+                with trio.fail_after(PATIENCE_S):
+                    found, *_ = await reader.receive()
+        assert isinstance(found, RecordBatch)
+        assert 5 <= found.base_sequence < 90
+    (warning,) = [record.getMessage() for record in caplog.records if "goes back" in record.getMessage()]
+    assert warning.startswith(f"{address}: topic t goes back from sequence 99 to ")
+
+
+async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, 1)
+        async with TopicReader(address, "t", follow=True) as reader:
+            await reader.receive()
+            host, _, port = address.rpartition(":")
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: x\r\n\r\n")
+                with pytest.raises(ReadRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
+                    await reader.receive()
+
+
+# ---------------------------------------------------------------------- no broker, no topic
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(ConnectionFailed) as failed:
+        async with TopicReader("127.0.0.1:1", "t"):
+            pass
+    assert isinstance(failed.value.__cause__, OSError)
+
+
+async def test_no_such_topic(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, _, _):
+        with pytest.raises(ReadRefused) as refused:
+            async with TopicReader(address, "none"):
+                pass
+        assert (refused.value.status, refused.value.text, refused.value.topic) == (
+            404,
+            "TOPIC_NOT_FOUND",
+            "none",
+        )
+
+
+async def test_the_tcp_port(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (_, _, bound):
+        with pytest.raises(ConnectionFailed, match="the answer is not HTTP"):
+            async with TopicReader(bound.tcp_address, "t"):
+                pass
+
+
+def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+    async def read(address: str) -> None:
+        with pytest.raises(ReadRefused) as refused:
+            async with TopicReader(address, "t"):
+                pass
+        assert (refused.value.status, refused.value.text) == (404, "NOT_FOUND")
+
+    with nsqd(tmp_path / "data") as peer:
+        trio.run(read, peer.http_address)

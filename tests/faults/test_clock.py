@@ -1,0 +1,174 @@
+"""The machine's clock is set back and forward: while the broker runs, and between two runs."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio.testing
+
+from broker.support import RawClient, connected, dpub, identify, running_broker, settle
+from faults.scenario import http
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+_START_S = 1_700_000_000
+
+
+class WallClock:
+    """What the machine says the time is: it goes with the test's own clock, and can be set.
+
+    Args:
+        clock: Moved by the test; it stands for the time that really passes.
+    """
+
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        self._clock = clock
+        self._ahead_s = 0.0
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return _START_S + self._ahead_s + self._clock.current_time()
+
+    def time_ns(self) -> int:
+        """Unix nanoseconds."""
+        return int(self.time() * 10**9)
+
+    def set(self, by_s: float) -> None:
+        """Set it forward, or back if negative."""
+        self._ahead_s += by_s
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time really pass."""
+        await settle()
+        self._clock.jump(seconds)
+        await settle()
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.fixture
+def wall(clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[WallClock]:
+    """The machine's clock; nothing here can set the real one."""
+    wall = WallClock(clock)
+    monkeypatch.setattr(time, "time", wall.time)
+    monkeypatch.setattr(time, "time_ns", wall.time_ns)
+    return wall
+
+
+async def defer(client: RawClient, seconds: int, body: bytes) -> None:
+    """DPUB to topic t."""
+    await client.send(dpub("t", seconds * 1000, body))
+    await client.ok()
+
+
+@pytest.mark.parametrize("by_s", [-DAY_S, -1, 1, DAY_S])
+async def test_deferred_messages_of_a_running_broker_take_their_time(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=10)
+        await defer(client, 20, b"before")
+        wall.set(by_s)
+        await defer(client, 20, b"after")
+        await wall.pass_time(19)
+        await client.nothing_more()
+        await wall.pass_time(2)
+        assert [(await client.message()).body for _ in range(2)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("by_s", [-DAY_S, -1, 1, DAY_S])
+async def test_requeued_and_unanswered_messages_take_their_time(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(msg_timeout=20_000))
+        await client.ok()
+        await client.publish("t", b"requeued", b"unanswered")
+        await client.send(b"SUB t c\n")
+        await client.ok()
+        await client.send(b"RDY 2\n")
+        requeued, _ = await client.message(), await client.message()
+        await client.send(b"REQ %s 20000\n" % requeued.id)
+        await client.nothing_more()
+        wall.set(by_s)
+        await wall.pass_time(19)
+        await client.nothing_more()
+        await wall.pass_time(2)
+        came = {message.body: message.attempts for message in [await client.message(), await client.message()]}
+        assert came == {b"requeued": 2, b"unanswered": 2}
+
+
+async def test_timestamps_are_the_machines(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=10)
+        await client.publish("t", b"before")
+        wall.set(-HOUR_S)
+        await client.publish("t", b"after")
+        before, after = await client.message(), await client.message()
+        assert (before.body, after.body) == (b"before", b"after")
+        assert before.timestamp_ns - after.timestamp_ns == HOUR_S * 10**9
+
+
+@pytest.mark.parametrize(
+    ("by_s", "left_s"),
+    [(0, HOUR_S), (-HOUR_S, 2 * HOUR_S), (HOUR_S // 2, HOUR_S // 2), (HOUR_S + 1, 0), (DAY_S, 0)],
+)
+async def test_after_a_restart_the_clock_says_when_a_message_is_due(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int, left_s: int
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await defer(client, HOUR_S, b"published")
+        await client.publish("t", b"requeued")
+        await client.subscribe("t", "c", ready_count=1)
+        message = await client.message()
+        await client.send(b"REQ %s %d\n" % (message.id, HOUR_S * 1000))
+        await client.nothing_more()
+    wall.set(by_s)
+    async with running_broker(tmp_path / "d") as bound:
+        if left_s:
+            await wall.pass_time(left_s - 1)
+            async with connected(bound.tcp_address) as client:
+                await client.subscribe("t", "c", ready_count=10)
+                await client.nothing_more()
+            await wall.pass_time(2)
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c", ready_count=10)
+            assert {(await client.message()).body for _ in range(2)} == {b"published", b"requeued"}
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+async def test_ids_do_not_repeat(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, graceful: bool
+) -> None:
+    """Set to anything between two runs, the clock not moving while the broker runs, and after a crash."""
+    ids: list[bytes] = []
+    folder = tmp_path / "d"
+    for number, by_s in enumerate((0, 0, -DAY_S, 10 * DAY_S, -30 * DAY_S, 1)):
+        wall.set(by_s)
+        async with running_broker(folder) as bound, connected(bound.tcp_address) as client:
+            await client.publish("t", *[b"%d" % n for n in range(50)])
+            wall.set(-1)
+            await client.publish("t", *[b"%d" % n for n in range(50)])
+            await client.subscribe("t", "c", ready_count=100)
+            for _ in range(100):
+                message = await client.message()
+                ids.append(message.id)
+                await client.send(b"FIN %s\n" % message.id)
+            await client.nothing_more()
+            assert bound.http_address is not None
+            await http(bound.http_address, "POST", "/channel/pause", topic="t", channel="c")  # which saves it
+            await http(bound.http_address, "POST", "/channel/unpause", topic="t", channel="c")
+            if not graceful:
+                shutil.copytree(folder, tmp_path / f"killed{number}")
+        if not graceful:
+            folder = tmp_path / f"killed{number}"
+    assert len(set(ids)) == len(ids) == 600
+    assert ids == sorted(ids)
