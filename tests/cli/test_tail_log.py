@@ -146,7 +146,8 @@ def test_what_was_brought_back_for_one_channel_is_left_out(note: bytes, due_ns: 
 
 def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
-        fill(Cli(broker.tcp_address, broker.http_address), "t", 21)
+        for start in (0, 7, 14):
+            fill(Cli(broker.tcp_address, broker.http_address), "t", 7, start)
     damage(tmp_path / "data" / "topics" / "t.topic", b"\0\0\x0210")
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)

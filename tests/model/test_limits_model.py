@@ -36,16 +36,12 @@ class LimitedMachine(TopicMachine):
             drop(naive, oldest)
             assert before >= len(oldest)
         if topic_depth > most:
-            waiting = sorted(n for n, held in self.naive.waiting.items() if not is_apart(held))
+            waiting = sorted(n for n, held in self.naive.waiting.items() if not held)
             self.forget_waiting(waiting[topic_depth - most - 1] + 1)
 
     def forget_waiting(self, below: int) -> None:
-        self.naive.waiting = {n: w for n, w in self.naive.waiting.items() if is_apart(w) or n >= below}
-
-
-def is_apart(waiting: object) -> bool:
-    """Whether a message that waits in the topic is one that is not delivered in its turn."""
-    return any(waiting) if isinstance(waiting, tuple) else bool(waiting)
+        dropped = [n for n, due_ns in self.naive.waiting.items() if not due_ns and n < below]
+        self.naive.due_ns |= {number: self.naive.waiting.pop(number) for number in dropped}
 
 
 def fresh(naive: NaiveChannel) -> list[int]:

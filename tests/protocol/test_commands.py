@@ -374,8 +374,8 @@ REFUSED: list[tuple[State, bytes, bytes]] = [
     (INIT, b"DPUB t x\n", b"E_INVALID DPUB could not parse timeout x"),
     (INIT, b"DPUB t -1\n", b"E_INVALID DPUB could not parse timeout -1"),
     (INIT, b"DPUB t 1.5\n\0\0\0\0", b"E_INVALID DPUB could not parse timeout 1.5"),
-    (INIT, b"DPUB t 3600001\n", b"E_INVALID DPUB timeout 3600001 out of range 0-3600000"),
-    (INIT, b"DPUB t 18446744073709551617\n", b"E_INVALID DPUB timeout 18446744073709551616 out of range 0-3600000"),
+    (INIT, b"DPUB t 31536000001\n", b"E_INVALID DPUB timeout 31536000001 out of range 0-31536000000"),
+    (INIT, b"DPUB t 18446744073709551617\n", b"E_INVALID DPUB timeout 18446744073709551616 out of range 0-31536000000"),
     # counts, delays, ids
     (SUBSCRIBED, b"RDY x\n", b"E_INVALID RDY could not parse count x"),
     (SUBSCRIBED, b"RDY -1\n", b"E_INVALID RDY could not parse count -1"),

@@ -261,7 +261,8 @@ class Topic:
     def distribute(self) -> None:
         """Let the channels have what is behind the distribution point, unless it is frozen."""
         end = self._end
-        if self.paused or not self.channels or end == self.distribution_point:
+        nothing = end == self.distribution_point and not self._waiting
+        if self.paused or not self.channels or nothing:
             return
         self.has_distributed_deferred |= bool(self._waiting)
         count = self.depth

@@ -52,7 +52,11 @@ SCRIPTS: dict[str, Script] = {
     # -- DPUB
     "DPUB at once": same(SUB + b"RDY 1\nDPUB T 0\n" + sized(b"x"), 3, b"FIN {0}\n" + END),
     "DPUB latest": same(b"DPUB T 3600000\n" + sized(b"x") + END),
-    "DPUB too late": differs("max-defer", b"DPUB T 3600001\n" + sized(b"x") + END, here=["OK"]),
+    "DPUB too late": differs(
+        "max-defer",
+        b"DPUB T 3600001\n" + sized(b"x") + END,
+        here=["OK", "error E_INVALID invalid command NOPE"],
+    ),
     "DPUB too late for either": differs(
         "max-defer",
         b"DPUB T 31536000001\n",

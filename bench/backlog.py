@@ -1,0 +1,237 @@
+"""What a backlog of ten million messages costs: memory, the time to stop and the time to start; ours beside nsqd.
+
+One topic, one channel, nobody consuming while it is filled. The brokers take turns, each on an empty data folder.
+"""
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
+
+from interop.build import PeerUnavailable, go_program
+from interop.peers import Broker, nsqd, qcli_serve
+from throughput import CHANNEL, CONNECTIONS, FILL_CONNECTIONS, READY_COUNT, TOPIC, load, machine, unfinished
+
+BODY_BYTES = 100
+BATCH = 1000
+MIB = 1024 * 1024
+STOP_DEADLINE_S = 600
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A broker with its settings."""
+
+    name: str
+    start: Callable[..., AbstractContextManager[Broker]]
+    flags: Sequence[str]
+
+
+CONTENDERS = [
+    Contender("nsqd", nsqd, []),
+    Contender("nsqd, in memory", nsqd, ["--mem-queue-size=1000000000"]),
+    Contender("ours", qcli_serve, []),
+    Contender("ours, --mem-queue-size=1000000", qcli_serve, ["--mem-queue-size=1000000"]),
+]
+
+
+@dataclass
+class Result:
+    """What one broker did. Times in seconds, memory (resident) in MiB.
+
+    Attributes:
+        messages: That were queued in the end.
+        fill_s: Until then.
+        memory_empty, memory_tenth, memory_full: Before, with a tenth of the messages, and with all.
+        stop_s: From SIGTERM until the process has ended.
+        start_s: From starting the process until clients can connect.
+        memory_started: Then.
+        left: Messages that were still there then.
+        first_message_s: From SUB until the first message has come.
+        memory_consumed: After consumers have taken messages for a while.
+        stop_again_s: As `stop_s`.
+    """
+
+    broker: str
+    flags: Sequence[str]
+    messages: int = 0
+    fill_s: float = 0
+    memory_empty: float = 0
+    memory_tenth: float = 0
+    memory_full: float = 0
+    stop_s: float = 0
+    start_s: float = 0
+    memory_started: float = 0
+    left: int = 0
+    first_message_s: float = 0
+    memory_consumed: float = 0
+    stop_again_s: float = 0
+    consumed: int = field(default=0)
+    """Messages that consumers have taken."""
+
+
+def memory_mib(broker: Broker) -> float:
+    """What a broker's process has in memory."""
+    status = Path(f"/proc/{broker.process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def fill(broker: Broker, messages: int) -> None:
+    """Publish until so many are queued."""
+    while (queued := unfinished(broker)) < messages:
+        # The load generator runs for a time; a guess that is too short is made up for by the next turn.
+        seconds = max(0.5, min(10.0, (messages - queued) / 1_000_000))
+        load("bench_writer", broker, seconds, FILL_CONNECTIONS, f"--batch-size={BATCH}", f"--size={BODY_BYTES}")
+
+
+def stop(broker: Broker) -> float:
+    """SIGTERM; returns how long it took to end."""
+    began_s = time.perf_counter()
+    broker.process.terminate()
+    broker.process.wait(STOP_DEADLINE_S)
+    return time.perf_counter() - began_s
+
+
+def first_message(broker: Broker) -> float:
+    """Subscribe; returns how long the first message took to come. It goes back to the queue."""
+    host, _, port = broker.tcp_address.rpartition(":")
+    began_s = time.perf_counter()
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"  V2SUB {TOPIC} {CHANNEL}\nRDY 1\n".encode())
+        received = b""
+        while len(received) < 10 + 4 + 4 + 26:  # the frame of OK, and the beginning of the next
+            received += connection.recv(4096)
+    return time.perf_counter() - began_s
+
+
+def measure(contender: Contender, messages: int, data_path: Path) -> Result:
+    """Fill one broker, stop it, start it again, and consume a little."""
+    result = Result(contender.name, contender.flags)
+    with tempfile.TemporaryDirectory(prefix="backlog-", dir=data_path) as folder:
+        data = Path(folder) / "data"
+        with contender.start(data, *contender.flags) as broker:
+            broker.create(TOPIC, CHANNEL)
+            result.memory_empty = memory_mib(broker)
+            began_s = time.perf_counter()
+            fill(broker, messages // 10)
+            result.memory_tenth = memory_mib(broker)
+            fill(broker, messages)
+            result.fill_s = time.perf_counter() - began_s
+            result.messages = unfinished(broker)
+            result.memory_full = memory_mib(broker)
+            result.stop_s = stop(broker)
+        began_s = time.perf_counter()
+        with contender.start(data, *contender.flags) as broker:
+            result.start_s = time.perf_counter() - began_s
+            result.memory_started = memory_mib(broker)
+            result.left = unfinished(broker)
+            result.first_message_s = first_message(broker)
+            flags = [f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"]
+            load("bench_reader", broker, 3.0, CONNECTIONS, *flags)
+            result.memory_consumed = memory_mib(broker)
+            result.consumed = result.left - unfinished(broker)
+            result.stop_again_s = stop(broker)
+    return result
+
+
+COLUMNS: list[tuple[str, Callable[[Result], str]]] = [
+    ("queued", lambda r: f"{r.messages:,}"),
+    ("fill", lambda r: f"{r.fill_s:.0f} s"),
+    ("MiB empty", lambda r: f"{r.memory_empty:,.0f}"),
+    ("a tenth", lambda r: f"{r.memory_tenth:,.0f}"),
+    ("full", lambda r: f"{r.memory_full:,.0f}"),
+    ("stop", lambda r: f"{r.stop_s:.2f} s"),
+    ("start", lambda r: f"{r.start_s:.2f} s"),
+    ("MiB then", lambda r: f"{r.memory_started:,.0f}"),
+    ("still there", lambda r: f"{r.left:,}"),
+    ("1st message", lambda r: f"{r.first_message_s:.3f} s"),
+    ("consumed", lambda r: f"{r.consumed:,}"),
+    ("MiB then", lambda r: f"{r.memory_consumed:,.0f}"),
+    ("stop", lambda r: f"{r.stop_again_s:.2f} s"),
+]
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line for each figure, one column for each broker: the median of its rounds."""
+    brokers = list(dict.fromkeys(result.broker for result in results))
+    lines = [" " * 14 + "".join(f"{name:>34}" for name in brokers)]
+    medians = [median([result for result in results if result.broker == name]) for name in brokers]
+    for title, show in COLUMNS:
+        lines.append(f"{title:<14}" + "".join(f"{show(result):>34}" for result in medians))
+    return "\n".join(lines)
+
+
+def median(results: Sequence[Result]) -> Result:
+    """Of each figure the median."""
+    first = results[0]
+    figures = {
+        name: type(value)(statistics.median(getattr(result, name) for result in results))
+        for name, value in asdict(first).items()
+        if isinstance(value, int | float)
+    }
+    return Result(first.broker, first.flags, **figures)
+
+
+def parse() -> argparse.Namespace:
+    """Return the options of this run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--messages", type=int, default=10_000_000, help="how many are queued (default: ten million)"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="turns each broker gets (default: 1)")
+    parser.add_argument("--only", default="", help="the brokers whose names contain this")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--keep", action="store_true", help="write the numbers to bench/results/")
+    parser.add_argument(
+        "--data-path", type=Path, default=Path(tempfile.gettempdir()), help="folder for the brokers' data while they run"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse()
+    try:
+        go_program("nsqd")
+    except PeerUnavailable as reason:
+        sys.exit(f"There is nothing to compare with: {reason}")
+    room = os.statvfs(options.data_path)
+    needed = options.messages * (BODY_BYTES + 60) * 2  # nsqd has each message in the topic's file and the channel's
+    if room.f_bavail * room.f_frsize < needed:
+        sys.exit(f"{options.data_path} has not the {needed // MIB:,} MiB of room that this takes: see --data-path")
+    about = machine(options.data_path)
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    results = []
+    for number in range(1, options.rounds + 1):
+        for contender in CONTENDERS:
+            if options.only in contender.name:
+                results.append(measure(contender, options.messages, options.data_path))
+                print(f"round {number}: {results[-1]}", flush=True)
+    print("", table(results), sep="\n")
+    files = [options.json] if options.json else []
+    if options.keep:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+        files.append(Path(__file__).parent / "results" / f"{stamp}-backlog-{os.cpu_count()}cpu.json")
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        record = {"machine": about, "body_bytes": BODY_BYTES, "results": [asdict(result) for result in results]}
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`qcli peek`."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from broker.state import damage
+from cli.ours import only_ours
+from cli.support import Cli, lines
+from interop.peers import Broker, nsqd, qcli_serve
+
+pytestmark = only_ours
+
+
+def fill(qcli: Cli, topic: str, count: int) -> None:
+    assert qcli("pub", topic, "-q", stdin=lines([b"%d" % number for number in range(count)])).code == 0
+
+
+def bodies(out: bytes) -> list[str]:
+    """The last column of a table."""
+    return [line.split()[-1] for line in out.decode().splitlines()[1:]]
+
+
+def test_the_next_messages_of_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    fill(qcli, topic, 15)
+    result = qcli("peek", f"{topic}/c")
+    assert (result.code, result.err) == (0, "")
+    heading, *rows = result.out.decode().splitlines()
+    assert heading.split() == ["SEQUENCE", "PUBLISHED", "ATTEMPTS", "STATE", "BODY"]
+    assert [row.split()[0] for row in rows] == [str(number) for number in range(10)]
+    assert rows[3].split()[2:] == ["0", "fresh", "3"]
+    assert bodies(qcli("peek", f"{topic}/c", "-n", "3").out) == ["0", "1", "2"]
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["message_count"]) == (15, 0, 15)
+
+
+def test_states(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    fill(qcli, topic, 3)
+    qcli("pub", topic, "-q", "--defer", "1h", stdin=b"later")
+    heading, *rows = qcli("peek", f"{topic}/c").out.decode().splitlines()
+    assert heading.split() == ["SEQUENCE", "PUBLISHED", "ATTEMPTS", "STATE", "DUE", "BODY"]
+    assert [row.split()[3] for row in rows] == ["fresh", "fresh", "fresh", "deferred"]
+    assert bodies(qcli("peek", f"{topic}/c", "--state", "deferred").out) == ["later"]
+    assert bodies(qcli("peek", f"{topic}/c", "--state", "fresh", "--state", "requeued").out) == [
+        "0",
+        "1",
+        "2",
+    ]
+    assert qcli("peek", f"{topic}/c", "--state", "requeued").out == b""
+
+
+def test_the_newest_of_a_topic(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, 15)
+    result = qcli("peek", topic)
+    heading, *rows = result.out.decode().splitlines()
+    assert heading.split() == ["SEQUENCE", "PUBLISHED", "BODY"]
+    assert bodies(result.out) == [str(number) for number in range(5, 15)]
+    assert bodies(qcli("peek", topic, "-n", "2").out) == ["13", "14"]
+    assert bodies(qcli("peek", topic, "-n", "100").out) == [str(number) for number in range(15)]
+    assert bodies(qcli("peek", topic, "--from", "4", "-n", "2").out) == ["4", "5"]
+    assert bodies(qcli("peek", topic, "--since", "1h", "-n", "2").out) == ["0", "1"]
+
+
+def test_nothing_to_see(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    for source in (topic, f"{topic}/c"):
+        result = qcli("peek", source)
+        assert (result.code, result.out, result.err) == (0, b"", "")
+
+
+def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    qcli("pub", topic, "-q", "--null", stdin=b"a\nb\0\xff\xfe")
+    records = qcli("peek", f"{topic}/c", "--format", "json").records
+    assert list(records[0]) == [
+        "topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "channel", "state", "body"
+    ]  # fmt: skip
+    assert base64.b64decode(records[1]["body_base64"]) == b"\xff\xfe"
+    of_topic = qcli("peek", topic, "--format", "json").records
+    assert [each["id"] for each in of_topic] == [each["id"] for each in records]
+    assert list(of_topic[0]) == ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "body"]
+    for source in (topic, f"{topic}/c"):
+        assert qcli("peek", source, "--format", "raw").out == b"a\nb\n\xff\xfe\n"
+
+
+def test_bodies_are_shown_on_one_line_and_cut_short(qcli: Cli, topic: str) -> None:
+    odd = ["tab\tand\nline", "\x1b[31mred", "x" * 500]
+    qcli(
+        "pub", topic, "-q", "--null", stdin="\0".join(odd).encode() + b"\0\xff\x00".replace(b"\x00", b"\x01")
+    )
+    shown = [line.split(maxsplit=2)[2] for line in qcli("peek", topic).out.decode().splitlines()[1:]]
+    assert shown == [r"tab\tand\nline", r"\x1b[31mred", "x" * 57 + "...", r"\xff\x01"]
+    with qcli.on_terminal("peek", topic, columns=80) as terminal:
+        assert terminal.end() == 0
+    widths = [len(line.rstrip(b"\r")) for line in terminal.shown.split(b"\n")]
+    assert max(widths) <= 80
+
+
+def test_damage(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        broker.create("t", "c")
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        for batch in (b"a\nb\n", b"bad\nluck\n", b"c\n"):
+            qcli("pub", "t", "-q", stdin=batch)
+    damage(tmp_path / "data" / "topics" / "t.topic", b"luck")
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        for source in ("t", "t/c"):
+            result = qcli("peek", source, "--format", "raw")
+            assert (result.code, result.out) == (5, b"a\nb\nc\n")
+            assert (
+                result.err
+                == "Damage: t: messages 2 to 3 are damaged on the broker's disk, and passed over.\n"
+            )
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["t", "--state", "fresh"], "--state is for channels: write TOPIC/CHANNEL."),
+        (["t/c", "--from", "0"], "--from is for topics: a channel begins with what it delivers next."),
+    ],
+)
+def test_usage(nowhere: Cli, args: list[str], error: str) -> None:
+    result = nowhere("peek", *args)
+    assert (result.code, result.err.splitlines()[-1]) == (2, f"Error: {error}")
+
+
+def test_what_is_not_there(qcli: Cli, broker: Broker, nowhere: Cli, topic: str) -> None:
+    broker.create(topic, "c")
+    for source, what in ((f"{topic}.x", f"topic {topic}.x"), (f"{topic}.x/c", f"topic {topic}.x"),
+                         (f"{topic}/x", f"channel {topic}/x")):  # fmt: skip
+        result = qcli("peek", source)
+        assert (result.code, result.err) == (1, f"Error: There is no {what} on {qcli.http_address}.\n")
+    assert nowhere("peek", topic).code == 3
+
+
+def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        broker.create("t", "c")
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        for args in (("peek", "t"), ("peek", "t/c"), ("channel", "seek", "t/c", "--to", "0")):
+            result = qcli(*args)
+            assert result.code == 1
+            assert "cannot be read by sequence or time" in result.err
