@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest fuzz generate bench clean
+.PHONY: help setup demo test lint types pytest soak fuzz generate bench clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -38,6 +38,9 @@ pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
+
+soak: $(READY)  ## the fault tests in full, half an hour: 50 kills, power cuts at every moment, damage to every byte
+	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults -s $(ARGS)
 
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate

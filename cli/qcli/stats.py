@@ -21,6 +21,13 @@ COUNTS = {
     "client_count": "clients",
 }
 """Heading by nsqd's name. A topic has only depth, backend_depth and message_count."""
+RARE_COUNTS = {
+    "expired_count": "expired",
+    "dropped_count": "dropped",
+    "dead_letter_count": "dead",
+    "given_up_count": "given up",
+}
+"""The same of messages that are not finished and yet gone; only where the settings let that be."""
 
 PAUSED = ""
 """The heading over the word, or the letter, that marks what is paused."""
@@ -33,6 +40,9 @@ NARROW_HEADINGS = {
     "timed out": "t-o",
     "messages": "msgs",
     "clients": "cl",
+    "expired": "exp",
+    "dropped": "drop",
+    "given up": "g-up",
 }
 """Those that are shorter on a screen that is too narrow, in the words of nsqd's own statistics."""
 LEFT_OUT_FIRST = (
@@ -42,6 +52,7 @@ LEFT_OUT_FIRST = (
     "messages",
     "deferred",
     "clients",
+    *RARE_COUNTS.values(),
     "in/s",
     "in flight",
     "out/s",
@@ -52,7 +63,7 @@ NAME_COLUMNS = 2
 GAP = 2
 """Blanks between columns."""
 MIN_NAME_WIDTH = 4
-RECORD_KEYS = ("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate")
+RECORD_KEYS = ("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate", *RARE_COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,7 @@ class Row:
         ingress_rate: Messages that came in, per second, since the last look; None at the first.
         egress_rate: Messages that were dealt with (finished, or gone with an `empty`), per second, likewise;
             None for a topic, which hands each message to every channel.
+        rare: `RARE_COUNTS` by name; None where there is no such count.
     """
 
     topic: str
@@ -75,6 +87,7 @@ class Row:
     paused: bool
     ingress_rate: float | None
     egress_rate: float | None
+    rare: dict[str, int | None]
 
     def record(self, time_s: float) -> dict[str, object]:
         """The row as a flat object, for JSON and the like.
@@ -84,20 +97,21 @@ class Row:
         """
         names = (round(time_s, 3), self.topic, self.channel)
         rates = (self.ingress_rate, self.egress_rate)
-        return dict(zip(RECORD_KEYS, (*names, *self.counts.values(), self.paused, *rates), strict=True))
+        values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values())
+        return dict(zip(RECORD_KEYS, values, strict=True))
 
-    def cells(self) -> tuple[str, ...]:
-        """The row as text under `HEADINGS`."""
-        numbers = ["" if number is None else f"{number:,.0f}" for number in self._numbers()]
+    def cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
+        """The row as text under `HEADINGS`, with some of the rare counts before the last."""
+        numbers = ["" if number is None else f"{number:,.0f}" for number in self._numbers(rare)]
         return (self.topic, self.channel or "", *numbers, "paused" if self.paused else "")
 
-    def narrow_cells(self) -> tuple[str, ...]:
+    def narrow_cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
         """The same with short numbers."""
-        numbers = ["" if number is None else _short(int(number)) for number in self._numbers()]
+        numbers = ["" if number is None else _short(int(number)) for number in self._numbers(rare)]
         return (self.topic, self.channel or "", *numbers, "P" if self.paused else "")
 
-    def _numbers(self) -> tuple[float | None, ...]:
-        return (*self.counts.values(), self.ingress_rate, self.egress_rate)
+    def _numbers(self, rare: Sequence[str]) -> list[float | None]:
+        return [*self.counts.values(), self.ingress_rate, self.egress_rate, *(self.rare[name] for name in rare)]
 
 
 def _short(number: int) -> str:
@@ -117,19 +131,23 @@ def table(rows: Sequence[Row], width: int | None) -> list[list[str]]:
         width: Of the screen. If all does not fit, headings and numbers become shorter, then columns are left out,
             and at last the names are shortened. None: all of it.
     """
-    full = [list(HEADINGS), *(list(row.cells()) for row in rows)]
+    rare = [name for name in RARE_COUNTS if any(row.rare[name] is not None for row in rows)]
+    headings = [*HEADINGS[:-1], *(RARE_COUNTS[name] for name in rare), PAUSED]
+    full = [headings, *(list(row.cells(rare)) for row in rows)]
     if width is None or sum(_widths(full)) - GAP <= width:
         return full
     narrow = [
-        [NARROW_HEADINGS.get(heading, heading) for heading in HEADINGS],
-        *(list(row.narrow_cells()) for row in rows),
+        [NARROW_HEADINGS.get(heading, heading) for heading in headings],
+        *(list(row.narrow_cells(rare)) for row in rows),
     ]
     widths = _widths(narrow)
     left_out: set[int] = set()
     for heading in LEFT_OUT_FIRST:
         if sum(widths) - GAP <= width:
             break
-        index = HEADINGS.index(heading)
+        if heading not in headings:
+            continue
+        index = headings.index(heading)
         widths[index] = 0
         left_out.add(index)
     names = [width - GAP for width in widths[:NAME_COLUMNS]]
@@ -200,7 +218,8 @@ def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, e
         if key[1] is not None:
             egress_rate = round(max(0, _dealt_with(stats) - _dealt_with(before)) / elapsed_s, 1)
     counts = {name: stats.get(name) for name in COUNTS}
-    return Row(*key, counts, bool(stats["paused"]), ingress_rate, egress_rate)
+    rare = {name: stats.get(name) for name in RARE_COUNTS}
+    return Row(*key, counts, bool(stats["paused"]), ingress_rate, egress_rate, rare)
 
 
 def _dealt_with(stats: Mapping[str, Any]) -> int:

@@ -319,6 +319,39 @@ def test_a_topic_in_memory() -> None:
     assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
 
 
+def test_back_to_the_beginning_keeps_what_is_left_of_older_messages() -> None:
+    """Which the log has no more, but the channel has yet to deliver."""
+    fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
+    fixture.channel()
+    subscriber = fixture.subscriber(ready=3)
+    fixture.publish(b"requeued")
+    fixture.publish(b"deferred")
+    fixture.publish(b"in flight")
+    fixture.publish(b"later", defer_ms=300)
+    received = subscriber.receive()
+    subscriber.requeue(received[1], 200)
+    subscriber.ready(1)
+    subscriber.requeue(received[0])
+    fixture.publish_many(10)
+    assert fixture.log.first_sequence == 10
+    assert seek(fixture, 10) == Move(10, 10, 0, 0, 1)
+    subscriber.leave()
+    assert sorted(fixture.drain()) == [b"in flight", b"m6", b"m7", b"m8", b"m9", b"requeued"]
+    fixture.pass_ms(300)
+    assert fixture.drain() == [b"deferred", b"later"]
+    assert seek(fixture, 11).skipped == 0
+
+
+def test_further_on_they_are_skipped() -> None:
+    fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
+    fixture.channel()
+    fixture.publish(b"later", defer_ms=300)
+    fixture.publish_many(10)
+    assert seek(fixture, 8) == Move(7, 8, 0, 2, 0)
+    fixture.pass_ms(300)
+    assert fixture.drain() == [b"m7", b"m8", b"m9"]
+
+
 def test_a_paused_channel_is_moved_all_the_same(fixture: Fixture) -> None:
     channel = fixture.topic.channels["channel"]
     channel.paused = True

@@ -55,7 +55,7 @@ def test_states(qcli: Cli, broker: Broker, topic: str) -> None:
 def test_the_newest_of_a_topic(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 15)
     result = qcli("peek", topic)
-    heading, *rows = result.out.decode().splitlines()
+    heading = result.out.decode().splitlines()[0]
     assert heading.split() == ["SEQUENCE", "PUBLISHED", "BODY"]
     assert bodies(result.out) == [str(number) for number in range(5, 15)]
     assert bodies(qcli("peek", topic, "-n", "2").out) == ["13", "14"]
@@ -88,9 +88,8 @@ def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:
 
 def test_bodies_are_shown_on_one_line_and_cut_short(qcli: Cli, topic: str) -> None:
     odd = ["tab\tand\nline", "\x1b[31mred", "x" * 500]
-    qcli(
-        "pub", topic, "-q", "--null", stdin="\0".join(odd).encode() + b"\0\xff\x00".replace(b"\x00", b"\x01")
-    )
+    stdin = b"\0".join([*(text.encode() for text in odd), b"\xff\x01"])
+    qcli("pub", topic, "-q", "--null", stdin=stdin)
     shown = [line.split(maxsplit=2)[2] for line in qcli("peek", topic).out.decode().splitlines()[1:]]
     assert shown == [r"tab\tand\nline", r"\x1b[31mred", "x" * 57 + "...", r"\xff\x01"]
     with qcli.on_terminal("peek", topic, columns=80) as terminal:

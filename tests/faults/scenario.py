@@ -20,6 +20,8 @@ from trio_nsq.broker import BoundAddresses
 
 HOUR_MS = 3_600_000
 NEVER = 10**9
+PROBE = "probe"
+"""A first channel, made when all is over, for a topic that has none."""
 _TOPICS = ("one", "two")
 
 
@@ -134,6 +136,11 @@ class Told:
         for name, since in self.since.items():
             if expected.settings.get(("channel", name)):
                 self._expect(expected, name, since, now)
+        had_channels = {
+            request.key[1].topic for request in self.requests if request.key[0] == "channel" and request.sent <= now
+        }
+        for topic in expected.may.keys() - had_channels:
+            self._expect(expected, ChannelName(topic, PROBE), 0, now)
         expected.ids = {message_id: number for message_id, (number, seen) in self.ids.items() if seen <= now}
         return expected
 
@@ -432,6 +439,8 @@ async def look(bound: BoundAddresses, clock: trio.testing.MockClock, new: dict[s
         for channel, about in described["channels"].items():
             if about["paused"]:
                 await http(bound.http_address, "POST", "/channel/unpause", topic=topic, channel=channel)
+        if not described["channels"]:
+            await http(bound.http_address, "POST", "/channel/create", topic=topic, channel=PROBE)
     async with connected(bound.tcp_address) as client:
         for topic, number in new.items():
             if topic in found.topics:

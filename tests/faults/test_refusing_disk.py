@@ -23,7 +23,7 @@ from trio_nsq.log import Files
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "7"))
-SAMPLES = 30
+SAMPLES = 15
 OPERATIONS = ("create", "open", "write", "truncate", "sync", "sync_folder", "create_folder", "create_or_empty", "rename")
 _NEW = {"one": 900_000_000, "two": 900_000_001}
 

@@ -2,6 +2,9 @@
 
 import re
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from interop.same import (
     authorizing,
@@ -16,7 +19,7 @@ from interop.same import (
     timing,
     upgrades,
 )
-from interop.same.stage import Script
+from interop.same.stage import Script, compare, differs, same
 from interop.same.table import DOCUMENT, NOT_BY_SCRIPT, rows
 
 TABLES: list[dict[str, Script]] = [
@@ -51,3 +54,34 @@ def test_the_tests_named_instead_are_there() -> None:
 
 def test_there_are_enough_scripts() -> None:
     assert sum(map(len, TABLES)) >= 150
+
+
+@pytest.mark.parametrize(
+    ("script", "theirs", "ours"),
+    [
+        pytest.param(same(), ["OK"], ["error E_INVALID"], id="a difference without a row"),
+        pytest.param(differs("key", here=["B"]), ["A"], ["C"], id="another difference than the row's"),
+        pytest.param(differs("key", here=["A"]), ["A"], ["A"], id="a row that is no difference any more"),
+        pytest.param(differs("key", here=["B"]), ["A"], ["A"], id="a row that is not kept"),
+    ],
+)
+def test_what_fails(script: Script, theirs: list[str], ours: list[str]) -> None:
+    with pytest.raises(pytest.fail.Exception):
+        compare(script, theirs, ours)
+
+
+def test_what_does_not_fail() -> None:
+    compare(same(), ["OK"], ["OK"])
+    compare(differs("key", here=["B"]), ["A"], ["B"])
+
+
+@pytest.mark.parametrize("line", ["| subject | nsqd | here | why |", "| `a` | again | nsqd | here | why |"])
+def test_every_row_has_a_key_of_its_own(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = tmp_path / "differences.md"
+    table = "| key | subject | nsqd | here | why |\n|---|---|---|---|---|\n| `a` | subject | nsqd | here | why |\n"
+    document.write_text(table)
+    monkeypatch.setattr("interop.same.table.DOCUMENT", document)
+    assert rows().keys() == {"a"}
+    document.write_text(f"{table}{line}\n")
+    with pytest.raises(ValueError, match="a key of its own"):
+        rows()

@@ -146,14 +146,20 @@ class NaiveChannel:
         for number in self.at(Place.GIVEN_UP):
             self.come_back(number)
 
-    def seek(self, to: int, due_ns: dict[int, int], now_ns: int) -> tuple[int, int]:
-        """Begin anew at `to`, of messages due then; returns how many come again, and how many do not come."""
+    def seek(self, to: int, due_ns: dict[int, int], first: int, now_ns: int) -> tuple[int, int]:
+        """Begin anew at `to`, of messages due then; returns how many come again, and how many do not come.
+
+        Those before `first` are no longer to be had: whoever goes back as far as that keeps what it has of them.
+        """
         before = self.copies
-        self.copies = {
-            number: copy
-            for number, copy in before.items()
-            if number >= to and copy.place is Place.DEFERRED and not copy.attempts and copy.at_ns > now_ns
-        }
+        self.copies = {}
+        for number, copy in before.items():
+            if number < to <= first:
+                self.copies[number] = copy
+                if copy.place is Place.IN_FLIGHT:
+                    copy.give_back()
+            elif number >= to and copy.place is Place.DEFERRED and not copy.attempts and copy.at_ns > now_ns:
+                self.copies[number] = copy
         for number in due_ns:
             if number >= to and number not in self.copies:
                 self.copies[number] = Copy(due_ns=due_ns[number] if due_ns[number] > now_ns else 0)

@@ -215,7 +215,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert real.seek(to, self.real.now_ns) == expected
         assert expected.to_sequence == min(to, point)
         distributed = {number: due_ns for number, due_ns in self.naive.due_ns.items() if number < point}
-        again, skipped = naive.seek(expected.to_sequence, distributed, self.real.now_ns)
+        again, skipped = naive.seek(expected.to_sequence, distributed, first, self.real.now_ns)
         assert (expected.delivered_again, expected.skipped) == (again, skipped)
         if keep and self.is_kept():
             self.keep_state()

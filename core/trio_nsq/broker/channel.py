@@ -658,33 +658,46 @@ class Channel:
         """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
         point = self.topic.distribution_point
         to = min(sequence, point)
-        skipped = max(0, to - self.cursor)
-        skipped -= sum(min(end, to) - start for start, end in self._holes if start < to)
-        skipped += sum(unfinished < to for unfinished, _ in self.unfinished())
-        skipped += sum(deferred < to for deferred in self._deferred.sequences())
+        before = max(0, to - self.cursor)
+        before -= sum(min(end, to) - start for start, end in self._holes if start < to)
+        before += sum(unfinished < to for unfinished, _ in self.unfinished())
+        before += sum(deferred < to for deferred in self._deferred.sequences())
         in_flight = self.in_flight_count
         waiting = self.depth + in_flight + self.deferred_count
-        return Move(self.cursor, to, (point - to) - (waiting - skipped), skipped, in_flight)
+        skipped = 0 if to <= self.topic.log.first_sequence else before
+        return Move(self.cursor, to, (point - to) - (waiting - before), skipped, in_flight)
 
     def seek(self, sequence: int, now_ns: int) -> Move:
         """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
 
         Every message from there on is delivered, attempts counted from 1, whatever has become of it; only those that
-        their publisher deferred wait for their time. With every message before it the channel is done. What is in
+        their publisher deferred wait for their time. With every message before it the channel is done; unless it goes
+        back to the beginning of the log: then it keeps what it has of messages that are no longer there. What is in
         flight cannot be finished any more. Counters are kept.
         """
         move = self.move_for(sequence)
         to = move.to_sequence
-        by_publisher = DeferredMessages()
-        for due_ns, deferred, attempts in self._deferred:
-            if due_ns > now_ns and deferred >= to and not attempts:
-                held = self._deferred.held(deferred)
-                by_publisher.add(due_ns, range(deferred, deferred + 1), 0, held)
+        keeps_before = to <= self.topic.log.first_sequence
+        deferred = DeferredMessages()
+        for due_ns, each, attempts in self._deferred:
+            if keeps_before if each < to else due_ns > now_ns and not attempts:
+                deferred.add(due_ns, range(each, each + 1), attempts, self._deferred.held(each))
+        given_up, taken = self._aside.take_all_waiting(), list(self._aside)
+        requeued = list(self._requeued)
+        for consumer in self.consumers:
+            for message_id, delivery in consumer.in_flight.items():
+                requeued.append((delivery.sequence_of(message_id), delivery.attempts, delivery.held))
         self.empty()
         self.cursor = to
-        self._deferred = by_publisher
-        for start, end in spans(sorted(by_publisher.sequences())):
+        self._deferred = deferred
+        for start, end in spans(sorted(each for each in deferred.sequences() if each >= to)):
             self.skip(start, end)
+        if keeps_before:
+            self._requeued.extend(entry for entry in requeued if entry[0] < to)
+            self._aside.hold(message for message in taken if message.sequence < to)
+            for message in given_up:
+                if message.sequence < to:
+                    self._aside.give_up(message)
         return move
 
     # ------------------------------------------------------------------ messages that are set aside
@@ -697,6 +710,17 @@ class Channel:
     def take_given_up(self, at_most: int) -> list[Aside]:
         """Take some of these, to move them. Then `dispose` of them, or `put_back` what could not be moved."""
         return self._aside.take(at_most)
+
+    def waiting_from(self, sequence: int) -> list[tuple[int, int]]:
+        """Where ready and deferred messages lie, from a sequence on: [start, end), ascending."""
+        others = chain((entry[0] for entry in self._requeued), self._deferred.sequences())
+        found = [*spans(sorted(each for each in others if each >= sequence))]
+        start = max(self.cursor, sequence)
+        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+            if start < hole[0]:
+                found.append((start, hole[0]))
+            start = max(start, hole[1])
+        return sorted(found)
 
     def withdraw(self, sequences: Collection[int]) -> list[Aside]:
         """Take those of these messages that are not in flight: nobody gets them meanwhile. Then as above."""

@@ -87,7 +87,8 @@ class DeadLetterMover:
             if letters:
                 note = note_of_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
-                await self._store(topic_name, Publication(bodies, note=note))
+                await self._server.create(topic_name, DEAD_LETTERS)
+                await store_durably(self._server, topic_name, Publication(bodies, note=note))
         except (PublishRefused, LogError) as exc:
             self._put_back(channel, taken)
             return str(exc)
@@ -106,18 +107,6 @@ class DeadLetterMover:
         channel.put_back(messages)
         self._server.pump(channel)  # the settings may have changed: then they are ready
 
-    async def _store(self, topic_name: str, publication: Publication) -> None:
-        """Return when it is on stable storage, whatever the sync mode. Raises PublishRefused, LogError."""
-        server = self._server
-        await server.create(topic_name, DEAD_LETTERS)
-        await server.publish(topic_name, [publication])
-        if server.options.sync == "interval":
-            with trio.CancelScope(shield=True):  # once written, it must not be moved a second time
-                while (topic := server.broker.topics.get(topic_name)) is not None and server.serves(topic):
-                    if await server.publisher.in_thread(topic, topic.log.sync):
-                        break
-                    await trio.sleep(_AGAIN_S)
-
     def _note_buried(self, origin: Topic, topic_name: str, note: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
         topic = self._server.broker.topics.get(topic_name)
@@ -128,6 +117,21 @@ class DeadLetterMover:
         else:
             origin.buried.append((topic, note))
             self._server.broker.changed.add(origin.name)
+
+
+async def store_durably(server: "Server", topic_name: str, publication: Publication) -> None:
+    """Return when a publication is on stable storage, whatever the sync mode.
+
+    Raises:
+        PublishRefused: Nothing was stored.
+    """
+    await server.publish(topic_name, [publication])
+    if server.options.sync == "interval":
+        with trio.CancelScope(shield=True):  # once written, it must not be published a second time
+            while (topic := server.broker.topics.get(topic_name)) is not None and server.serves(topic):
+                if await server.publisher.in_thread(topic, topic.log.sync):
+                    break
+                await trio.sleep(_AGAIN_S)
 
 
 def _read(

@@ -12,7 +12,9 @@ from ..protocol import CommandError, MessageSet, pack_messages, walk_messages
 from .addresses import BoundAddresses, Broadcast, port_of
 from .errors import PublishRefused, SaveError
 from .http_config import ConfigEndpoints
+from .http_dead_letters import DeadLetterEndpoints
 from .http_debug import DebugEndpoints
+from .http_deferred import DeferredEndpoints
 from .http_read import ReadEndpoints
 from .http_seek import SeekEndpoints
 from .http_settings import SettingsEndpoints
@@ -252,6 +254,8 @@ def make_router(server: "Server", bound: BoundAddresses) -> Router:
         SettingsEndpoints(server),
         ReadEndpoints(server),
         SeekEndpoints(server),
+        DeferredEndpoints(server),
+        DeadLetterEndpoints(server),
     )
     routes = [route for part in parts for route in part.routes()]
     return Router(replace(route, handler=_telling_of_the_disk(route.handler)) for route in routes)

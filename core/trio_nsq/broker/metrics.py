@@ -106,6 +106,16 @@ CHANNEL_METRICS = (
     ChannelMetric(
         "nsq_channel_dropped_total", "Messages dropped: there were too many.", lambda c: c.dropped_count
     ),
+    ChannelMetric(
+        "nsq_channel_dead_letters_total",
+        "Messages that went to the dead-letter topic after their last attempt.",
+        lambda c: c.dead_letter_count,
+    ),
+    ChannelMetric(
+        "nsq_channel_given_up_total",
+        "Messages dropped after their last attempt: there is no dead-letter topic.",
+        lambda c: c.given_up_count,
+    ),
     ChannelMetric("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
     ChannelMetric("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
 )

@@ -10,8 +10,8 @@ import trio
 from ..log import LogError
 from .broker import Broker, MessageIds
 from .data_folder import ID_RESERVE, DataFolder
-from .retention import Keeper
 from .errors import SaveError
+from .retention import Keeper
 from .topic import Checkpoint, Topic
 
 logger = logging.getLogger("trio_nsq.broker")

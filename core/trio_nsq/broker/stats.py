@@ -108,6 +108,13 @@ class _Figures:
             "paused": channel.paused,
             "e2e_processing_latency": self._latency([channel]),
         }
+        if channel.settings.max_attempts:
+            stats |= {
+                "max_attempts": channel.settings.max_attempts,
+                "dead_letter_topic": channel.settings.dead_letter_topic,
+                "dead_letter_count": channel.dead_letter_count,
+                "given_up_count": channel.given_up_count,
+            }
         return stats | _losses(channel.topic, channel)
 
     def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class Segment:
         self._index_lock = Lock()
         self._reported: set[int] = set()  # where damage was found: each is reported once
         self._missing_from: int | None = None  # the same for what lacks at the end
+        self._end_is_damaged = False
         self._synced_to = FILE_HEADER_BYTES
         self._sync_failed = False
         self._sync_lock = Lock()
@@ -383,7 +384,7 @@ class Segment:
             at = window.at(offset, header.record_bytes)
             payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
             if crc32(payload) != header.payload_crc:
-                self._report_record(offset)
+                self._report_record(offset, following)
             self._index.note(header.base_sequence, offset)
             self.first_ns = self.first_ns or header.timestamp_ns
             self._last_ns = header.timestamp_ns
@@ -463,15 +464,19 @@ class Segment:
     def _report(self, offset: int, end: int) -> None:
         if offset not in self._reported:
             self._reported.add(offset)
+            self._end_is_damaged = self._end_is_damaged or end >= self.size
             logger.error("%s: damaged from byte %d to byte %d, passed over", self.path, offset, end)
 
-    def _report_record(self, offset: int) -> None:
+    def _report_record(self, offset: int, end: int) -> None:
         if offset not in self._reported:
             self._reported.add(offset)
+            self._end_is_damaged = self._end_is_damaged or end >= self.size
             logger.error("%s: the record batch at byte %d is damaged, passed over", self.path, offset)
 
     def report_missing(self, sequence: int) -> None:
         """Say that the messages from `sequence` on are not here, as they have to be in a segment that is full."""
+        if self._end_is_damaged:
+            return  # that is why, and it was said
         if self._missing_from is None or sequence < self._missing_from:
             self._missing_from = sequence
             last = self.next_sequence - 1
@@ -591,7 +596,7 @@ class Segment:
                 offset = at + record_bytes
                 record = take(header, window.data, begin)
                 if record is None:
-                    self._report_record(at)
+                    self._report_record(at, offset)
                     continue
                 found.append(record)
                 room -= record_bytes

@@ -8,11 +8,14 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "differences.md"
 NOT_BY_SCRIPT = {
     # key of the row: why no script shows it, or the tests that do
     "ok-means": "tests/faults",
+    "killed": "bench/kills.py",
+    "damage": "tests/faults/test_damage.py",
     "loopback": "tests/cli/test_serve_options.py",
     "data-folder": "tests/broker/test_startup.py",
     "nsqd-folder": "tests/interop/test_nsqd_import.py",
     "channels": "it is about files, not about answers",
     "order": "nsqd's order is random then",
+    "clock": "tests/faults/test_clock.py",
     "timers": "it is about how late nsqd happens to be",
     "message-ids": "nsqd's ids meet by chance only",
     "error-arrives": "whether nsqd's reset overtakes its frame is chance",

@@ -8,11 +8,14 @@ from interop.same.stage import (
     Step,
     channel,
     client,
+    deflate_on,
     differs,
     ended,
     heartbeats,
     identify,
+    negotiate,
     pub,
+    reply,
     same,
     settles,
     sized,
@@ -72,6 +75,48 @@ SCRIPTS: dict[str, Script] = {
         here=["OK", "(1 heartbeats)", "(end)", "(after 2 s)"],
     ),
     "no heartbeats": same(identify(heartbeat_interval=-1), 1, wait(2.5), END),
+    # -- buffers: what waits in one goes with the next heartbeat
+    "a message in the buffer, and no timer": same(
+        negotiate(heartbeat_interval=1000, output_buffer_timeout=-1) + SUB + b"RDY 5\n",
+        *(2, client("b"), pub(b"x"), 1, END, client(""), takes(0.5, 1.6, 1), b"FIN {0}\n" + END),
+    ),
+    "messages that fill the buffer, and no timer": same(
+        negotiate(heartbeat_interval=2000, output_buffer_timeout=-1, output_buffer_size=64)
+        + SUB
+        + b"RDY 9\n",
+        *(
+            2,
+            client("b"),
+            pub(b"x" * 100, b"y" * 100),
+            2,
+            END,
+            client(""),
+            takes(0, 1, 1),
+            b"FIN {0}\n" + END,
+        ),
+    ),
+    "as many messages as were asked for, and no timer": same(
+        negotiate(heartbeat_interval=2000, output_buffer_timeout=-1) + SUB + b"RDY 2\n",
+        *(2, client("b"), pub(b"x", b"y"), 2, END, client(""), takes(0, 1, 2), b"FIN {0}\nFIN {1}\n" + END),
+    ),
+    "a message, unbuffered": same(
+        negotiate(heartbeat_interval=2000, output_buffer_size=-1) + SUB + b"RDY 5\n",
+        *(2, client("b"), pub(b"x"), 1, END, client(""), takes(0, 1, 1), b"FIN {0}\n" + END),
+    ),
+    "a message, unbuffered, in deflate": differs(
+        "deflate-unbuffered",
+        *(negotiate(heartbeat_interval=1000, output_buffer_size=-1, deflate=True), 1, deflate_on, 1),
+        *(SUB + b"RDY 5\n", 1, client("b"), pub(b"x"), 1, END, client(""), takes(0.5, 1.6, 1), END),
+        here=[
+            reply(deflate=True, max_msg_timeout=2500, output_buffer_size=1, output_buffer_timeout=0),
+            *["OK"] * 2,
+            "(after 0 s)",
+            "error E_INVALID invalid command NOPE",
+            "{0} attempts 1: x",
+            "b: OK",
+            "b: error E_INVALID invalid command NOPE",
+        ],
+    ),
     # -- timeouts
     "a message that times out comes again": same(
         HELD,

@@ -1,0 +1,138 @@
+"""`qcli deferred`: what waits for its time in a channel, and calling it off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .completing import complete_channel
+from .errors import Failure
+from .exit_codes import ExitCode
+from .extensions import get_json_lines, post_json
+from .log_positions import moment
+from .options import asks_broker
+from .output import json_lines, plain_table, talk, write
+from .params import Source, channel_source, message_id
+from .records import shown_body
+
+_WHAT = "list of deferred messages"
+_AT_ONCE = 500
+
+
+@click.group(
+    "deferred",
+    cls=DocumentedGroup,
+    short_help="List deferred messages, or cancel some.",
+    examples=[
+        Example("what comes when", "qcli deferred list clicks/archive"),
+        Example("call one off", "qcli deferred cancel clicks/archive 0cb2f1a3c9400001"),
+    ],
+    exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
+)
+def command() -> None:
+    """List the messages of a channel that wait for their time, and cancel some of them.
+
+    A message waits in each channel of its topic by itself: because its publisher deferred it, or because a consumer
+    sent it back with a delay.
+    """
+
+
+@command.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=[
+        Example("the next ten", "qcli deferred list clicks/archive -n 10"),
+        Example(
+            "when the first is due", "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns"
+        ),
+    ],
+    exits={
+        ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+    notes={
+        "JSON": "One object per line: topic, channel, id, due_ns (Unix nanoseconds), sequence, timestamp_ns (when it "
+        "was published), attempts (how often it was delivered here), state, and body, a string; for a body that is not "
+        "UTF-8, body_base64 stands in its place.",
+    },
+)
+@click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
+@asks_broker
+@option(
+    "Which messages",
+    "-n",
+    "--count",
+    type=click.IntRange(min=1, max=10_000),
+    default=100,
+    metavar="N",
+    show_default=True,
+    help="How many, at most: those that are due first.",
+)
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="table: for people, bodies cut short. json: an object per line, see below.",
+)
+def list_deferred(
+    wanted: Source, nsqd_tcp_address: str, nsqd_http_address: str, count: int, form: str
+) -> None:
+    """List what waits for its time in a channel, the earliest first, and take none of it."""
+    params = {"max_messages": str(count)}
+    lines = get_json_lines(nsqd_http_address, wanted, "/channel/deferred", params, _WHAT)
+    messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
+    if form == "json":
+        write(json_lines(messages))
+    elif messages:
+        rows = [_row(message) for message in messages]
+        write(plain_table([("DUE", "ID", "ATTEMPTS", "PUBLISHED", "BODY"), *rows], 5))
+
+
+def _row(message: dict[str, Any]) -> tuple[str, ...]:
+    due, published = moment(message["due_ns"]), moment(message["timestamp_ns"])
+    return due, message["id"], str(message["attempts"]), published, shown_body(message)
+
+
+@command.command(
+    "cancel",
+    cls=DocumentedCommand,
+    examples=[
+        Example("one", "qcli deferred cancel clicks/archive 0cb2f1a3c9400001"),
+        Example(
+            "all that mention a customer",
+            "qcli deferred list clicks/archive --format json | jq -r 'select(.body | test(\"customer 17\")).id' | "
+            "xargs qcli deferred cancel clicks/archive",
+        ),
+    ],
+    exits={
+        ExitCode.FAILURE: "None of them is deferred there, or the broker refused.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which.",
+    },
+)
+@click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=message_id)
+@asks_broker
+def cancel(wanted: Source, ids: Sequence[str], nsqd_tcp_address: str, nsqd_http_address: str) -> None:
+    """Throw away messages of a channel that wait for their time, by their ids.
+
+    Other channels of the topic keep theirs. What has come due meanwhile is not cancelled any more.
+    """
+    done = 0
+    missed: list[str] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        params = {"id": ",".join(ids[start : start + _AT_ONCE])}
+        answer = post_json(nsqd_http_address, wanted, "/channel/deferred/cancel", params, _WHAT)
+        done += len(answer["cancelled"])
+        missed += answer["not_deferred"]
+    if done:
+        talk(f"channel {wanted}: {done:,} cancelled")
+    if missed:
+        code = ExitCode.PARTIAL if done else ExitCode.FAILURE
+        raise Failure(f"Not deferred in {wanted}: {' '.join(missed)}.", code)

@@ -1,0 +1,79 @@
+"""What commands have in common that ask for what only this broker has, and not nsqd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import Failure
+from .params import Source
+
+_FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
+"""Codes in front of sentences that say all there is to say."""
+
+
+def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str], what: str) -> Any:
+    """Ask the broker something about a topic or channel, and return the JSON it answers with.
+
+    Args:
+        address: `host:port`.
+        wanted: The topic or channel.
+        path, params: Of the request, without the names.
+        what: What an nsqd does not have, in words.
+
+    Raises:
+        Failure: There is no such answer.
+    """
+    return json.loads(_request("GET", address, wanted, path, params, what))
+
+
+def get_json_lines(
+    address: str, wanted: Source, path: str, params: Mapping[str, str], what: str
+) -> list[Any]:
+    """The same of an answer with an object per line."""
+    return [json.loads(line) for line in _request("GET", address, wanted, path, params, what).splitlines()]
+
+
+def post_json(address: str, wanted: Source, path: str, params: Mapping[str, str], what: str) -> Any:
+    """Tell the broker to do something, likewise."""
+    return json.loads(_request("POST", address, wanted, path, params, what))
+
+
+def put_json(address: str, wanted: Source, path: str, value: object, what: str) -> Any:
+    """Send the broker something, likewise."""
+    return json.loads(_request("PUT", address, wanted, path, {}, what, json.dumps(value).encode()))
+
+
+def _request(
+    method: str,
+    address: str,
+    wanted: Source,
+    path: str,
+    params: Mapping[str, str],
+    what: str,
+    body: bytes | None = None,
+) -> bytes:
+    from .broker_http import BrokerHTTP, Refused
+
+    names = {"topic": wanted.topic} if wanted.topic else {}
+    if wanted.channel is not None:
+        names["channel"] = wanted.channel
+    try:
+        return BrokerHTTP(address).request(method, path, names | dict(params), body)
+    except Refused as error:
+        raise _failure(address, wanted, error.text, what) or error from error
+
+
+def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | None:
+    if text == "NOT_FOUND":  # that is, the endpoint
+        return Failure(f"The broker at {address} has no {what}: it is an nsqd, or an older 'qcli serve'.")
+    if text == "TOPIC_NOT_FOUND":
+        return Failure(f"There is no topic {wanted.topic} on {address}.")
+    if text == "CHANNEL_NOT_FOUND":
+        return Failure(f"There is no channel {wanted} on {address}.")
+    for code in _FOR_THE_USER:
+        if text.startswith(code):
+            sentence = text.removeprefix(code)
+            return Failure(f"{sentence[0].upper()}{sentence[1:]}.")
+    return None

@@ -1,0 +1,265 @@
+"""`set` and `settings` of `qcli topic` and `qcli channel`: what holds for one of them only, and is kept by the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_channel, complete_topic
+from .exit_codes import ExitCode
+from .extensions import get_json, put_json
+from .options import asks_broker
+from .output import json_lines, write
+from .params import Source, byte_size, channel_source, retention_time, topic_name
+
+DEFAULT = "default"
+_WHAT = "settings of topics and channels"
+_MS_PER_UNIT = {"d": 24 * 3600 * 1000, "h": 3600 * 1000, "m": 60 * 1000, "s": 1000, "ms": 1}
+_BYTES_PER_UNIT = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+def _whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise click.BadParameter(f"{text!r} is not a whole number.")
+    return int(text)
+
+
+def _time_text(value_ms: int) -> str:
+    """As `retention_time` takes it."""
+    if value_ms < 0:
+        return "forever"
+    text = ""
+    for unit, unit_ms in _MS_PER_UNIT.items():
+        count, value_ms = divmod(value_ms, unit_ms)
+        text += f"{count}{unit}" if count else ""
+    return text or "0"
+
+
+def _size_text(size: int) -> str:
+    """As `byte_size` takes it."""
+    if size < 0:
+        return "unlimited"
+    for unit, unit_bytes in _BYTES_PER_UNIT.items():
+        if size and size % unit_bytes == 0:
+            return f"{size // unit_bytes}{unit}"
+    return str(size)
+
+
+class Setting(NamedTuple):
+    """One of them.
+
+    Attributes:
+        name: As it is written here.
+        key: As the broker has it, with the unit.
+        parse, show: From text to the broker's value, and back.
+        about: For the help.
+    """
+
+    name: str
+    key: str
+    parse: Callable[[str], int | str]
+    show: Callable[[Any], str]
+    about: str
+
+
+_FOR_TOPICS = (
+    Setting(
+        "retention_time",
+        "retention_time_ms",
+        retention_time,
+        _time_text,
+        "for how long messages stay readable that every channel has passed, such as 12h or 7d; forever",
+    ),
+    Setting(
+        "retention_bytes",
+        "retention_bytes",
+        byte_size,
+        _size_text,
+        "how much of them at most, such as 10GiB; unlimited",
+    ),
+    Setting("ttl", "ttl_ms", retention_time, _time_text, "a message older than this is not delivered any more"),
+    Setting("max_messages", "max_messages", _whole_number, str, "how many messages may wait"),
+    Setting("max_bytes", "max_bytes", byte_size, _size_text, "how many bytes of messages may wait"),
+    Setting(
+        "when_full",
+        "when_full",
+        str,
+        str,
+        "what happens at one of these two limits: reject (a publish is refused) or drop-oldest",
+    ),
+)
+_FOR_CHANNELS = (
+    Setting(
+        "max_attempts",
+        "max_attempts",
+        _whole_number,
+        str,
+        "a message that comes back after so many deliveries is not delivered again",
+    ),
+    Setting(
+        "dead_letter_topic",
+        "dead_letter_topic",
+        str,
+        str,
+        "where such a message goes; nothing, as in 'dead_letter_topic=': it is dropped",
+    ),
+)
+SETTINGS = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}
+
+_SET_EXAMPLES = {
+    "topic": [
+        Example("keep a week of messages to be read again", "qcli topic set clicks retention_time=7d"),
+        Example(
+            "let no more than a million wait, the newest ones",
+            "qcli topic set clicks max_messages=1000000 when_full=drop-oldest",
+        ),
+        Example("as the broker has it for all topics", "qcli topic set clicks retention_time=default"),
+    ],
+    "channel": [
+        Example(
+            "put messages aside that fail five times",
+            "qcli channel set clicks/archive max_attempts=5 dead_letter_topic=clicks.dead",
+        ),
+        Example("throw them away instead", "qcli channel set clicks/archive dead_letter_topic="),
+        Example(
+            "deliver them for ever, as NSQ does", "qcli channel set clicks/archive max_attempts=default"
+        ),
+    ],
+}
+_SETTINGS_EXAMPLES = {
+    "topic": [
+        Example("what holds", "qcli topic settings clicks"),
+        Example(
+            "the same for another topic", "qcli topic set orders $(qcli topic settings clicks)"
+        ),
+    ],
+    "channel": [
+        Example("what holds", "qcli channel settings clicks/archive"),
+        Example(
+            "the same for another channel",
+            "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
+        ),
+    ],
+}
+
+
+class Assignment(click.ParamType[tuple[str, Any]]):
+    """`NAME=VALUE`: the broker's key, and its value; None for the default.
+
+    Args:
+        kind: `topic` or `channel`.
+    """
+
+    name = "assignment"
+
+    def __init__(self, kind: str) -> None:
+        self._settings = {setting.name: setting for setting in SETTINGS[kind]}
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """The key and the value."""
+        name, equals, text = str(value).partition("=")
+        setting = self._settings.get(name)
+        if setting is None or not equals:
+            known = ", ".join(self._settings)
+            self.fail(f"{value!r} is not NAME=VALUE, NAME being one of {known}.", param, ctx)
+        if text == DEFAULT:
+            return setting.key, None
+        try:
+            return setting.key, setting.parse(text)
+        except click.BadParameter as error:
+            self.fail(f"{name}: {error.message}", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """The names. No blank comes after them, for the value is still to come."""
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(f"{setting.name}=", type="unfinished", help=setting.about)
+            for setting in self._settings.values()
+            if setting.name.startswith(incomplete)
+        ]
+
+
+def settings_commands(kind: str) -> list[DocumentedCommand]:
+    """Make `set` and `settings`.
+
+    Args:
+        kind: `topic` or `channel`.
+    """
+    return [_set_command(kind), _settings_command(kind)]
+
+
+def _set_command(kind: str) -> DocumentedCommand:
+    def run(
+        wanted: str | Source,
+        assignments: Sequence[tuple[str, Any]],
+        nsqd_tcp_address: str,
+        nsqd_http_address: str,
+    ) -> None:
+        source = wanted if isinstance(wanted, Source) else Source(wanted, None)
+        put_json(nsqd_http_address, source, f"/{kind}/settings", dict(assignments), _WHAT)
+
+    words = click.argument(
+        "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
+    )
+    about = "; ".join(f"{setting.name}: {setting.about}" for setting in SETTINGS[kind])
+    return click.command(
+        "set",
+        cls=DocumentedCommand,
+        help=f"Change settings of a {kind}.\n\nThey hold from now on, also after a restart of the broker. Those "
+        "that are not named stay as they are.",
+        examples=_SET_EXAMPLES[kind],
+        exits={
+            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, or the broker refused.",
+            ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        },
+        notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
+    )(_wanted(kind)(words(asks_broker(run))))
+
+
+def _settings_command(kind: str) -> DocumentedCommand:
+    def run(
+        wanted: str | Source, nsqd_tcp_address: str, nsqd_http_address: str, form: str
+    ) -> None:
+        source = wanted if isinstance(wanted, Source) else Source(wanted, None)
+        values = get_json(nsqd_http_address, source, f"/{kind}/settings", {}, _WHAT)
+        write(json_lines([values]) if form == "json" else "".join(_lines(kind, values)))
+
+    form = option(
+        "Output",
+        "--format",
+        "form",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
+    )
+    return click.command(
+        "settings",
+        cls=DocumentedCommand,
+        help=f"Show the settings of a {kind} that are in force.",
+        examples=_SETTINGS_EXAMPLES[kind],
+        exits={
+            ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
+            ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        },
+    )(_wanted(kind)(asks_broker(form(run))))
+
+
+def _wanted(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    if kind == "topic":
+        return click.argument("wanted", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
+    return click.argument(
+        "wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel
+    )
+
+
+def _lines(kind: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"{setting.name}={setting.show(values[setting.key])}\n" for setting in SETTINGS[kind]]
