@@ -17,12 +17,23 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+from bench.throughput import (
+    CHANNEL,
+    CONNECTIONS,
+    FILL_CONNECTIONS,
+    READY_COUNT,
+    TOPIC,
+    load,
+    machine,
+    unfinished,
+)
 
 from interop.build import PeerUnavailable, go_program
 from interop.peers import Broker, nsqd, qcli_serve
-from throughput import CHANNEL, CONNECTIONS, FILL_CONNECTIONS, READY_COUNT, TOPIC, load, machine, unfinished
 
 BODY_BYTES = 100
 BATCH = 1000
@@ -95,7 +106,9 @@ def fill(broker: Broker, messages: int) -> None:
     while (queued := unfinished(broker)) < messages:
         # The load generator runs for a time; a guess that is too short is made up for by the next turn.
         seconds = max(0.5, min(10.0, (messages - queued) / 1_000_000))
-        load("bench_writer", broker, seconds, FILL_CONNECTIONS, f"--batch-size={BATCH}", f"--size={BODY_BYTES}")
+        load(
+            "bench_writer", broker, seconds, FILL_CONNECTIONS, f"--batch-size={BATCH}", f"--size={BODY_BYTES}"
+        )
 
 
 def stop(broker: Broker) -> float:
@@ -178,7 +191,7 @@ def table(results: Sequence[Result]) -> str:
 def median(results: Sequence[Result]) -> Result:
     """Of each figure the median."""
     first = results[0]
-    figures = {
+    figures: dict[str, Any] = {
         name: type(value)(statistics.median(getattr(result, name) for result in results))
         for name, value in asdict(first).items()
         if isinstance(value, int | float)
@@ -197,7 +210,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--keep", action="store_true", help="write the numbers to bench/results/")
     parser.add_argument(
-        "--data-path", type=Path, default=Path(tempfile.gettempdir()), help="folder for the brokers' data while they run"
+        "--data-path",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for the brokers' data meanwhile",
     )
     return parser.parse_args()
 
@@ -210,9 +226,13 @@ def main() -> None:
     except PeerUnavailable as reason:
         sys.exit(f"There is nothing to compare with: {reason}")
     room = os.statvfs(options.data_path)
-    needed = options.messages * (BODY_BYTES + 60) * 2  # nsqd has each message in the topic's file and the channel's
+    needed = (
+        options.messages * (BODY_BYTES + 60) * 2
+    )  # nsqd has each message in the topic's file and the channel's
     if room.f_bavail * room.f_frsize < needed:
-        sys.exit(f"{options.data_path} has not the {needed // MIB:,} MiB of room that this takes: see --data-path")
+        sys.exit(
+            f"{options.data_path} has not the {needed // MIB:,} MiB of room that this takes: see --data-path"
+        )
     about = machine(options.data_path)
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
     results = []
@@ -228,7 +248,11 @@ def main() -> None:
         files.append(Path(__file__).parent / "results" / f"{stamp}-backlog-{os.cpu_count()}cpu.json")
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        record = {"machine": about, "body_bytes": BODY_BYTES, "results": [asdict(result) for result in results]}
+        record = {
+            "machine": about,
+            "body_bytes": BODY_BYTES,
+            "results": [asdict(result) for result in results],
+        }
         file.write_text(json.dumps(record, indent=1) + "\n")
         print(f"written to {file}")
 

@@ -1,8 +1,8 @@
 """What is lost and what comes twice when a broker is killed (SIGKILL) again and again under load: ours beside nsqd.
 
-The load and the ledger are those of the tests in tests/faults: publishers (PUB, MPUB, DPUB), consumers that finish, requeue,
-touch and forget messages, three topics with two channels each. A broker is killed after one to five seconds of that, one time
-in five a moment after it was asked to stop. After the last kill every channel is drained.
+The load and the ledger are those of the tests in tests/faults: publishers (PUB, MPUB, DPUB), consumers that finish,
+requeue, touch and forget messages, three topics with two channels each. A broker is killed after one to five seconds
+of that, one time in five a moment after it was asked to stop. After the last kill every channel is drained.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 import trio
+from bench.throughput import machine
+
 from faults.ledger import MS, Ledger, Verdict
 from faults.load import MSG_TIMEOUT_MS, run_and_kill
 from interop.build import PeerUnavailable, go_program
 from interop.peers import Broker, nsqd, qcli_serve
-from throughput import machine
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,7 @@ def row(name: str, verdict: Verdict) -> str:
     )
 
 
-HEADER = (
-    f"{'':<36}{'kills':>6}{'acknowledged':>14}{'copies':>12}{'lost':>10}{'':>9}{'again':>10}{'early':>8}"
-)
+HEADER = f"{'':<36}{'kills':>6}{'acknowledged':>14}{'copies':>12}{'lost':>10}{'':>9}{'again':>10}{'early':>8}"
 LEGEND = """
 copies: of acknowledged messages, one for each channel. lost: never delivered, or not again after a consumer had died
 with it. again: delivered once more after their FIN. early: deferred or requeued, and delivered before their time."""
@@ -89,7 +88,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--keep", action="store_true", help="write the numbers to bench/results/")
     parser.add_argument(
-        "--data-path", type=Path, default=Path(tempfile.gettempdir()), help="folder for the brokers' data while they run"
+        "--data-path",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for the brokers' data meanwhile",
     )
     return parser.parse_args()
 
@@ -118,7 +120,9 @@ def main() -> None:
         files.append(Path(__file__).parent / "results" / f"{stamp}-kills-{os.cpu_count()}cpu.json")
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"machine": about, "seed": options.seed, "results": results}, indent=1) + "\n")
+        file.write_text(
+            json.dumps({"machine": about, "seed": options.seed, "results": results}, indent=1) + "\n"
+        )
         print(f"written to {file}")
 
 

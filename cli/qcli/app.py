@@ -28,6 +28,8 @@ _MODULES = {
     "stat": "qcli.stat",
     "topic": "qcli.topic",
     "channel": "qcli.channel",
+    "dlq": "qcli.dlq",
+    "deferred": "qcli.deferred",
     "log": "qcli.log",
 }
 

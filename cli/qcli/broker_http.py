@@ -81,14 +81,18 @@ class BrokerHTTP:
         """
         return self._request("POST", path, params)
 
-    def _request(self, method: str, path: str, params: Mapping[str, str]) -> bytes:
+    def request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
+        """Any request, and the answer's body. Raises as `post`."""
+        return self._request(method, path, params, body)
+
+    def _request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         try:
             connection.connect()
             connection.sock.settimeout(REQUEST_TIMEOUT_S)
-            connection.request(method, f"{path}?{urlencode(params)}")
+            connection.request(method, f"{path}?{urlencode(params)}", body)
             answer = connection.getresponse()
-            body = answer.read()
+            answered = answer.read()
         except OSError as error:
             reason = "it took too long" if isinstance(error, TimeoutError) else reason_of(error)
             raise unreachable(self.address, HTTP_OPTION, reason) from error
@@ -97,13 +101,13 @@ class BrokerHTTP:
         finally:
             connection.close()
         if answer.status == 200:
-            return body
+            return answered
         try:
-            text = str(json.loads(body)["message"])
+            text = str(json.loads(answered)["message"])
         except (ValueError, KeyError, TypeError):
             if answer.status == http.client.NOT_FOUND:
                 raise self._no_broker() from None  # a broker would say what it did not find
-            text = " ".join(body.decode("utf-8", "replace").split())[:200] or answer.reason
+            text = " ".join(answered.decode("utf-8", "replace").split())[:200] or answer.reason
         raise Refused(self.address, answer.status, text)
 
     def _no_broker(self) -> Failure:

@@ -13,6 +13,7 @@ from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import json_lines, write
 from .params import Source, topic_name
+from .settings import settings_commands
 
 _ACTIONS = [
     Action(
@@ -75,6 +76,8 @@ def command() -> None:
 
 for _action in _ACTIONS:
     command.add_command(action_command("channel", _action, _EXAMPLES[_action.name]))
+for _command in settings_commands("channel"):
+    command.add_command(_command)
 command.add_command(seek)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .bodies import with_bodies
 from .commands import DocumentedCommand, DocumentedGroup, Example, option
 from .completing import complete_channel
 from .errors import Failure
@@ -16,7 +17,6 @@ from .log_positions import moment
 from .options import asks_broker
 from .output import json_lines, plain_table, talk, write
 from .params import Source, channel_source, message_id
-from .records import shown_body
 
 _WHAT = "list of deferred messages"
 _AT_ONCE = 500
@@ -45,9 +45,7 @@ def command() -> None:
     cls=DocumentedCommand,
     examples=[
         Example("the next ten", "qcli deferred list clicks/archive -n 10"),
-        Example(
-            "when the first is due", "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns"
-        ),
+        Example("when the first is due", "qcli deferred list clicks/archive -n 1 --format json | jq .due_ns"),
     ],
     exits={
         ExitCode.FAILURE: "There is no such channel, or standard output cannot be written.",
@@ -90,13 +88,13 @@ def list_deferred(
     if form == "json":
         write(json_lines(messages))
     elif messages:
-        rows = [_row(message) for message in messages]
-        write(plain_table([("DUE", "ID", "ATTEMPTS", "PUBLISHED", "BODY"), *rows], 5))
+        headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]
+        write(plain_table(with_bodies(headings, rows, messages), 5))
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
     due, published = moment(message["due_ns"]), moment(message["timestamp_ns"])
-    return due, message["id"], str(message["attempts"]), published, shown_body(message)
+    return due, message["id"], str(message["attempts"]), published
 
 
 @command.command(

@@ -71,9 +71,10 @@ def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | No
     if text == "TOPIC_NOT_FOUND":
         return Failure(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
+        if wanted.channel is None:  # the one that a dead-letter topic has
+            return Failure(f"Topic {wanted.topic} on {address} never had a dead letter.")
         return Failure(f"There is no channel {wanted} on {address}.")
     for code in _FOR_THE_USER:
         if text.startswith(code):
-            sentence = text.removeprefix(code)
-            return Failure(f"{sentence[0].upper()}{sentence[1:]}.")
+            return Failure(f"{text.removeprefix(code)}.")
     return None

@@ -262,6 +262,13 @@ class Source(NamedTuple):
         return self.topic if self.channel is None else f"{self.topic}/{self.channel}"
 
 
+def message_id(text: str) -> str:
+    """The id of a message."""
+    if re.fullmatch("[0-9a-f]{16}", text, re.ASCII) is None:
+        raise click.BadParameter(f"{text!r} is not a message id: 16 of the digits 0-9 and a-f.")
+    return text
+
+
 def topic_name(text: str) -> str:
     """A valid topic name."""
     return _name(text, "topic")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
+from .bodies import body_of, with_bodies
 from .broker_log import not_readable, note_gap
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_source
@@ -25,8 +23,6 @@ from .positions import from_option
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
 STATES = ("requeued", "fresh", "deferred")
-_SHOWN_BODY = 60
-_LEAST_SHOWN_BODY = 20
 
 
 @click.command(
@@ -115,7 +111,7 @@ def command(
     messages = [line for line in lines if "gap" not in line]
     damaged = _tell_gaps(line for line in lines if "gap" in line)
     if form == "raw":
-        RawOutput().write(b"".join(_body(message) + b"\n" for message in messages))
+        RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
     elif form == "json":
         write("".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages))
     elif messages:
@@ -168,12 +164,6 @@ def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
     return damaged
 
 
-def _body(message: dict[str, Any]) -> bytes:
-    if "body" in message:
-        return str(message["body"]).encode()
-    return base64.b64decode(message["body_base64"])
-
-
 def _table(messages: Sequence[dict[str, Any]]) -> str:
     headings = ["SEQUENCE", "PUBLISHED"]
     rows = [[str(message["sequence"]), moment(message["timestamp_ns"])] for message in messages]
@@ -185,18 +175,4 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
         headings.append("DUE")
         for row, message in zip(rows, messages, strict=True):
             row.append(moment(message["due_ns"]) if message["due_ns"] else "")
-    taken = sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True))
-    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
-    room = max(_LEAST_SHOWN_BODY, width - taken if width else _SHOWN_BODY)
-    table = [[*row, _shown(message, room)] for row, message in zip(rows, messages, strict=True)]
-    return plain_table([[*headings, "BODY"], *table], len(headings) + 1)
-
-
-def _shown(message: dict[str, Any], room: int) -> str:
-    """The beginning of a body, on one line."""
-    if "body" in message:
-        start = message["body"][: room + 1]
-        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
-    else:
-        text = str(_body(message)[: room + 1])[2:-1]
-    return text if len(text) <= room else text[: room - 3] + "..."
+    return plain_table(with_bodies(headings, rows, messages), len(headings) + 1)

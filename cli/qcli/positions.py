@@ -19,7 +19,8 @@ _NS_PER_S = 1_000_000_000
 NOTE = (
     "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
     "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
-    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, the end. A time is that of the publish; "
+    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, the end. A time is that of the "
+    "publish; "
     "where the clock was set back, it is one of the places that fit."
 )
 """What the help of such commands says about them."""

@@ -1,4 +1,4 @@
-"""`set` and `settings` of `qcli topic` and `qcli channel`: what holds for one of them only, and is kept by the broker."""
+"""`set` and `settings` of `qcli topic` and `qcli channel`: what holds for one of them only, and the broker keeps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ _FOR_TOPICS = (
         _size_text,
         "how much of them at most, such as 10GiB; unlimited",
     ),
-    Setting("ttl", "ttl_ms", retention_time, _time_text, "a message older than this is not delivered any more"),
+    Setting(
+        "ttl", "ttl_ms", retention_time, _time_text, "a message older than this is not delivered any more"
+    ),
     Setting("max_messages", "max_messages", _whole_number, str, "how many messages may wait"),
     Setting("max_bytes", "max_bytes", byte_size, _size_text, "how many bytes of messages may wait"),
     Setting(
@@ -124,17 +126,13 @@ _SET_EXAMPLES = {
             "qcli channel set clicks/archive max_attempts=5 dead_letter_topic=clicks.dead",
         ),
         Example("throw them away instead", "qcli channel set clicks/archive dead_letter_topic="),
-        Example(
-            "deliver them for ever, as NSQ does", "qcli channel set clicks/archive max_attempts=default"
-        ),
+        Example("deliver them for ever, as NSQ does", "qcli channel set clicks/archive max_attempts=default"),
     ],
 }
 _SETTINGS_EXAMPLES = {
     "topic": [
         Example("what holds", "qcli topic settings clicks"),
-        Example(
-            "the same for another topic", "qcli topic set orders $(qcli topic settings clicks)"
-        ),
+        Example("the same for another topic", "qcli topic set orders $(qcli topic settings clicks)"),
     ],
     "channel": [
         Example("what holds", "qcli channel settings clicks/archive"),
@@ -225,9 +223,7 @@ def _set_command(kind: str) -> DocumentedCommand:
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
-    def run(
-        wanted: str | Source, nsqd_tcp_address: str, nsqd_http_address: str, form: str
-    ) -> None:
+    def run(wanted: str | Source, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
         values = get_json(nsqd_http_address, source, f"/{kind}/settings", {}, _WHAT)
         write(json_lines([values]) if form == "json" else "".join(_lines(kind, values)))

@@ -43,10 +43,10 @@ FORMATS = ("table", "json", "csv", "tsv")
         "Keys and columns": "time (Unix seconds), topic, channel (null for a topic), nsqd's own depth, backend_depth, "
         "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count, paused, and "
         "ingress_rate and egress_rate: messages a second that came in and that were dealt with since the report "
-        "before, so null in the first. Counts that only channels have are null for a topic. Then those of messages that "
-        "are gone without having been finished: expired_count (older than ttl), dropped_count (there were too many), "
-        "dead_letter_count and given_up_count (after max_attempts). They are null, and no columns of the table, where "
-        "the settings do not let that happen.",
+        "before, so null in the first. Counts that only channels have are null for a topic. Then those of messages "
+        "that are gone without having been finished: expired_count (older than ttl), dropped_count (there were too "
+        "many), dead_letter_count and given_up_count (after max_attempts). They are null, and no columns of the table, "
+        "where the settings do not let that happen.",
         "On a narrow terminal": "Where the table does not fit, headings are shorter: "
         + ", ".join(f"{short} is {long}" for long, short in NARROW_HEADINGS.items())
         + ", and P marks what is paused. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "

@@ -111,7 +111,12 @@ class Row:
         return (self.topic, self.channel or "", *numbers, "P" if self.paused else "")
 
     def _numbers(self, rare: Sequence[str]) -> list[float | None]:
-        return [*self.counts.values(), self.ingress_rate, self.egress_rate, *(self.rare[name] for name in rare)]
+        return [
+            *self.counts.values(),
+            self.ingress_rate,
+            self.egress_rate,
+            *(self.rare[name] for name in rare),
+        ]
 
 
 def _short(number: int) -> str:

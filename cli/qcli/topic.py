@@ -9,6 +9,7 @@ from .commands import DocumentedCommand, DocumentedGroup, Example, option
 from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import json_lines, plain_table, write
+from .settings import settings_commands
 
 _ACTIONS = [
     Action(
@@ -66,6 +67,8 @@ def command() -> None:
 
 for _action in _ACTIONS:
     command.add_command(action_command("topic", _action, _EXAMPLES[_action.name]))
+for _command in settings_commands("topic"):
+    command.add_command(_command)
 
 
 @command.command(

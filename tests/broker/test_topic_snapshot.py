@@ -454,7 +454,10 @@ def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
         (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "bytes-like"),
         (lambda state: state["channels"][0].update(deferred=["AAAA"]), "3 bytes are no deferred messages"),
         (lambda state: state["channels"][0].update(deferred=["%"]), "base64"),
-        (lambda state: state["channels"][0].update(deferred=packed([(2, 0, 0)]) + packed([(1, 0, 0)])), "order"),
+        (
+            lambda state: state["channels"][0].update(deferred=packed([(2, 0, 0)]) + packed([(1, 0, 0)])),
+            "order",
+        ),
         (lambda state: state["channels"][0].update(holes=None), "not iterable"),
     ],
 )

@@ -44,7 +44,10 @@ def test_defaults_are_the_broker_s() -> None:
     ("args", "settings"),
     [
         (["--retention-time", "7d", "--retention-bytes", "10GB"], TopicSettings(604_800_000, 10 * 10**9)),
-        (["--retention-time", "1d12h", "--retention-bytes", "512MiB"], TopicSettings(129_600_000, 512 * 2**20)),
+        (
+            ["--retention-time", "1d12h", "--retention-bytes", "512MiB"],
+            TopicSettings(129_600_000, 512 * 2**20),
+        ),
         (["--retention-time", "90m", "--retention-bytes", "4096"], TopicSettings(5_400_000, 4096)),
         (["--retention-time", "forever", "--retention-bytes", "unlimited"], TopicSettings(-1, -1)),
         (["--retention-time", "0"], TopicSettings()),

@@ -265,7 +265,10 @@ class Disk:
         for part in (0.02, chance.random(), 0.98):
             yield f"torn at {part:.3f}", _image(self._root, lambda count: count, torn(part))
             yield f"only the end from {part:.3f}", _image(self._root, lambda count: count, only_the_end(part))
-        yield "some names", _image(self._root, lambda count: chance.randint(0, count), lambda pending: pending)
+        yield (
+            "some names",
+            _image(self._root, lambda count: chance.randint(0, count), lambda pending: pending),
+        )
         yield "a bit of all", _image(self._root, lambda count: chance.randint(0, count), _any(chance))
 
 
@@ -285,7 +288,9 @@ def _any(chance: random.Random) -> Callable[[list[Change]], list[Change]]:
 def _from_image(image: Image) -> _Folder:
     folder = _Folder()
     for name, content in image.items():
-        node = DiskFile(bytearray(content), named=True) if isinstance(content, bytes) else _from_image(content)
+        node = (
+            DiskFile(bytearray(content), named=True) if isinstance(content, bytes) else _from_image(content)
+        )
         folder.seen[name] = folder.stable[name] = node
     return folder
 

@@ -165,7 +165,9 @@ class Ledger:
         self._events: dict[ChannelName, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         self._departures: dict[ChannelName, list[int]] = defaultdict(list)
         self._ids: dict[bytes, int] = {}
-        self._numbers: dict[tuple[str, bytes], int] = {}  # the same for a broker whose ids repeat between topics
+        self._numbers: dict[
+            tuple[str, bytes], int
+        ] = {}  # the same for a broker whose ids repeat between topics
         self._seen: dict[int, tuple[bytes, int]] = {}  # id and timestamp, by number
         self._commands = 0
         self._wrong: list[str] = []
@@ -203,7 +205,9 @@ class Ledger:
             return -1
         known = self._seen.setdefault(number, (message_id, stamp_ns))
         if known != (message_id, stamp_ns):
-            self._wrong.append(f"message {number}: id and timestamp were {known}, are {(message_id, stamp_ns)}")
+            self._wrong.append(
+                f"message {number}: id and timestamp were {known}, are {(message_id, stamp_ns)}"
+            )
         self._numbers[name.topic, message_id] = number
         if self._ids.setdefault(message_id, number) != number:
             self._wrong.append(f"id {message_id!r} is of messages {self._ids[message_id]} and {number}")
@@ -240,7 +244,9 @@ class Ledger:
             ids_unique: Whether ids and timestamps count; they do not for nsqd, whose ids repeat between topics.
         """
         verdict = Verdict(sum(killed is not None for killed in self.kills), self.acknowledged)
-        verdict.wrong += [text for text in self._wrong if ids_unique or not text.startswith(("id ", "message "))]
+        verdict.wrong += [
+            text for text in self._wrong if ids_unique or not text.startswith(("id ", "message "))
+        ]
         by_topic: dict[str, list[Published]] = defaultdict(list)
         for message in self.published.values():
             by_topic[message.topic].append(message)

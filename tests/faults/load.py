@@ -128,7 +128,8 @@ class Load:
                 await work()
             except Gone:
                 assert self.ending or self._broker.process.poll() is not None, (
-                    "the broker closed a connection for no reason; it said:\n" + "\n".join(self._broker.log()[-20:])
+                    "the broker closed a connection for no reason; it said:\n"
+                    + "\n".join(self._broker.log()[-20:])
                 )
 
     # ------------------------------------------------------------------ publishers
@@ -263,7 +264,9 @@ class Load:
                 raise Gone from exc
             raise
 
-    async def _settle(self, settings: dict[Any, Setting], key: Any, value: bool, path: str, **names: str) -> None:
+    async def _settle(
+        self, settings: dict[Any, Setting], key: Any, value: bool, path: str, **names: str
+    ) -> None:
         """Ask for a setting, and note the answer."""
         setting = settings.setdefault(key, Setting(not value))
         setting.asked = value
@@ -292,7 +295,9 @@ class Load:
         await self.make(name)
         await self._publish_some(client, name.topic, 6)
         names = name._asdict()
-        match self._chance.choice(("pause", "empty", "delete topic", "delete channel", "second channel", "keep")):
+        match self._chance.choice(
+            ("pause", "empty", "delete topic", "delete channel", "second channel", "keep")
+        ):
             case "pause":
                 await self._settle(self._ledger.paused, name, True, "/channel/pause", **names)
                 if self._chance.random() < 0.5:

@@ -6,7 +6,7 @@ Time is the position in the journal of `RecordingFiles`: what was told by then h
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -78,6 +78,8 @@ class Expectation:
         together: Messages of which all come or none, if they were not finished.
         settings: What has to be so or not, where that is certain.
         ids: Those seen by then, with their messages.
+        deferred: Those that are not to come at once.
+        had_channels: Topics that have, or may have, had a channel; another topic's messages wait for the first one.
     """
 
     may: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -87,10 +89,15 @@ class Expectation:
     settings: dict[tuple[str, Any], bool] = field(default_factory=dict)
     ids: dict[bytes, int] = field(default_factory=dict)
     deferred: set[int] = field(default_factory=set)
+    had_channels: set[str] = field(default_factory=set)
 
     def add(self, message: Published, *, promised: bool) -> None:
         """Expect a message of a later life, too, in every channel that there is."""
         self.may[message.topic].add(message.number)
+        if message.due_ns:
+            self.deferred.add(message.number)
+        if message.topic not in self.had_channels:
+            self.must.setdefault(ChannelName(message.topic, PROBE), set())
         for name, numbers in self.must.items():
             if promised and name.topic == message.topic:
                 numbers.add(message.number)
@@ -136,10 +143,12 @@ class Told:
         for name, since in self.since.items():
             if expected.settings.get(("channel", name)):
                 self._expect(expected, name, since, now)
-        had_channels = {
-            request.key[1].topic for request in self.requests if request.key[0] == "channel" and request.sent <= now
+        expected.had_channels = {
+            request.key[1].topic
+            for request in self.requests
+            if request.key[0] == "channel" and request.sent <= now
         }
-        for topic in expected.may.keys() - had_channels:
+        for topic in expected.may.keys() - expected.had_channels:
             self._expect(expected, ChannelName(topic, PROBE), 0, now)
         expected.ids = {message_id: number for message_id, (number, seen) in self.ids.items() if seen <= now}
         return expected
@@ -222,7 +231,9 @@ class Scenario:
     async def publish(self, topic: str) -> None:
         """One command, by a client of its own; returns once it is answered."""
         kind = self._chance.choice(("pub", "dpub", "mpub", "mpub", "http"))
-        messages = self._new(topic, self._chance.randint(2, 6) if kind == "mpub" else 1, deferred=kind == "dpub")
+        messages = self._new(
+            topic, self._chance.randint(2, 6) if kind == "mpub" else 1, deferred=kind == "dpub"
+        )
         bodies = [body_of(message.number) for message in messages]
         made = Request(("topic", topic), True, self._files.position)
         if not self._value(made.key):
@@ -239,7 +250,11 @@ class Scenario:
         if kind == "http":
             status, content = await http(self._http, "POST", "/pub", bodies[0], topic=topic)
             return status == 200 or self._refused(status, content)
-        make = {"pub": pub, "dpub": lambda topic, body: dpub(topic, HOUR_MS, body), "mpub": mpub}[kind]
+        make: Callable[..., bytes] = {
+            "pub": pub,
+            "dpub": lambda topic, body: dpub(topic, HOUR_MS, body),
+            "mpub": mpub,
+        }[kind]
         async with connected(self._tcp) as client:
             await client.send(make(topic, *bodies))
             frame = await client.frame()
@@ -302,7 +317,7 @@ class Scenario:
     # ------------------------------------------------------------------ time and operators
 
     async def _let_time_pass(self) -> None:
-        """Checkpoints, and syncs of what is not synced at once; sometimes they are over before anything else happens."""
+        """Checkpoints, and syncs of what is not synced at once; sometimes they end before anything else happens."""
         self._clock.jump(1)
         if self._chance.random() < 0.5:
             await settle()
@@ -380,7 +395,7 @@ class Scenario:
     def _note(self, request: Request) -> None:
         self.told.requests.append(request)
 
-    async def _ask(self, request: Request | None, path: str, **query: str) -> bool:
+    async def _ask(self, request: Request | None, path: str, **query: Any) -> bool:
         """Returns whether it was done; if not, it may or may not be."""
         if request is not None:
             self._note(request)

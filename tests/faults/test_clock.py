@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def clock() -> trio.testing.MockClock:
 
 
 @pytest.fixture
-def wall(clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[WallClock]:
+def wall(clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> WallClock:
     """The machine's clock; nothing here can set the real one."""
     wall = WallClock(clock)
     monkeypatch.setattr(time, "time", wall.time)
@@ -100,7 +99,9 @@ async def test_requeued_and_unanswered_messages_take_their_time(
         await wall.pass_time(19)
         await client.nothing_more()
         await wall.pass_time(2)
-        came = {message.body: message.attempts for message in [await client.message(), await client.message()]}
+        came = {
+            message.body: message.attempts for message in [await client.message(), await client.message()]
+        }
         assert came == {b"requeued": 2, b"unanswered": 2}
 
 

@@ -1,4 +1,4 @@
-"""Damaged, cut and missing files: the broker says which and where, loses no more than that, or says why it does not start.
+"""Damaged, cut and missing files: the broker says which and where and loses no more, or says why it does not start.
 
 A sample of all bits and sizes by default; every byte with `FAULT_COMPLETE=1`.
 """
@@ -19,9 +19,9 @@ import trio.testing
 from broker.support import connected, dpub, running_broker
 from faults.disk import Image, read_image, write_image
 from faults.ledger import ChannelName, body_of
-from faults.scenario import HOUR_MS, look
+from faults.scenario import HOUR_MS, PROBE, http, look
 from log.support import HastyFiles, segment_files
-from trio_nsq.broker import StartupError, data_folder
+from trio_nsq.broker import StartupError, data_folder, retention
 from trio_nsq.log import DiskLog
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -127,16 +127,13 @@ async def missing_after(data: Data, clock: trio.testing.MockClock) -> set[int] |
         async with running_broker(data.path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
             found = await look(bound, clock, {"t": NEW})
             assert found.wrong == []
-            if CHANNEL not in found.at_once:  # then everything waits for a first channel
-                async with connected(bound.tcp_address) as client:
-                    await client.subscribe(*CHANNEL)
-                found = await look(bound, clock, {})
     except ExceptionGroup as group:
         (error,) = leaves(group)
         if not isinstance(error, StartupError):
             raise
         return str(error)
-    came = found.at_once[CHANNEL] + found.later[CHANNEL]
+    channel = CHANNEL if CHANNEL in found.at_once else ChannelName("t", PROBE)
+    came = found.at_once[channel] + found.later[channel]
     assert len(came) == len(set(came))
     assert NEW in came
     return set(range(DEFERRED + 1)) - set(came) - set(FINISHED)
@@ -185,7 +182,9 @@ async def test_a_flipped_bit_in_a_segment(
         else:
             (record,) = (r for r in data.records if r.path == path and r.offset <= at < r.end)
             assert lost == data.lost(path, at, at + 1), at
-            where = [text for text in caplog.messages if str(path) in text and f"byte {record.offset}" in text]
+            where = [
+                text for text in caplog.messages if str(path) in text and f"byte {record.offset}" in text
+            ]
             assert len(where) == 1, caplog.messages
         data.restore()
 
@@ -205,9 +204,12 @@ async def test_a_segment_that_was_cut(
         end = max([32, *(at for at in boundaries if at <= left)])
         if left < 32:
             assert f"{path}: removed, it holds no record" in caplog.text
-        elif left > end:
-            assert any(str(path) in text and f"byte {end}" in text for text in caplog.messages), caplog.messages
-        assert missing_messages(caplog) >= data.lost(path, left, size) - {DEFERRED}, caplog.messages
+        if left > end:
+            assert any(str(path) in text and f"byte {end}" in text for text in caplog.messages), (
+                caplog.messages
+            )
+        else:
+            assert missing_messages(caplog) >= data.lost(path, left, size) - {DEFERRED}, caplog.messages
         data.restore()
 
 
@@ -253,9 +255,7 @@ async def test_a_flipped_bit_in_a_state(data: Data, clock: trio.testing.MockCloc
 
 
 @pytest.mark.parametrize("name", ["broker.json", "topics/t.topic/state.json"])
-async def test_a_state_that_was_cut_is_refused(
-    data: Data, clock: trio.testing.MockClock, name: str
-) -> None:
+async def test_a_state_that_was_cut_is_refused(data: Data, clock: trio.testing.MockClock, name: str) -> None:
     path = data.path / name
     size = len(path.read_bytes().rstrip())
     for left in sampled(range(size), name)[:: 1 if COMPLETE else 4]:
@@ -264,6 +264,73 @@ async def test_a_state_that_was_cut_is_refused(
         assert isinstance(lost, str)
         assert lost.startswith(f"{path} is damaged: ")
         data.restore()
+
+
+# ---------------------------------------------------------------------- messages that were carried forward
+
+
+CARRIED = {0, 5}
+
+
+@pytest.fixture
+async def carried(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
+    """Thirty messages, of which all but two are finished, and these have been carried forward."""
+    monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
+    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
+    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    path = fast_folder / "d"
+    async with running_broker(path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe(*CHANNEL, ready_count=DEFERRED)
+            await client.publish("t", *map(body_of, range(DEFERRED)))
+            for _ in range(DEFERRED):
+                message = await client.message()
+                if int(message.body[:9]) not in CARRIED:
+                    await client.send(b"FIN %s\n" % message.id)
+            await client.publish("t", body_of(DEFERRED))  # in a new segment
+            await client.send(b"FIN %s\n" % (await client.message()).id)
+            await client.send(b"CLS\n")
+            assert await client.frame() == (0, b"CLOSE_WAIT")
+        assert bound.http_address is not None
+        await http(bound.http_address, "POST", "/topic/pause", topic="t")  # which saves it
+        await http(bound.http_address, "POST", "/topic/unpause", topic="t")
+    assert (path / "topics" / "t.topic" / "stragglers").exists()
+    return Data(path, read_image(path), ())
+
+
+async def came_of(data: Data, clock: trio.testing.MockClock) -> set[int]:
+    """What a broker delivers of the two."""
+    async with running_broker(data.path, files=HastyFiles()) as bound:
+        found = await look(bound, clock, {})
+    assert found.wrong == []
+    return set(found.at_once[CHANNEL])
+
+
+@pytest.mark.slow
+async def test_damage_to_what_was_carried_forward(
+    carried: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = carried.folder / "stragglers"
+    assert await came_of(carried, clock) == CARRIED
+    for at in sampled(range(path.stat().st_size), "stragglers"):
+        carried.restore()
+        caplog.clear()
+        flip(path, at, at % 8)
+        came = await came_of(carried, clock)
+        (said,) = [text for text in caplog.messages if str(path) in text]
+        if "damaged, the messages in it are lost" in said:
+            assert came == set()
+        else:
+            assert len(came) == 1
+            assert "the record at byte " in said
+
+
+async def test_what_was_carried_forward_is_gone(
+    carried: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (carried.folder / "stragglers").unlink()
+    assert await came_of(carried, clock) == set()
+    assert missing_messages(caplog) >= CARRIED
 
 
 async def test_without_its_state_a_topic_keeps_its_messages(

@@ -37,7 +37,11 @@ def start_and_kill(data_path: Path, flags: tuple[str, ...], chance: random.Rando
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["always", "interval"])
 async def test_nothing_acknowledged_is_lost(tmp_path: Path, sync: str) -> None:
-    flags = (f"--sync={sync}", f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms", "--max-bytes-per-file=50000")
+    flags = (
+        f"--sync={sync}",
+        f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms",
+        "--max-bytes-per-file=50000",
+    )
     ledger = Ledger(CHECKPOINT_INTERVAL_MS * MS, MSG_TIMEOUT_MS * MS)
     start = partial(qcli_serve, tmp_path / "d", *flags)
 

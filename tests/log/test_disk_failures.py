@@ -493,3 +493,16 @@ def test_making_a_folder_that_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     with pytest.raises(FileNotFoundError):
         Files().make_folder(tmp_path / "b" / "c")
+
+
+def test_a_folder_whose_name_could_not_be_synced_is_made_anew(tmp_path: Path) -> None:
+    """If it stayed, the next attempt would find it, and messages be stored under a name that a power cut takes away."""
+    files = FailingFiles()
+    files.failing["sync_folder"] = errno.EIO
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            files.make_folder(tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+    files.heal()
+    files.make_folder(tmp_path / "a")
+    assert (tmp_path / "a").is_dir()

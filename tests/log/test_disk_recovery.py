@@ -419,9 +419,7 @@ def test_a_text_file_named_like_a_segment_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros", "middle"])
 @pytest.mark.parametrize("end", ["missing", "zeros", "there, and the beginning is not"])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
-def test_a_segment_that_was_being_made(
-    tmp_path: Path, left: int | str, end: str, segment_bytes: int
-) -> None:
+def test_a_segment_that_was_being_made(tmp_path: Path, left: int | str, end: str, segment_bytes: int) -> None:
     """At the crash it had no header, a part of one, or, the data not being there, zeros."""
 
     def of(header: bytes) -> bytes:

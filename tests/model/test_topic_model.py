@@ -239,7 +239,9 @@ class TopicMachine(RuleBasedStateMachine):
     def configure(self, pick: int, max_attempts: int, dead_letters: bool) -> None:
         if picked := self.pick_channel(pick):
             _, naive, real = picked
-            real.configure({"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""})
+            real.configure(
+                {"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""}
+            )
             naive.configure(max_attempts, dead_letters)
             if self.is_kept():
                 self.keep_state()

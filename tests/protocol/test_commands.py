@@ -491,7 +491,9 @@ def test_bodies_of_exactly_the_greatest_size(verb: bytes, extra: bytes) -> None:
 
 
 def test_limits_are_the_readers_own() -> None:
-    limits = Limits(max_msg_size=10, max_body_size=20, max_rdy_count=3, max_req_timeout_ms=50, max_defer_ms=50)
+    limits = Limits(
+        max_msg_size=10, max_body_size=20, max_rdy_count=3, max_req_timeout_ms=50, max_defer_ms=50
+    )
     assert read_all(reader_in(State.INIT, limits), [b"PUB t\n" + int32(11)]) == [
         b"E_BAD_MESSAGE PUB message too big 11 > 10"
     ]

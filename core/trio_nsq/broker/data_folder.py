@@ -8,8 +8,8 @@ topics/NAME.topic/              one folder per topic (the suffix keeps a topic c
 topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
 topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
 
-In the JSON files "crc32", eight hex digits, is of all that follows it and the comma: a number that has changed on the disk
-would else be as good as any, and messages be skipped by it.
+In the JSON files "crc32", eight hex digits, is of all that follows it and the comma: a number that has changed on the
+disk would else be as good as any, and messages be skipped by it.
 """
 
 import fcntl

@@ -223,7 +223,7 @@ class DeadLetterEndpoints:
             group = list(same)
             there = self._server.broker.topics.get(topic)
             if not topic:
-                kept["they were published there, and come from nowhere"] += len(group)
+                kept["they come from nowhere: somebody published them there"] += len(group)
             elif not whole_topic and (there is None or name not in there.channels):
                 kept[f"there is no channel {topic}/{name}"] += len(group)
             else:

@@ -165,7 +165,7 @@ def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
             yield f"the hole from {start} to {end} is out of place"
             return
         last = end
-    waiting = [sequence for sequence, _ in channel["unfinished"]]
+    waiting = [sequence for sequence, *_ in channel["unfinished"]]
     waiting += DeferredMessages.restore(channel["deferred"]).sequences()
     previous = None
     for sequence in sorted(waiting):

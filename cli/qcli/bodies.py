@@ -1,0 +1,45 @@
+"""Bodies of messages as the broker's JSON has them, under `body` or `body_base64`."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_SHOWN = 60
+_LEAST_SHOWN = 20
+
+
+def body_of(message: Mapping[str, Any]) -> bytes:
+    """The body as it is."""
+    if "body" in message:
+        return str(message["body"]).encode()
+    return base64.b64decode(message["body_base64"])
+
+
+def room_beside(rows: Sequence[Sequence[str]]) -> int:
+    """How many characters of a body fit beside these columns, headings included."""
+    taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
+    return max(_LEAST_SHOWN, width - taken if width else _SHOWN)
+
+
+def shown_body(message: Mapping[str, Any], room: int) -> str:
+    """The beginning of a body, on one line."""
+    if "body" in message:
+        start = message["body"][: room + 1]
+        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
+    else:
+        text = str(body_of(message)[: room + 1])[2:-1]
+    return text if len(text) <= room else text[: room - 3] + "..."
+
+
+def with_bodies(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
+    """Headings and rows with one more column, the bodies."""
+    room = room_beside([headings, *rows])
+    table = [[*row, shown_body(message, room)] for row, message in zip(rows, messages, strict=True)]
+    return [[*headings, "BODY"], *table]

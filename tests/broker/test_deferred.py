@@ -1,0 +1,155 @@
+"""What waits for its time: the order, against a plain list; what it costs; and what is saved of it."""
+
+import random
+import tracemalloc
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.state import SECOND, records
+from trio_nsq.broker import deferred as deferred_module
+from trio_nsq.broker.batch import Batch
+from trio_nsq.broker.deferred import Block, DeferredMessages, Waiting, WaitingMessages
+
+NOW = 1_800_000_000 * SECOND
+
+
+def taken(messages: DeferredMessages, now_ns: int, at_most: int = 10**9) -> list[tuple[int, int]]:
+    return [(each.sequence, each.attempts) for each in messages.release(now_ns, at_most)]
+
+
+def saved(messages: DeferredMessages) -> list[str]:
+    return [block.text() for block in messages.copy()]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 30), st.integers(1, 9)),
+        st.tuples(st.just("release"), st.integers(0, 30), st.integers(1, 12)),
+        st.tuples(st.just("withdraw"), st.integers(0, 60), st.integers(1, 9)),
+        st.tuples(st.just("restore"), st.integers(0, 80), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=steps)
+def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deferred_module, "_BLOCK_MESSAGES", 4)
+        real = DeferredMessages()
+        naive: list[tuple[int, int, int]] = []  # (due_ns, sequence, attempts)
+        sequence = 0
+        for what, number, count in steps:
+            if what == "add":
+                new = range(sequence, sequence + count)
+                sequence += count
+                real.add(number, new, count, None)
+                naive += [(number, each, count) for each in new]
+                naive.sort(key=lambda row: row[0])  # which keeps the order of those that are due together
+            elif what == "release":
+                due = [row for row in naive if row[0] <= number][:count]
+                assert taken(real, number, count) == [row[1:] for row in due]
+                naive = naive[len(due) :]
+            elif what == "withdraw":
+                wanted = range(number, number + count)
+                found = sorted((each.sequence, each.attempts) for each in real.withdraw(wanted))
+                assert found == sorted(row[1:] for row in naive if row[1] in wanted)
+                naive = [row for row in naive if row[1] not in wanted]
+            else:
+                log_end = min(number, sequence)
+                real = DeferredMessages.restore(saved(real), log_end)
+                naive = [row for row in naive if row[1] < log_end]
+            assert (list(real), len(real)) == (naive, len(naive))
+            assert sorted(real.sequences()) == sorted(row[1] for row in naive)
+            assert real.first_due_ns == (naive[0][0] if naive else None)
+            assert all(0 < len(block) <= 8 for block in real.copy())
+
+
+def test_many_due_together_are_kept_in_order() -> None:
+    messages = DeferredMessages()
+    messages.add(5, range(10_000), 0, None)
+    messages.add(5, range(10_000, 10_003), 0, None)
+    messages.add(4, range(20_000, 20_001), 0, None)
+    assert taken(messages, 4) == [(20_000, 0)]
+    assert [sequence for sequence, _ in taken(messages, 5)] == [*range(10_003)]
+    assert (len(messages), messages.first_due_ns) == (0, None)
+
+
+def test_attempts_that_do_not_fit_are_the_most_that_a_frame_can_say() -> None:
+    messages = DeferredMessages()
+    messages.add(1, range(1), 70_000, None)
+    assert taken(messages, 1) == [(0, 65535)]
+
+
+def test_what_only_memory_has_is_held_until_it_is_released() -> None:
+    batch = Batch([records([b"a", b"b", b"c"])])
+    messages = DeferredMessages()
+    messages.add(1, range(2), 0, batch)
+    messages.add(2, range(2, 3), 0, None)
+    assert (messages.held(1), messages.held(2)) == (batch, None)
+    assert [each.held for each in messages.release(2, 10)] == [batch, batch, None]
+    assert messages.held(1) is None
+    messages.add(1, range(2), 0, batch)
+    assert [each.held for each in messages.withdraw([1])] == [batch]
+    messages.clear()
+    assert (len(messages), messages.held(0), list(messages)) == (0, None, [])
+
+
+def test_a_copy_does_not_change_with_what_it_was_made_of() -> None:
+    messages = DeferredMessages()
+    messages.add(1, range(5), 0, None)
+    copy = messages.copy()
+    messages.add(0, range(5, 6), 0, None)
+    messages.withdraw([2])
+    assert [list(block.sequence) for block in copy] == [[0, 1, 2, 3, 4]]
+
+
+def test_what_is_saved_is_little_endian_on_any_machine() -> None:
+    block = Block(array("Q", [1]), array("Q", [2]), array("H", [3]))
+    assert block.text() == "AQAAAAAAAAACAAAAAAAAAAMA"
+    restored = Block.from_text(block.text())
+    assert (list(restored.due_ns), list(restored.sequence), list(restored.attempts)) == ([1], [2], [3])
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "any"])
+def test_a_deferred_message_takes_less_than_100_bytes(order: str) -> None:
+    count, chance = 100_000, random.Random(7)
+    due_ns = {
+        "ascending": lambda n: NOW + n * SECOND,
+        "descending": lambda n: NOW - n * SECOND,
+        "any": lambda n: NOW + chance.randrange(30 * 24 * 3600 * SECOND),
+    }[order]
+    tracemalloc.start()
+    try:
+        messages = DeferredMessages()
+        for n in range(count):
+            messages.add(due_ns(n), range(n, n + 1), 0, None)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(messages) == count
+    assert used / count < 30  # half of which would do; 100 is what may be
+
+
+# ---------------------------------------------------------------------- what waits in a topic
+
+
+def test_what_waits_in_a_topic() -> None:
+    batch = Batch([records([b"a"])])
+    rows = [
+        Waiting(range(3, 5), NOW),
+        Waiting(range(5, 6), NOW + 1, "c"),
+        Waiting(range(9, 10), NOW + 2, None, batch),
+    ]
+    waiting = WaitingMessages()
+    for row in rows:
+        waiting.add(row)
+    assert (list(waiting), len(waiting)) == (rows, 3)
+    assert [waiting.messages_from(n) for n in (0, 3, 4, 5, 9, 10)] == [4, 4, 2, 2, 1, 0]
+    copy = waiting.copy()
+    waiting.add(Waiting(range(10, 11), NOW))
+    assert [each.sequences.start for each in copy] == [3, 5, 9]
+    assert [each.channel for each in copy] == [None, "c", None]
