@@ -168,6 +168,8 @@ class Tail(Printer[Consumer]):
         """Print the messages of a consumer."""
         async for batch in source.batches():
             count = await self.print(len(batch), partial(self._render, topic, batch))
+            # Before there is room for others: the broker counts each delivery as an attempt.
+            source.max_in_flight = int(min(source.max_in_flight, self._left))
             if count == len(batch):
                 batch.finish()
             else:

@@ -24,7 +24,7 @@ def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
     """Move a channel; what it would do was said before."""
     channel = fixture.topic.channels[name]
     foretold = channel.move_for(sequence)
-    assert channel.seek(sequence, fixture.now_ns) == foretold
+    assert channel.seek(sequence) == foretold
     assert channel.cursor >= foretold.to_sequence
     return foretold
 

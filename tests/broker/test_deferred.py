@@ -131,7 +131,7 @@ def test_a_deferred_message_takes_less_than_100_bytes(order: str) -> None:
     finally:
         tracemalloc.stop()
     assert len(messages) == count
-    assert used / count < 30  # half of which would do; 100 is what may be
+    assert used / count < 30  # 18 are needed; 100 may be
 
 
 # ---------------------------------------------------------------------- what waits in a topic

@@ -247,3 +247,12 @@ def test_it_reads_from_the_real_nsqd(tmp_path: Path) -> None:
         assert (stats["in_flight_count"], stats["depth"]) == (0, 400)
         rest = qcli("tail", "t/c", "-n", "400").out
         assert sorted((result.out + rest).splitlines()) == sorted(bodies)
+
+
+def test_no_message_is_taken_that_was_not_asked_for(qcli: Cli, broker: Broker, topic: str) -> None:
+    """Each delivery counts as an attempt: with a limit of attempts, taking too many would lose some."""
+    broker.create(topic, "c")
+    bodies = fill(qcli, topic, 20)
+    for start in range(0, 18, 3):
+        assert qcli("tail", f"{topic}/c", "-n", "3").out == lines(bodies[start : start + 3])
+    assert broker.channel_stats(topic, "c")["requeue_count"] == 0

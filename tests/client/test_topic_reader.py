@@ -191,6 +191,35 @@ async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
         assert got == list(range(40))
 
 
+async def test_nothing_is_lost_if_it_is_cancelled_while_it_asks_what_became_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker(tmp_path) as (_, client, _):
+        for number in range(6):
+            await client.publish("t", b"<%d>" % number)
+    damage(tmp_path / "d" / "topics" / "t.topic", b"<2>")
+    scope = trio.CancelScope()
+    ask = TopicReader._look_what_is_kept
+
+    async def ask_late(reader: TopicReader) -> None:
+        scope.cancel()
+        await ask(reader)
+
+    async with broker(tmp_path) as (address, _, _), TopicReader(address, "t") as reader:
+        monkeypatch.setattr(TopicReader, "_look_what_is_kept", ask_late)
+        with scope:
+            while await reader.receive():
+                pass
+        assert scope.cancelled_caught
+        monkeypatch.undo()
+        at = reader.position
+        while some := await reader.receive():
+            for each in some:
+                assert (each.first_sequence if isinstance(each, Gap) else each.base_sequence) == at
+                at = each.next_sequence
+        assert at == 6
+
+
 @asynccontextmanager
 async def cutting(address: str, budgets: list[int]) -> AsyncIterator[tuple[str, list[int]]]:
     """A way to a broker on which one connection after the other is cut after so many bytes of answers; then no more.

@@ -240,3 +240,24 @@ async def test_auth(tmp_path: Path) -> None:
             with pytest.raises(ConnectionFailed, match="give auth_secret"):
                 async with Producer(bound.tcp_address):
                     pass
+
+
+async def test_max_in_flight_is_changed_while_it_runs(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+        address = bound.tcp_address
+        async with (
+            Producer(address) as producer,
+            Consumer("t", "c", max_in_flight=2, nsqd_tcp_addresses=[address]) as consumer,
+        ):
+            await producer.publish_many("t", [b"%d" % n for n in range(10)])
+            messages = [await anext(aiter(consumer)) for _ in range(2)]
+            consumer.max_in_flight = 0
+            for message in messages:
+                message.finish()
+            with trio.move_on_after(0.2) as nothing:
+                await anext(aiter(consumer))
+            assert nothing.cancelled_caught
+            consumer.max_in_flight = 5
+            assert [(await anext(aiter(consumer))).body for _ in range(5)] == [b"2", b"3", b"4", b"5", b"6"]
+            with pytest.raises(ValueError, match="at least 0"):
+                consumer.max_in_flight = -1

@@ -311,8 +311,9 @@ async def test_damage_to_what_was_carried_forward(
     carried: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = carried.folder / "stragglers"
+    size = path.stat().st_size
     assert await came_of(carried, clock) == CARRIED
-    for at in sampled(range(path.stat().st_size), "stragglers"):
+    for at in sampled(range(size), "stragglers"):
         carried.restore()
         caplog.clear()
         flip(path, at, at % 8)

@@ -212,7 +212,7 @@ class TopicMachine(RuleBasedStateMachine):
         first, point = self.real.log.first_sequence, self.real.topic.distribution_point
         to = first + (point - first + 2) * place // 100
         expected = real.move_for(to)
-        assert real.seek(to, self.real.now_ns) == expected
+        assert real.seek(to) == expected
         assert expected.to_sequence == min(to, point)
         distributed = {number: due_ns for number, due_ns in self.naive.due_ns.items() if number < point}
         again, skipped = naive.seek(expected.to_sequence, distributed, first, self.real.now_ns)

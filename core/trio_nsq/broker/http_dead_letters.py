@@ -23,7 +23,7 @@ from .dead_letters import DEAD_LETTERS, store_durably
 from .errors import PublishRefused
 from .http_deferred import find_sequences, ids_given
 from .http_read import NDJSON
-from .http_targets import due_given, find_channel, find_topic, given, saved, whole_number
+from .http_targets import due_given, find_channel, find_topic, given, whole_number
 from .json_lines import message_line
 from .note import Origin, Reason, note_of_channel, origins
 from .publisher import Publication
@@ -182,7 +182,7 @@ class DeadLetterEndpoints:
             except PublishRefused as exc:
                 error = str(exc)
                 break
-        await saved(self._server, channel.topic)
+        await self._server.save(channel.topic)
         if error is not None:
             raise HTTPError(503, f"{done} requeued, then: {error}")
         reasons = [{"why": why, "count": count} for why, count in sorted(kept.items())]
@@ -198,7 +198,7 @@ class DeadLetterEndpoints:
         while reader.goes_on:
             letters = await reader.next()
             done += channel.dispose(channel.withdraw([letter.sequence for letter in letters]))
-        await saved(self._server, channel.topic)
+        await self._server.save(channel.topic)
         return Response.json({"dropped": done, "next_sequence": reader.position})
 
     async def pub(self, request: Request) -> Response:

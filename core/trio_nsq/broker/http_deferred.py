@@ -14,7 +14,7 @@ from .channel import Channel
 from .finding import find_ids
 from .http_read import NDJSON
 from .http_seek import MAX_PEEK_MESSAGES, WaitingLines
-from .http_targets import find_channel, given, saved, whole_number
+from .http_targets import find_channel, given, whole_number
 from .seeking import STATES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class DeferredEndpoints:
         ids = ids_given(request)
         sequences = await find_sequences(self._server, channel, ids)
         cancelled = set(channel.cancel(sequences.values()))
-        await saved(self._server, channel.topic)
+        await self._server.save(channel.topic)
         return Response.json(
             {
                 "cancelled": [each for each in ids if sequences.get(each) in cancelled],

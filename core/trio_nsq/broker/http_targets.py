@@ -53,13 +53,6 @@ def due_given(request: Request, server: "Server") -> int:
     return server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
 
 
-async def saved(server: "Server", topic: Topic) -> None:
-    """Return when a topic's state is on disk. Raises HTTPError."""
-    await server.save(topic)
-    if topic.name in server.broker.unsaved:
-        raise HTTPError(503, f"it is done, but that cannot be saved: {server.health}")
-
-
 def channel_names(request: Request) -> tuple[str, str]:
     """The valid names of a topic and a channel, which need not be there."""
     topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")

@@ -177,6 +177,19 @@ class Consumer:
         tally = self._tally
         return ConsumerStats(tally.received, tally.finished, tally.requeued, len(self._feeds))
 
+    @property
+    def max_in_flight(self) -> int:
+        """How many unanswered messages to hold at most."""
+        return self._max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        """Change it, from the brokers' next delivery on; 0: they send nothing more until it is changed again."""
+        if count < 0:
+            raise ValueError(f"max_in_flight is {count}; it must be at least 0")
+        self._max_in_flight = count
+        self._share_ready_count()
+
     def __aiter__(self) -> AsyncIterator[Message]:
         """Message by message, as they arrive; ends when the consumer is closed."""
         return self
@@ -261,8 +274,9 @@ class Consumer:
     def _share_ready_count(self) -> None:
         if self._feeds and not self._closing:
             share, rest = divmod(self._max_in_flight, len(self._feeds))
+            least = min(1, self._max_in_flight)
             for place, feed in enumerate(self._feeds):
-                feed.set_ready_count(max(1, share + (place < rest)))
+                feed.set_ready_count(max(least, share + (place < rest)))
 
     def _first_failed(self, error: ConnectionFailed) -> None:
         self._first_failures[error.address] = error

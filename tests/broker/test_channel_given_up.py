@@ -1,0 +1,420 @@
+"""max_attempts in a channel: messages that come back from their last attempt, and those that are taken out of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.state import Fixture, Received, Subscriber, disk_log
+from trio_nsq.broker.note import Reason, only_channel
+from trio_nsq.broker.settings import SettingsError
+
+
+def limited(max_attempts: int = 2, dead_letter_topic: str = "dead", **options: Any) -> Fixture:
+    """A topic with a channel that gives up after so many attempts."""
+    fixture = Fixture(**options)
+    fixture.channel().configure({"max_attempts": max_attempts, "dead_letter_topic": dead_letter_topic})
+    return fixture
+
+
+def attempt(subscriber: Subscriber, times: int) -> Received:
+    """Send the next message back so many times; returns it as it came the last time."""
+    for _ in range(times):
+        (message,) = subscriber.receive()
+        assert subscriber.requeue(message) is None
+    return message
+
+
+def saved(fixture: Fixture) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps(fixture.topic.snapshot()))
+    return state
+
+
+# ---------------------------------------------------------------------- giving up
+
+
+def test_a_message_that_is_requeued_after_its_last_attempt_is_given_up() -> None:
+    fixture = limited(max_attempts=3)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    message = attempt(subscriber, 3)
+    assert message.attempts == 3
+    assert subscriber.receive() == []
+    channel = fixture.channel()
+    assert (channel.given_up, channel.requeue_count, channel.given_up_count) == (1, 3, 0)
+    (taken,) = channel.take_given_up(10)
+    assert (taken.sequence, taken.attempts, taken.reason) == (0, 3, Reason.REQUEUED)
+
+
+def test_a_delay_makes_no_difference_after_the_last_attempt() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    (message,) = subscriber.receive()
+    assert subscriber.requeue(message, delay_ms=1000) is None
+    assert (fixture.channel().given_up, fixture.counts()) == (1, (1, 0, 0))
+
+
+def test_a_message_that_times_out_after_its_last_attempt_is_given_up() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber(msg_timeout_ms=1000)
+    fixture.publish(b"a")
+    subscriber.receive()
+    fixture.pass_ms(999)
+    assert fixture.channel().given_up == 0
+    fixture.pass_ms(1)
+    assert fixture.channel().timeout_count == 1
+    assert [each.reason for each in fixture.channel().take_given_up(10)] == [Reason.TIMED_OUT]
+
+
+def test_a_message_whose_connection_is_lost_after_its_last_attempt_is_given_up() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber(ready=2)
+    fixture.publish(b"a", b"b", b"c")
+    subscriber.finish(subscriber.receive()[:1])
+    subscriber.ready(0)
+    subscriber.leave()
+    assert [each.reason for each in fixture.channel().take_given_up(10)] == [Reason.CONNECTION_LOST]
+    assert fixture.drain() == [b"c"]
+
+
+def test_what_is_finished_in_time_is_not_given_up() -> None:
+    fixture = limited(max_attempts=2)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 1)
+    assert subscriber.finish(subscriber.receive()) == []
+    assert (fixture.channel().given_up, fixture.counts()) == (0, (0, 0, 0))
+
+
+def test_without_a_rule_a_message_comes_for_ever() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    assert attempt(subscriber, 1000).attempts == 1000
+
+
+def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
+    fixture = limited(max_attempts=1, dead_letter_topic="")
+    subscriber = fixture.subscriber(ready=2)
+    fixture.publish(b"a", b"b")
+    for message in subscriber.receive():
+        subscriber.requeue(message)
+    channel = fixture.channel()
+    assert (channel.given_up_count, channel.given_up, fixture.counts()) == (2, 0, (0, 0, 0))
+    assert fixture.topic.first_needed(saved(fixture)) == 2
+
+
+def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a", b"b")
+    attempt(subscriber, 1)
+    channel = fixture.channel()
+    assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
+    assert fixture.topic.first_needed(saved(fixture)) == 0
+    channel.take_given_up(1)
+    assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
+    assert fixture.topic.first_needed(saved(fixture)) == 0
+    subscriber.finish(subscriber.receive())
+    assert (channel.depth, channel.ready_count) == (1, 0)
+    assert channel.dispatch(fixture.now_ns) == []
+
+
+def test_taken_messages_are_gone_or_come_back() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber(ready=3)
+    fixture.publish(b"a", b"b", b"c")
+    for message in subscriber.receive():
+        subscriber.requeue(message)
+    channel = fixture.channel()
+    first, second = channel.take_given_up(2)
+    assert (channel.given_up, channel.depth) == (1, 3)
+    assert channel.dispose([first]) == 1
+    assert channel.dispose([first]) == 0
+    channel.put_back([second])
+    assert (channel.given_up, channel.depth) == (2, 2)
+    assert {each.sequence for each in channel.take_given_up(9)} == {1, 2}
+
+
+def test_what_is_emptied_while_it_is_taken_stays_away() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 1)
+    channel = fixture.channel()
+    taken = channel.take_given_up(1)
+    channel.empty()
+    assert (channel.given_up, fixture.counts()) == (0, (0, 0, 0))
+    channel.put_back(taken)
+    assert (channel.dispose(taken), channel.given_up, fixture.counts()) == (0, 0, (0, 0, 0))
+
+
+def test_a_paused_channel_gives_up_too() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber(msg_timeout_ms=1000)
+    fixture.publish(b"a")
+    subscriber.receive()
+    fixture.channel().paused = True
+    fixture.pass_ms(1000)
+    assert fixture.channel().given_up == 1
+
+
+# ---------------------------------------------------------------------- changed rules
+
+
+def test_more_attempts_bring_back_what_was_given_up() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 1)
+    assert subscriber.receive() == []
+    fixture.channel().configure({"max_attempts": 2})
+    assert [message.attempts for message in subscriber.receive()] == [2]
+
+
+@pytest.mark.parametrize("max_attempts", [0, None])
+def test_no_rule_brings_it_back_too(max_attempts: int | None) -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 1)
+    fixture.channel().configure({"max_attempts": max_attempts})
+    assert subscriber.receive_bodies() == [b"a"]
+
+
+def test_no_topic_for_it_drops_what_was_given_up() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 1)
+    fixture.channel().configure({"dead_letter_topic": ""})
+    assert (fixture.channel().given_up_count, fixture.counts()) == (1, (0, 0, 0))
+
+
+def test_fewer_attempts_hold_for_what_comes_back_from_then_on() -> None:
+    fixture = limited(max_attempts=5)
+    subscriber = fixture.subscriber()
+    fixture.publish(b"a")
+    attempt(subscriber, 3)
+    fixture.channel().configure({"max_attempts": 2})
+    assert attempt(subscriber, 1).attempts == 4
+    assert fixture.channel().given_up == 1
+
+
+def test_a_topic_is_not_its_own_dead_letter_topic() -> None:
+    fixture = limited(max_attempts=5, dead_letter_topic="dead")
+    with pytest.raises(SettingsError, match="dead_letter_topic is the topic itself"):
+        fixture.channel().configure({"max_attempts": 7, "dead_letter_topic": "topic"})
+    assert fixture.channel().settings.max_attempts == 5
+    assert fixture.channel().settings.dead_letter_topic == "dead"
+
+
+# ---------------------------------------------------------------------- over a restart
+
+
+def test_what_is_given_up_is_so_after_a_restart_with_its_reason() -> None:
+    fixture = limited(max_attempts=1)
+    subscriber = fixture.subscriber(ready=4, msg_timeout_ms=1000)
+    fixture.publish(b"a", b"b", b"c", b"d")
+    first, *_ = subscriber.receive()
+    subscriber.requeue(first)
+    fixture.channel().take_given_up(1)  # and then the broker dies
+    fixture.pass_ms(1000)
+    after = fixture.restarted(saved(fixture))
+    assert [(each.sequence, each.reason) for each in after.channel().take_given_up(9)] == [
+        (0, Reason.REQUEUED),
+        *[(n, Reason.TIMED_OUT) for n in (1, 2, 3)],
+    ]
+    assert saved(fixture)["channels"] == saved(after)["channels"]
+
+
+def test_the_last_attempt_is_over_with_the_broker_that_made_it() -> None:
+    fixture = limited(max_attempts=2)
+    subscriber = fixture.subscriber(ready=2)
+    fixture.publish(b"a", b"b")
+    first, _ = subscriber.receive()
+    subscriber.requeue(first)
+    subscriber.receive()
+    after = fixture.restarted(saved(fixture))
+    assert [each.reason for each in after.channel().take_given_up(9)] == [Reason.CONNECTION_LOST]
+    assert after.drain() == [b"b"]
+
+
+def test_without_a_topic_for_it_that_drops_it() -> None:
+    fixture = limited(max_attempts=1, dead_letter_topic="")
+    fixture.publish(b"a")
+    fixture.subscriber().receive()
+    after = fixture.restarted(saved(fixture))
+    assert (after.counts(), after.channel().given_up_count) == ((0, 0, 0), 1)
+
+
+# ---------------------------------------------------------------------- taking messages out
+
+
+def in_every_state(**options: Any) -> tuple[Fixture, Subscriber]:
+    """0 is in flight, 1 requeued, 2 deferred by REQ, 3 fresh, 4 deferred by its publisher, 5 and 6 fresh."""
+    fixture = Fixture(**options)
+    subscriber = fixture.subscriber(ready=3)
+    fixture.publish(b"0", b"1", b"2")
+    received = subscriber.receive()
+    subscriber.ready(0)
+    subscriber.requeue(received[1])
+    subscriber.requeue(received[2], delay_ms=100)
+    fixture.publish(b"3")
+    fixture.publish(b"4", defer_ms=50)
+    fixture.publish(b"5", b"6")
+    assert fixture.counts() == (4, 1, 2)
+    return fixture, subscriber
+
+
+def test_where_messages_wait() -> None:
+    fixture, _ = in_every_state()
+    channel = fixture.channel()
+    assert channel.waiting_from(0) == [(1, 3), (3, 4), (4, 5), (5, 7)]
+    assert channel.waiting_from(2) == [(2, 3), (3, 4), (4, 5), (5, 7)]
+    assert channel.waiting_from(6) == [(6, 7)]
+    assert channel.waiting_from(7) == []
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_whatever_is_not_in_flight_can_be_taken_out(tmp_path: Path, on_disk: bool) -> None:
+    options = {"log": disk_log(tmp_path / "log"), "mem_queue_size": 0, "cache_bytes": 0} if on_disk else {}
+    fixture, subscriber = in_every_state(**options)
+    channel = fixture.channel()
+    taken = channel.withdraw([0, 1, 2, 4, 6, 99])
+    assert sorted((each.sequence, each.attempts, each.reason) for each in taken) == [
+        (1, 1, None),
+        (2, 1, None),
+        (4, 0, None),
+        (6, 0, None),
+    ]
+    assert (channel.ready_count, channel.deferred_count, channel.in_flight_count, channel.depth) == (2, 0, 1, 6)
+    fixture.pass_ms(1000)
+    subscriber.ready(9)
+    assert subscriber.receive_bodies() == [b"3", b"5"]
+    channel.put_back([each for each in taken if each.sequence != 4])
+    assert channel.dispose(each for each in taken if each.sequence == 4) == 1
+    assert sorted(subscriber.receive_bodies()) == [b"1", b"2", b"6"]
+    assert channel.depth == 0
+
+
+def test_holes_that_meet_are_one() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish_many(10)
+    for sequence in (4, 2, 3, 8, 9):
+        channel.dispose(channel.withdraw([sequence]))
+    assert saved(fixture)["channels"][0]["holes"] == [[2, 5], [8, 10]]
+    channel.dispose(channel.withdraw([0, 1]))
+    assert (channel.cursor, saved(fixture)["channels"][0]["holes"]) == (5, [[8, 10]])
+    assert fixture.drain() == [b"m5", b"m6", b"m7"]
+    assert saved(fixture)["channels"][0]["holes"] == []
+
+
+def test_what_is_taken_out_is_there_again_after_a_restart() -> None:
+    fixture, _ = in_every_state()
+    fixture.channel().withdraw([1, 3, 4])
+    after = fixture.restarted(saved(fixture))
+    assert after.counts() == (6, 0, 1)
+    assert sorted(after.drain()) == [b"0", b"1", b"3", b"4", b"5", b"6"]
+
+
+def test_a_message_that_is_taken_out_of_a_full_memory_is_held() -> None:
+    fixture = Fixture(name="topic#ephemeral")
+    fixture.channel()
+    fixture.publish(b"a")
+    taken = fixture.channel().withdraw([0])
+    fixture.log.discard_before(1)
+    fixture.cache.forget_topic("topic#ephemeral")
+    fixture.channel().put_back(taken)
+    assert fixture.drain() == [b"a"]
+
+
+def test_deferred_messages_are_called_off() -> None:
+    fixture, _ = in_every_state()
+    channel = fixture.channel()
+    assert sorted(channel.cancel([0, 1, 2, 3, 4])) == [2, 4]
+    assert (fixture.counts(), channel.next_due_ns) == ((4, 1, 0), None)
+
+
+# ---------------------------------------------------------------------- for one channel only
+
+
+def test_a_message_for_one_channel_is_seen_by_no_other() -> None:
+    fixture = Fixture()
+    fixture.channel("one")
+    fixture.channel("two")
+    fixture.publish(b"both")
+    fixture.publish(b"only", only="two")
+    fixture.publish(b"both again")
+    fixture.pass_ms(0)
+    assert (fixture.counts("one"), fixture.counts("two")) == ((2, 0, 0), (3, 0, 0))
+    assert [fixture.channel(name).message_count for name in ("one", "two")] == [2, 3]
+    assert fixture.drain("one") == [b"both", b"both again"]
+    assert sorted(fixture.drain("two")) == [b"both", b"both again", b"only"]
+    assert fixture.topic.first_needed(saved(fixture)) == 3
+
+
+def test_it_may_be_deferred_and_waits_behind_a_pause() -> None:
+    fixture = Fixture()
+    fixture.channel("one")
+    fixture.channel("two")
+    fixture.topic.pause()
+    fixture.publish(b"soon", only="two")
+    fixture.publish(b"later", only="two", defer_ms=100)
+    assert (fixture.topic.depth, fixture.counts("two")) == (0, (0, 0, 0))
+    after = fixture.restarted(saved(fixture))
+    after.topic.unpause()
+    after.pass_ms(0)
+    assert (after.counts("one"), after.counts("two")) == ((0, 0, 0), (1, 0, 1))
+    after.pass_ms(100)
+    assert sorted(after.drain("two")) == [b"later", b"soon"]
+
+
+def test_after_a_crash_it_is_found_in_the_log_with_its_channel() -> None:
+    fixture = Fixture()
+    fixture.channel("one")
+    fixture.channel("two")
+    state = saved(fixture)
+    fixture.publish(b"only", only="two")
+    after = fixture.restarted(state)
+    after.pass_ms(0)
+    assert (after.drain("one"), after.drain("two")) == ([], [b"only"])
+
+
+def test_for_a_channel_that_is_gone_it_is_for_nobody() -> None:
+    fixture = Fixture()
+    fixture.channel("one")
+    fixture.publish(b"only", only="two")
+    fixture.channel("two")
+    fixture.pass_ms(0)
+    assert (fixture.counts("one"), fixture.counts("two")) == ((0, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("passed_ms", [0, 100])
+def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_ms: int) -> None:
+    fixture = Fixture()
+    fixture.channel("one")
+    fixture.channel("two")
+    fixture.publish(b"a")
+    fixture.publish(b"only", only="two", defer_ms=50)
+    fixture.publish(b"b")
+    for name in ("one", "two"):
+        fixture.drain(name)
+    fixture.pass_ms(passed_ms)
+    for name in ("one", "two"):
+        fixture.channel(name).seek(0, fixture.now_ns)
+    assert fixture.drain("one") == [b"a", b"b"]
+    fixture.pass_ms(1000)
+    assert sorted(fixture.drain("two")) == [b"a", b"b", b"only"]
+    assert fixture.counts("one") == (0, 0, 0)
+
+
+def test_a_note_tells_the_channel() -> None:
+    fixture = Fixture()
+    (stored,) = fixture.store(b"x", only="two")
+    assert only_channel(stored.note) == "two"
+    assert only_channel(b"") is None
+    assert stored.due_ns == fixture.now_ns

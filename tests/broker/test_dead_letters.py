@@ -1,0 +1,433 @@
+"""Dead letters in a running broker: how they get to their topic, and that each gets there once."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.support import PATIENCE_S, RawClient, Received, connected, identify, mpub
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import Api, running_api
+
+HOUR_MS = 3_600_000
+
+
+async def configure(api: Api, topic: str, channel: str, **settings: Any) -> tuple[int, Any]:
+    """Make a channel, if need be, and set something there."""
+    await api.post("/topic/create", topic=topic)
+    await api.post("/channel/create", topic=topic, channel=channel)
+    path = f"/channel/settings?topic={topic}&channel={channel}".replace("#", "%23")
+    answer = await api.send("PUT", path, body=json.dumps(settings).encode())
+    return answer.status_code, answer.json()
+
+
+async def letters(api: Api, topic: str = "dead", **query: Any) -> list[dict[str, Any]]:
+    """What waits in a dead-letter topic."""
+    answer = await api.get("/dead_letters/messages", topic=topic, **query)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@asynccontextmanager
+async def another(api: Api, data_path: Path, **options: Any) -> AsyncIterator[Api]:
+    """What a broker makes of the files as they are now, as though this one had been killed."""
+    copy = data_path.with_name(f"{data_path.name}-copy")
+    shutil.copytree(data_path, copy)
+    async with running_api(copy, **options) as other:
+        yield other
+
+
+def client_of(api: Api) -> AbstractAsyncContextManager[RawClient]:
+    """Another client of the same broker."""
+    host, port = api.tcp.stream.socket.getpeername()
+    return connected(f"{host}:{port}")
+
+
+async def fail(client: RawClient, count: int) -> list[Received]:
+    """Send back what comes."""
+    received = []
+    for _ in range(count):
+        message = await client.message()
+        await client.send(b"REQ %s 0\n" % message.id)
+        received.append(message)
+    return received
+
+
+async def take(client: RawClient, count: int) -> list[Received]:
+    """Finish what comes."""
+    received = []
+    for _ in range(count):
+        message = await client.message()
+        await client.send(b"FIN %s\n" % message.id)
+        received.append(message)
+    return received
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_a_message_goes_to_the_dead_letter_topic_as_it_is(tmp_path: Path, sync: str) -> None:
+    async with running_api(tmp_path / "d", sync=sync) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 10)
+        assert (await configure(api, "t", "c", max_attempts=2, dead_letter_topic="dead"))[0] == 200
+        bodies = [b"\0\xff not text", b"{}"]
+        await api.tcp.publish("t", *bodies)
+        await api.tcp.subscribe("t", "c", 1)
+        failed = await fail(api.tcp, 4)
+        first = {message.id: message for message in failed}
+        dead = await take(reader, 2)
+        assert sorted(message.body for message in dead) == sorted(bodies)
+        assert {message.attempts for message in dead} == {1}
+        found = await letters(api)
+        origins = [letter["origin"] for letter in found]
+        assert [(o["topic"], o["channel"], o["attempts"], o["reason"]) for o in origins] == [
+            ("t", "c", 2, "requeued")
+        ] * 2
+        assert {(o["id"].encode(), o["timestamp_ns"]) for o in origins} == {
+            (message.id, message.timestamp_ns) for message in first.values()
+        }
+        assert {letter["id"].encode() for letter in found} == {message.id for message in dead}
+        stats = await api.channel("t", "c")
+        assert [
+            stats[key] for key in ("depth", "in_flight_count", "dead_letter_count", "given_up_count")
+        ] == [0, 0, 2, 0]
+        assert (stats["max_attempts"], stats["dead_letter_topic"]) == (2, "dead")
+
+
+async def test_stats_do_not_show_what_is_not_switched_on(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", dead_letter_topic="dead")
+        keys = (await api.channel("t", "c")).keys()
+        assert not {"max_attempts", "dead_letter_topic", "dead_letter_count", "given_up_count"} & keys
+
+
+async def test_timed_out_and_lost_with_the_connection(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 10)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"late", b"lost")
+        async with client_of(api) as slow:
+            await slow.send(identify(msg_timeout=1000))
+            await slow.ok()
+            await slow.subscribe("t", "c", 1)
+            await slow.message()
+            assert (await take(reader, 1))[0].body == b"late"
+            assert (await slow.message()).body == b"lost"
+        assert (await take(reader, 1))[0].body == b"lost"
+        assert [letter["origin"]["reason"] for letter in await letters(api)] == [
+            "timed_out",
+            "connection_lost",
+        ]
+
+
+async def test_without_a_dead_letter_topic_it_is_dropped_and_counted(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", max_attempts=1)
+        await api.tcp.publish("t", b"a", b"b")
+        await api.tcp.subscribe("t", "c", 2)
+        await fail(api.tcp, 2)
+        await api.tcp.nothing_more()
+        stats = await api.channel("t", "c")
+        assert (stats["given_up_count"], stats["dead_letter_count"], stats["depth"]) == (2, 0, 0)
+
+
+async def test_a_paused_dead_letter_topic_takes_letters_and_keeps_them(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.post("/topic/create", topic="dead")
+        await api.post("/topic/pause", topic="dead")
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        await wait_for_depth(api, "dead", 1)
+        assert await letters(api) == []
+        await api.post("/topic/unpause", topic="dead")
+        assert [letter["body"] for letter in await letters(api)] == ["a"]
+
+
+async def wait_for_depth(api: Api, topic: str, depth: int) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while await api.depth(topic) != depth:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("origin", ["t#ephemeral", "t"])
+async def test_ephemeral_topics_and_channels(tmp_path: Path, origin: str) -> None:
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await reader.subscribe("dead#ephemeral", "any", 10)
+        await api.tcp.subscribe(origin, "c#ephemeral", 1)
+        settings = {"max_attempts": 1, "dead_letter_topic": "dead#ephemeral"}
+        assert (await configure(api, origin, "c#ephemeral", **settings))[0] == 200
+        await api.tcp.publish(origin, b"a")
+        await fail(api.tcp, 1)
+        assert (await take(reader, 1))[0].body == b"a"
+        (letter,) = await letters(api, "dead#ephemeral")
+        assert (letter["origin"]["topic"], letter["origin"]["channel"]) == (origin, "c#ephemeral")
+
+
+# ---------------------------------------------------------------------- what cannot be
+
+
+async def test_loops_are_refused(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert (await configure(api, "a", "x", dead_letter_topic="b"))[0] == 200
+        assert (await configure(api, "b", "x", dead_letter_topic="c"))[0] == 200
+        assert (await configure(api, "b", "y", dead_letter_topic="c"))[0] == 200
+        for channel in ("x", "y"):
+            assert await configure(api, "c", channel, dead_letter_topic="a") == (
+                400,
+                {
+                    "message": "INVALID_SETTING: dead_letter_topic is a, whose own dead letters end up in c again"
+                },
+            )
+        status, answer = await configure(api, "a", "x", dead_letter_topic="a")
+        assert status == 400
+        assert answer["message"].startswith("INVALID_SETTING: dead_letter_topic is the topic itself")
+        assert (await configure(api, "c", "x", dead_letter_topic="d"))[0] == 200
+
+
+async def test_a_chain_is_none(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api, client_of(api) as last:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await configure(api, "dead", "dead-letters", max_attempts=1, dead_letter_topic="buried")
+        await last.subscribe("buried", "any", 1)
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        async with client_of(api) as second:
+            await second.subscribe("dead", "dead-letters", 1)
+            (again,) = await fail(second, 1)
+            assert (await take(last, 1))[0].body == b"a"
+        (letter,) = await letters(api, "buried")
+        origin = letter["origin"]
+        assert (origin["topic"], origin["channel"], origin["id"]) == (
+            "dead",
+            "dead-letters",
+            again.id.decode(),
+        )
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+async def test_a_full_disk_makes_the_message_stay_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 10)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"a", b"b")
+        await api.tcp.subscribe("t", "c", 2)
+        first, second = await api.tcp.message(), await api.tcp.message()
+        files.full_after = 0
+        await api.tcp.send(b"REQ %s 0\n" % first.id)
+        with trio.fail_after(PATIENCE_S):
+            while (await api.get("/ping")).status_code == 200:
+                await trio.lowlevel.checkpoint()
+        stats = await api.channel("t", "c")
+        assert (stats["depth"], stats["dead_letter_count"]) == (1, 0)
+        await api.tcp.send(b"REQ %s 0\n" % second.id)
+        files.full_after = None
+        assert sorted(message.body for message in await take(reader, 2)) == [b"a", b"b"]
+        stats = await api.channel("t", "c")
+        assert (stats["depth"], stats["dead_letter_count"]) == (0, 2)
+        assert len(await letters(api)) == 2
+        said = [
+            r.getMessage() for r in caplog.records if "dead letters cannot go to topic dead" in r.getMessage()
+        ]
+        assert len(said) == 1
+        assert said[0].endswith("No space left on device")
+
+
+async def test_no_rule_any_more_delivers_what_could_not_be_moved(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        files.full_after = 0
+        await fail(api.tcp, 1)
+        await configure(api, "t", "c", max_attempts=0)
+        message = await api.tcp.message()
+        assert (message.body, message.attempts) == (b"a", 2)
+        files.full_after = None
+        await api.tcp.send(b"FIN %s\n" % message.id)
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.channel("t", "c"))["depth"] == 0
+        assert (await api.get("/dead_letters/messages", topic="dead")).status_code in (200, 404)
+
+
+async def test_a_full_dead_letter_topic_keeps_them_in_their_channel(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await api.post("/pub", body=b"first", topic="dead")
+        await api.send("PUT", "/topic/settings?topic=dead", body=b'{"max_messages":1}')
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        await api.tcp.nothing_more()
+        assert (await api.channel("t", "c"))["depth"] == 1
+        await reader.subscribe("dead", "dead-letters", 1)
+        assert [message.body for message in await take(reader, 2)] == [b"first", b"a"]
+
+
+async def test_a_deleted_dead_letter_topic_is_made_again(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.subscribe("t", "c", 1)
+        for body in (b"a", b"b"):
+            await api.post("/pub", body=body, topic="t")
+            await fail(api.tcp, 1)
+            async with client_of(api) as reader:
+                await reader.subscribe("dead", "dead-letters", 1)
+                assert (await reader.message()).body == body
+            await api.post("/topic/delete", topic="dead")
+
+
+# ---------------------------------------------------------------------- over a crash
+
+
+async def check_that_it_came_once(after: Api) -> None:
+    """The one message is a dead letter, and nowhere else."""
+    assert [letter["body"] for letter in await letters(after, reason="requeued")] == ["a"]
+    stats = await after.channel("t", "c")
+    assert [stats[key] for key in ("depth", "in_flight_count", "deferred_count")] == [0, 0, 0]
+    async with client_of(after) as client:
+        await client.subscribe("t", "c", 10)
+        await client.nothing_more()
+    assert len(await letters(after, reason="requeued")) == 1
+
+
+@pytest.mark.parametrize("known_as", ["never seen", "in flight", "deferred", "requeued", "given up"])
+async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, known_as: str) -> None:
+    """The state on disk knows the message as it was some time before it was moved, or not at all."""
+    data_path, hour = tmp_path / "d", {"checkpoint_interval_ms": HOUR_MS}
+    async with running_api(data_path, **hour) as api, client_of(api) as reader:
+        settings = {"max_attempts": 2, "dead_letter_topic": "dead"}
+        await configure(api, "t", "c", **settings)
+        if known_as == "given up":
+            await api.post("/pub", body=b"in the way", topic="dead")
+            await api.send("PUT", "/topic/settings?topic=dead", body=b'{"max_messages":1}')
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        message = await api.tcp.message()
+        if known_as == "in flight":
+            await configure(api, "t", "c", **settings)  # which saves the topic's state
+        if known_as == "requeued":
+            await api.tcp.send(b"RDY 0\n")
+        await api.tcp.send(b"REQ %s %d\n" % (message.id, 300 if known_as == "deferred" else 0))
+        if known_as in ("deferred", "requeued"):
+            await api.tcp.nothing_more()
+            await configure(api, "t", "c", **settings)
+            await api.tcp.send(b"RDY 1\n")
+        await fail(api.tcp, 1)
+        if known_as == "given up":
+            await api.tcp.nothing_more()
+            await configure(api, "t", "c", **settings)
+            await reader.subscribe("dead", "dead-letters", 1)
+            await take(reader, 1)
+            await reader.send(b"CLS\n")
+        else:
+            await reader.subscribe("dead", "copy", 1)
+            await reader.message()
+        with trio.fail_after(PATIENCE_S):
+            while not await letters(api, reason="requeued"):
+                await trio.lowlevel.checkpoint()
+        state = json.loads((data_path / "topics" / "t.topic" / "state.json").read_bytes())
+        assert state["settled"] == state["end"]
+        async with another(api, data_path) as after:
+            await check_that_it_came_once(after)
+        # Nor does a second crash, right after the first start.
+        shutil.rmtree(tmp_path / "d-copy")
+        async with another(api, data_path, **hour) as after:
+            async with another(after, tmp_path / "d-copy") as second:
+                await check_that_it_came_once(second)
+
+
+async def test_a_crash_before_the_move_leaves_it_to_the_restart(tmp_path: Path) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api:
+        settings = {"max_attempts": 1, "dead_letter_topic": "dead"}
+        await configure(api, "t", "c", **settings)
+        await api.tcp.publish("t", b"a", b"b")
+        await api.tcp.subscribe("t", "c", 2)
+        await api.tcp.message()
+        await api.tcp.message()
+        await configure(api, "t", "c", **settings)
+        async with another(api, data_path) as after, client_of(after) as reader:
+            await reader.subscribe("dead", "dead-letters", 2)
+            assert sorted(message.body for message in await take(reader, 2)) == [b"a", b"b"]
+            assert (await after.channel("t", "c"))["depth"] == 0
+
+
+async def test_a_stop_moves_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        await api.tcp.message()
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("dead", "dead-letters", 1)
+        assert (await api.tcp.message()).body == b"a"
+        (stats,) = (await api.stats(topic="t"))["topics"]
+        assert stats["channels"][0]["depth"] == 0
+
+
+async def test_a_topic_that_was_made_again_does_not_lose_the_messages_in_the_old_places(
+    tmp_path: Path,
+) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api:
+        settings = {"max_attempts": 1, "dead_letter_topic": "dead"}
+        await configure(api, "t", "c", **settings)
+        await api.tcp.publish("t", b"old")
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            async with client_of(api) as reader:
+                await reader.subscribe("dead", "dead-letters", 1)
+                await reader.message()
+        before = (data_path / "topics" / "dead.topic" / "state.json").read_bytes()
+        await api.post("/topic/delete", topic="t")
+        await configure(api, "t", "c", **settings)
+        await api.tcp.publish("t", b"new")
+        # The dead-letter topic may not yet have been saved since it got its letter.
+        assert json.loads(before)["settled"] == 0
+        async with another(api, data_path) as after, client_of(after) as client:
+            await client.subscribe("t", "c", 1)
+            assert (await client.message()).body == b"new"
+            assert [letter["body"] for letter in await letters(after)] == ["old"]
+
+
+async def test_what_is_settled_is_not_looked_at_again(tmp_path: Path) -> None:
+    """Once the states are saved, the dead-letter topic knows how far its letters are out of their channels."""
+    data_path = tmp_path / "d"
+    async with running_api(data_path, checkpoint_interval_ms=20) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 10)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.subscribe("t", "c", 1)
+        await api.post("/pub", body=b"a", topic="t")
+        await fail(api.tcp, 1)
+        await take(reader, 1)
+        state = data_path / "topics" / "dead.topic" / "state.json"
+        with trio.fail_after(PATIENCE_S):
+            while json.loads(state.read_bytes())["settled"] != 1:
+                await trio.sleep(0.01)
+
+
+async def test_many_at_once(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        bodies = [b"%d " % n + b"x" * 5000 for n in range(1000)]
+        for start in range(0, 1000, 100):
+            await api.tcp.send(mpub("t", *bodies[start : start + 100]))
+            await api.tcp.ok()
+        await reader.subscribe("dead", "any", 2500)
+        await api.tcp.subscribe("t", "c", 2500)
+        await fail(api.tcp, 1000)
+        assert sorted(message.body for message in await take(reader, 1000)) == sorted(bodies)
+        assert (await api.channel("t", "c"))["dead_letter_count"] == 1000
