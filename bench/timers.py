@@ -1,7 +1,7 @@
 """How late timers are, and what an idle broker costs, beside nsqd: with one channel and with 10,000.
 
 Lateness is what a client sees: from the moment at which a message was due, by the client's own clock, to the moment at
-which it arrived; so the way there and back is in it. README.md says what is measured and how to read the tables.
+which it arrived; so the way there and back is in it. README.md says how to read the tables.
 """
 
 import argparse
@@ -11,11 +11,12 @@ import os
 import selectors
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from struct import pack, unpack_from
@@ -59,6 +60,8 @@ class Result:
     """Of one core, with every channel there and every consumer connected."""
     probe_ms: list[float] = field(default_factory=list)
     """Answer times of an uninvolved client while all channels came due at one instant."""
+    machine_ms: list[float] = field(default_factory=list)
+    """How late a process that does nothing else wakes up from 5 ms of sleep meanwhile: nobody is more punctual."""
 
 
 # ------------------------------------------------------------------------------------------------ clients
@@ -164,18 +167,12 @@ class Run:
         self.result = result
         self.samples = samples
         self.single = result.channels == 1
-        self.topics = ["t0"] if self.single else [f"t{n}" for n in range(TOPICS)]
+        self.topics = topics_of(result.channels)
         self.clients = Clients()
         self._publisher = http.client.HTTPConnection(broker.http_address, timeout=60)
 
-    def set_up(self) -> None:
-        """Make the channels, and connect the consumers."""
-        per_topic = self.result.channels // len(self.topics)
-        makers = [Thread(target=self._make_channels, args=(topic, per_topic)) for topic in self.topics]
-        for maker in makers:
-            maker.start()
-        for maker in makers:
-            maker.join()
+    def connect(self) -> None:
+        """Connect the consumers."""
         consumers = 1 if self.single else CONSUMERS
         for n in range(consumers):
             topic = self.topics[n % len(self.topics)]
@@ -183,15 +180,6 @@ class Run:
             channel = f"c{n // len(self.topics)}"
             timeout_ms = MSG_TIMEOUT_MS + n * APART_MS
             self.clients.add(Client(self.broker.tcp_address, topic, channel, ready_count, timeout_ms))
-
-    def _make_channels(self, topic: str, count: int) -> None:
-        connection = http.client.HTTPConnection(self.broker.http_address, timeout=60)
-        for path in ["topic", *[f"channel/create?topic={topic}&channel=c{n}" for n in range(count)]]:
-            connection.request("POST", f"/{path}" if "?" in path else f"/topic/create?topic={topic}")
-            reply = connection.getresponse()
-            reply.read()
-            assert reply.status == 200, (path, reply.status)
-        connection.close()
 
     def publish(self, topic: str, body: str, defer_ms: int = 0) -> None:
         """Publish one message, and wait until it is stored."""
@@ -306,6 +294,64 @@ class Run:
         self.result.late_ms[kind] = late_ms + [1000 * PATIENCE_S] * len(waiting)
 
 
+def topics_of(channels: int) -> list[str]:
+    """The topics that so many channels are spread over."""
+    return [f"t{n}" for n in range(1 if channels == 1 else TOPICS)]
+
+
+def prepare_nsqd(data_path: Path, channels: int) -> None:
+    """Make the channels as nsqd finds them when it starts; making them one by one would keep it busy for minutes."""
+    topics = topics_of(channels)
+    each = [{"name": f"c{n}", "paused": False} for n in range(channels // len(topics))]
+    data = {
+        "topics": [{"name": topic, "paused": False, "channels": each} for topic in topics],
+        "version": "1.3.0",
+    }
+    data_path.mkdir()
+    (data_path / "nsqd.dat").write_text(json.dumps(data))
+
+
+def prepare_ours(data_path: Path, channels: int) -> None:
+    """Make the channels in a broker that is then stopped."""
+    topics = topics_of(channels)
+    with qcli_serve(data_path, "--log-level=error") as broker:
+
+        def make(topic: str) -> None:
+            connection = http.client.HTTPConnection(broker.http_address, timeout=60)
+            paths = [f"/channel/create?topic={topic}&channel=c{n}" for n in range(channels // len(topics))]
+            for path in [f"/topic/create?topic={topic}", *paths]:
+                connection.request("POST", path)
+                reply = connection.getresponse()
+                assert (reply.status, reply.read()) == (200, b""), path
+            connection.close()
+
+        makers = [Thread(target=make, args=(topic,)) for topic in topics]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+
+
+@contextmanager
+def noise(late_ms: list[float]) -> Iterator[None]:
+    """Note how late this machine lets a process wake up meanwhile."""
+    program = (
+        "import select, sys, time\n"
+        "late = []\n"
+        "began = time.monotonic()\n"
+        "while not select.select([sys.stdin], [], [], 0.005)[0]:\n"
+        "    late.append(1000 * (time.monotonic() - began) - 5)\n"
+        "    began = time.monotonic()\n"
+        "print(*late)\n"
+    )
+    sleeper = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        said, _ = sleeper.communicate(b"\n")
+        late_ms += map(float, said.split())
+
+
 def cpu_s(broker: Broker) -> float:
     """CPU seconds that the broker has used."""
     fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -317,12 +363,15 @@ def measure(contender: Contender, channels: int, options: argparse.Namespace) ->
     result = Result(contender.name, contender.flags, channels)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path))
-        flags = [*contender.flags, "--log-level=error"] if contender.start is qcli_serve else contender.flags
-        broker = stack.enter_context(contender.start(Path(folder) / "data", *flags))
+        data_path = Path(folder) / "data"
+        prepare = prepare_nsqd if contender.start is nsqd else prepare_ours
+        prepare(data_path, channels)
+        broker = stack.enter_context(contender.start(data_path, *contender.flags, "--log-level=error"))
         run = Run(broker, result, options.samples)
         stack.callback(run.clients.close)
+        stack.enter_context(noise(result.machine_ms))
         steps: list[Callable[[], None]] = [
-            run.set_up,
+            run.connect,
             lambda: run.idle(options.idle_seconds),
             run.deferred,
             run.requeued,
@@ -334,7 +383,7 @@ def measure(contender: Contender, channels: int, options: argparse.Namespace) ->
         for step in steps:
             step()
         if contender.start is nsqd:
-            broker.process.kill()
+            broker.process.kill()  # in good order it would first write all that it has to disk
             broker.process.wait()
     return result
 
@@ -364,6 +413,7 @@ def report(results: Sequence[Result]) -> str:
             lines.append(row(f"late: {kind}", values, result.missing[kind]))
         if result.probe_ms:
             lines.append(row("another client's answer", result.probe_ms))
+        lines.append(row("late: the machine itself", result.machine_ms))
         lines.append(f"  idle: {result.idle_cpu_percent:.2f} % of a core")
     return "\n".join(lines)
 

@@ -39,8 +39,9 @@ from .positions import BrokerPosition
         "What happens": "The channel begins anew at that position, and the other channels of the topic do not notice. "
         "Every message from there on is delivered, in order and with attempts counted from 1, whatever has become of "
         "it: waiting, finished, requeued or emptied. Messages before it are skipped, also requeued and deferred "
-        "ones. Only those that were deferred when they were published still wait for their time. What consumers have "
-        "in flight they cannot finish any more (E_FIN_FAILED), as after 'qcli channel empty'.",
+        "ones; but back at the earliest message nothing is skipped. Those that were deferred when they were published "
+        "still wait for their time. What consumers have in flight they cannot finish any more (E_FIN_FAILED), as after "
+        "'qcli channel empty'.",
         "What there is": "A channel cannot go back to what is no longer kept, which is a matter of the topic's "
         "retention; then it goes to the earliest message there is. Nor can it go past what its topic has "
         "passed on to it, which is less than there is while the topic is paused. Both are told.",

@@ -97,7 +97,7 @@ def destination(text: str) -> str:
             "qcli replay clicks test --from 2026-11-21T04:00 --to 2026-11-21T05:00 --rate 500",
         ),
         Example("a day in an hour, as it came", "qcli replay clicks test --from 24h --speed 24x"),
-        Example("only some", r"qcli replay clicks errors --match '\"status\": *5\d\d'"),
+        Example("only some", "qcli replay clicks errors --match '\"status\": *5..'"),
         Example(
             "into another broker",
             "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 --nsqd-tcp-address test:4150",

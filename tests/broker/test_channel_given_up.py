@@ -290,7 +290,12 @@ def test_whatever_is_not_in_flight_can_be_taken_out(tmp_path: Path, on_disk: boo
         (4, 0, None),
         (6, 0, None),
     ]
-    assert (channel.ready_count, channel.deferred_count, channel.in_flight_count, channel.depth) == (2, 0, 1, 6)
+    assert (channel.ready_count, channel.deferred_count, channel.in_flight_count, channel.depth) == (
+        2,
+        0,
+        1,
+        6,
+    )
     fixture.pass_ms(1000)
     subscriber.ready(9)
     assert subscriber.receive_bodies() == [b"3", b"5"]
@@ -405,7 +410,7 @@ def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_m
         fixture.drain(name)
     fixture.pass_ms(passed_ms)
     for name in ("one", "two"):
-        fixture.channel(name).seek(0, fixture.now_ns)
+        fixture.channel(name).seek(0)
     assert fixture.drain("one") == [b"a", b"b"]
     fixture.pass_ms(1000)
     assert sorted(fixture.drain("two")) == [b"a", b"b", b"only"]

@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 from array import array
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -117,11 +118,12 @@ def test_what_is_saved_is_little_endian_on_any_machine() -> None:
 @pytest.mark.parametrize("order", ["ascending", "descending", "any"])
 def test_a_deferred_message_takes_less_than_100_bytes(order: str) -> None:
     count, chance = 100_000, random.Random(7)
-    due_ns = {
+    kinds: dict[str, Callable[[int], int]] = {
         "ascending": lambda n: NOW + n * SECOND,
         "descending": lambda n: NOW - n * SECOND,
         "any": lambda n: NOW + chance.randrange(30 * 24 * 3600 * SECOND),
-    }[order]
+    }
+    due_ns = kinds[order]
     tracemalloc.start()
     try:
         messages = DeferredMessages()

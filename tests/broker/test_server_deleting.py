@@ -1,13 +1,15 @@
 """Deleting and making topics and channels while others use them, and while the disk is slow or fails."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import trio
 
 from broker.support import HeldFiles, connected, pub, running_broker, settle
-from broker.test_http_api import DONE, OK, running_api
+from broker.test_dead_letters import another, client_of, take
+from broker.test_http_api import DONE, OK, Api, running_api
 from trio_nsq.log import Files
 
 
@@ -202,3 +204,30 @@ async def test_deleted_topic_closes_its_consumers_and_comes_back_empty(tmp_path:
         assert await api.tcp.frame() is None
         assert await api.post("/pub", b"new", topic=topic) == OK
         assert await api.depth(topic) == 1
+
+
+async def test_ids_do_not_repeat_when_a_topic_is_deleted_and_made_again(tmp_path: Path) -> None:
+    """Nor over restarts in between, however they come about, and whatever is published besides."""
+    seen: set[bytes] = set()
+
+    async def publish_and_delete(api: Api) -> None:
+        for topic in ("t", "u", "t#ephemeral"):
+            async with client_of(api) as client:
+                await client.subscribe(topic, "c", ready_count=10)
+                await client.publish(topic, b"1", b"2", b"3")
+                ids = {message.id for message in await take(client, 3)}
+                await client.nothing_more()
+            assert len(ids) == 3
+            assert not ids & seen
+            seen.update(ids)
+            if topic != "u":
+                assert await api.post("/topic/delete", topic=topic) == DONE
+
+    for _ in range(2):
+        async with running_api(tmp_path / "d") as api:
+            for _ in range(3):
+                await publish_and_delete(api)
+            async with another(api, tmp_path / "d") as after_a_crash:
+                await publish_and_delete(after_a_crash)
+        shutil.rmtree(tmp_path / "d-copy")
+    assert len(seen) == 2 * 4 * 9

@@ -7,7 +7,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -127,8 +127,12 @@ class Told:
             if message.acknowledged_ns is not None:
                 self.promised[message.number] = message.acknowledged_ns
 
-    def by(self, now: int) -> Expectation:
-        """What has to hold if the power goes off now."""
+    def by(self, now: int, *, killed: bool = False) -> Expectation:
+        """What has to hold if the power goes off now, or if only the broker is killed."""
+        if killed:
+            told = replace(self, promised={})
+            told.keep_what_is_acknowledged()
+            return told.by(now)
         expected = Expectation()
         for request in self.requests:
             if request.done <= now:

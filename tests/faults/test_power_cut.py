@@ -29,7 +29,6 @@ SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 STEPS = 150 if COMPLETE else 80
 CUTS = 45
-LATER_CUTS = 25
 _NEW = {"one": 900_000_000, "two": 900_000_001}
 
 
@@ -157,26 +156,36 @@ class Survivors:
             found = await look(bound, self._clock, _NEW)
         return judge(expected, found, _NEW)
 
-    async def record_later(self, disk: Disk, chance: random.Random) -> tuple[Sequence[Operation], Told]:
-        """Start one on what can be seen of a disk, and publish."""
+    async def record_later(self, disk: Disk, chance: random.Random) -> tuple[Sequence[Operation], Told, int]:
+        """Start one on what can be seen of a disk, and publish; returns also when it was ready."""
         root = self._make(disk.image())
         files = RecordingFiles(root, sync_takes_s=0)
         async with broker(root / "d", files, self._sync) as bound:
+            ready = files.position
             scenario = Scenario(bound, files, self._clock, chance, first_number=800_000_000)
             for topic in _NEW:
                 await scenario.publish(topic)
             self._clock.jump(2)
         promise(scenario.told, files.journal, self._sync)
-        return files.journal, scenario.told
+        return files.journal, scenario.told, ready
 
     async def check_later_cuts(
-        self, disk: Disk, expected: Expectation, chance: random.Random, cuts: int
+        self, disk: Disk, expected: Expectation, chance: random.Random, cuts: int, *, killed: bool = False
     ) -> list[str]:
-        """Start one, publish, and let the power go off at random moments of that; returns what is wrong."""
+        """Start one, publish, and let the power go off at random moments of that; returns what is wrong.
+
+        Args:
+            disk: What the first one has left.
+            expected: Of the later ones, too.
+            chance: Chooses the moments.
+            cuts: How many.
+            killed: The first one was killed. Once the next one is ready, what was there then has to stay.
+        """
         disk = copy.deepcopy(disk)
-        journal, told = await self.record_later(disk, chance)
+        journal, told, ready = await self.record_later(disk, chance)
         wrong: list[str] = []
-        moments = set(chance.sample(range(len(journal) + 1), min(cuts, len(journal))))
+        first = ready if killed else 0
+        moments = {first, *chance.sample(range(first, len(journal) + 1), cuts)}
         for now in range(len(journal) + 1):
             if now:
                 disk.apply(journal[now - 1])
@@ -209,10 +218,11 @@ async def test_power_cuts_lose_nothing_that_was_promised(
         for name, image in cuts if COMPLETE else chance.sample(cuts, 2):
             wrong += [f"at {now}, {name}: {text}" for text in await survivors.check(image, expected)]
             if now in again:
-                found = await survivors.check_later_cuts(Disk(image), expected, chance, 2)
+                found = await survivors.check_later_cuts(Disk(image), expected, chance, 1)
                 wrong += [f"at {now}, {name}: {text}" for text in found]
         if now in again:  # the broker alone is killed, and then the power goes off
-            found = await survivors.check_later_cuts(disk, expected, chance, 3)
+            expected = told.by(now, killed=True)
+            found = await survivors.check_later_cuts(disk, expected, chance, 2, killed=True)
             wrong += [f"killed at {now}: {text}" for text in found]
         assert not wrong, "\n".join([*wrong[:20], *map(str, journal[max(0, now - 5) : now + 1])])
     replaced = sum(operation.to[-1:] == ("stragglers",) for operation in journal)
@@ -238,10 +248,12 @@ async def test_killed_while_it_makes_its_files_and_then_cut_off(
     disk = Disk({})
     for now, operation in enumerate(files.journal, 1):
         disk.apply(operation)
-        later, told = await survivors.record_later(disk, chance)
+        later, told, _ = await survivors.record_later(disk, chance)
+        stored = told.promised[told.messages[0].number]  # before anything else is written
         after = copy.deepcopy(disk)
-        for following in later:
+        for following in later[:stored]:
             after.apply(following)
         name, image = next(after.power_cuts(chance))
-        wrong = await survivors.check(image, with_later(scenario.told.by(now), told, len(later)))
+        expected = with_later(scenario.told.by(now, killed=True), told, stored)
+        wrong = await survivors.check(image, expected)
         assert not wrong, f"killed at {now}, then {name}: {wrong}"

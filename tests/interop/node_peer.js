@@ -106,10 +106,16 @@ function sub() {
   reader.connect()
 }
 
-// Closing does not wait for what is still being compressed, and nsqjs has no public way to wait for it.
+// Closes when the broker has read all that was written. nsqjs's own close() waits for nothing, not even for what is
+// still being compressed, and has no public way to wait.
 function closeAfterWriting(reader) {
   const [{conn}] = reader.readerRdy.connections
-  conn.outWriter.write('NOP\n', () => setImmediate(() => reader.close()))
+  const receiveData = conn.receiveData
+  conn.receiveData = (data) => {
+    receiveData.call(conn, data)
+    if (data.includes('CLOSE_WAIT')) reader.close()
+  }
+  conn.outWriter.write('CLS\n')
 }
 
 setTimeout(() => fail(`not done after ${flags.timeout} s`), Number(flags.timeout) * 1000).unref()

@@ -1,6 +1,7 @@
 """What every `Log` does, on disk or in memory."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -9,6 +10,7 @@ import pytest
 from log.support import HastyFiles, append_each, batch, contents, numbered
 from trio_nsq.log import DiskLog, Log, MemoryLog, RecordBatch, RecordHeader
 from trio_nsq.log.interface import READ_BYTES
+from trio_nsq.log.raw import RawStreamReader, encode_raw
 
 MakeLog = Callable[[], Log]
 KINDS: dict[str, Callable[[Path], Log]] = {
@@ -52,6 +54,19 @@ def test_an_empty_log(log: Log) -> None:
     assert log.first_sequence == log.next_sequence == 0
     log.append([batch(0, b"a")], sync=True)
     assert contents(log) == [batch(0, b"a")]
+
+
+def test_notes_are_kept_with_their_messages(log: Log) -> None:
+    batches = [
+        replace(batch(0, b"a"), note=b"of one"),
+        batch(1, b"b"),
+        replace(batch(2, b"c", b"d"), note=b"of two"),
+    ]
+    log.append(batches, sync=True)
+    assert contents(log) == batches
+    assert [header.note_bytes for header in log.headers(0)] == [6, 0, 6]
+    assert [header.record_bytes for header in log.headers(0)] == [one.record_bytes for one in batches]
+    assert RawStreamReader().receive_data(b"".join(encode_raw(log.read_raw(0), b""))) == batches
 
 
 def test_what_is_appended_is_read(log: Log) -> None:

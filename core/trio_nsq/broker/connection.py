@@ -137,6 +137,7 @@ class Connection:
             try:
                 self._leave_channel()
             finally:
+                self.consumer = self.channel = None  # it knows us: without this the garbage collector would be needed
                 self._sock.close()
 
     async def _receive(self) -> None:

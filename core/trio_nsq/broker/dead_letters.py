@@ -197,7 +197,7 @@ def _forget(channel: Channel, found: Iterable[Origin]) -> None:
     ids = {origin.sequence: origin.id for origin in found}
     taken = channel.withdraw(ids)
     # A topic that was deleted and made again has other messages in the same places.
-    same = [each for each in taken if True]
+    same = [each for each in taken if channel.topic.id_at(each.sequence) == ids[each.sequence]]
     channel.dispose(same)
     channel.put_back(taken)
 

@@ -310,7 +310,7 @@ class _LetterReader:
         self._selection = selection
         self._spans = deque(selection.spans)
         self._left = math.inf if at_most is None else at_most
-        self._until_s = trio.current_time() + _PATIENCE_S
+        self._until_s = math.inf  # there is time for one look at least
 
     @property
     def position(self) -> int | None:
@@ -330,6 +330,7 @@ class _LetterReader:
     async def next(self) -> list[Letter]:
         """Some letters, possibly none; not at the end. Raises HTTPError."""
         start, _ = self._spans[0]
+        self._until_s = min(self._until_s, trio.current_time() + _PATIENCE_S)
         try:
             records = await self._readers.call(
                 self._topic, partial(self._topic.read_scattered, start, READ_BYTES)

@@ -1,0 +1,152 @@
+"""/channel/deferred, and how far a message may be deferred."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.support import dpub
+from broker.test_http_api import Api, running_api
+from trio_nsq.protocol import Limits
+
+DAY_MS = 24 * 3_600_000
+
+
+async def deferred(api: Api, channel: str = "c", **query: Any) -> list[dict[str, Any]]:
+    answer = await api.get("/channel/deferred", topic="t", channel=channel, **query)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def cancel(api: Api, *ids: str, channel: str = "c") -> Any:
+    path = f"/channel/deferred/cancel?topic=t&channel={channel}&id={','.join(ids)}"
+    answer = await api.send("POST", path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def make(api: Api, *channels: str) -> None:
+    await api.post("/topic/create", topic="t")
+    for channel in channels:
+        await api.post("/channel/create", topic="t", channel=channel)
+
+
+async def defer(api: Api, body: bytes, defer_ms: int) -> None:
+    assert await api.post("/pub", body=body, topic="t", defer=defer_ms) == (200, "OK")
+
+
+async def test_listed_with_their_times(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c")
+        await defer(api, b"third", 3 * DAY_MS)
+        await defer(api, b"first", DAY_MS)
+        await defer(api, b"second", 2 * DAY_MS)
+        found = await deferred(api)
+        assert [each["body"] for each in found] == ["first", "second", "third"]
+        assert [each["attempts"] for each in found] == [0, 0, 0]
+        for each, days in zip(found, (1, 2, 3), strict=True):
+            assert abs(each["due_ns"] - each["timestamp_ns"] - days * DAY_MS * 1_000_000) < 60 * 10**9
+        assert [each["body"] for each in await deferred(api, max_messages=1)] == ["first"]
+    async with running_api(tmp_path / "d") as api:
+        assert await deferred(api) == found
+
+
+async def test_what_a_consumer_sends_back_with_a_delay_is_listed_with_its_attempts(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        message = await api.tcp.message()
+        await api.tcp.send(b"REQ %s 60000\n" % message.id)
+        await api.tcp.nothing_more()
+        (found,) = await deferred(api)
+        assert (found["id"], found["attempts"]) == (message.id.decode(), 1)
+        assert (await cancel(api, found["id"]))["cancelled"] == [found["id"]]
+        assert await deferred(api) == []
+
+
+async def test_cancelled_in_one_channel_for_good(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c", "other")
+        for number in range(20):
+            await api.tcp.publish("t", b"fresh")
+            await defer(api, b"%d" % number, DAY_MS + number)
+        found = await deferred(api)
+        ids = [each["id"] for each in found]
+        assert await cancel(api, ids[7], "f" * 16, ids[3]) == {
+            "cancelled": [ids[7], ids[3]],
+            "not_deferred": ["f" * 16],
+        }
+        left = [each for each in found if each["id"] not in (ids[7], ids[3])]
+        assert await deferred(api) == left
+        assert len(await deferred(api, "other")) == 20
+        assert await cancel(api, ids[7]) == {"cancelled": [], "not_deferred": [ids[7]]}
+    async with running_api(tmp_path / "d") as api:
+        assert await deferred(api) == left
+        assert len(await deferred(api, "other")) == 20
+
+
+async def test_what_is_not_deferred_is_not_cancelled(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c")
+        await api.tcp.publish("t", b"a")
+        (waiting,) = (await api.get("/channel/peek", topic="t", channel="c")).text.splitlines()
+        message_id = json.loads(waiting)["id"]
+        assert await cancel(api, message_id) == {"cancelled": [], "not_deferred": [message_id]}
+        assert (await api.channel("t", "c"))["depth"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "error"),
+    [
+        ("GET", "/channel/deferred?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("GET", "/channel/deferred?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("GET", "/channel/deferred?topic=t&channel=c&max_messages=10001", 400,
+         "INVALID_MAX_MESSAGES: 10000 is the most"),
+        ("POST", "/channel/deferred/cancel?topic=t&channel=c", 400, "MISSING_ARG_ID"),
+        ("POST", "/channel/deferred/cancel?topic=t&channel=c&id=12", 400,
+         "INVALID_ID: '12' is not 16 of the digits 0-9 a-f"),
+        ("POST", "/channel/deferred/cancel?topic=t&channel=c&id=" + ",".join(f"{n:016x}" for n in range(1001)), 400,
+         "INVALID_ID: 1000 ids are the most"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused(tmp_path: Path, method: str, target: str, status: int, error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c")
+        answer = await api.send(method, target)
+        assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+# ---------------------------------------------------------------------- how far
+
+
+async def test_a_publisher_may_defer_for_a_year(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await make(api, "c")
+        await api.tcp.send(dpub("t", 365 * DAY_MS, b"a"))
+        await api.tcp.ok()
+        await defer(api, b"b", 365 * DAY_MS)
+        assert await api.post("/pub", body=b"x", topic="t", defer=365 * DAY_MS + 1) == (400, "INVALID_DEFER")
+        await api.tcp.send(dpub("t", 365 * DAY_MS + 1, b"x"))
+        assert await api.tcp.error() == "E_INVALID DPUB timeout 31536000001 out of range 0-31536000000"
+        assert [each["body"] for each in await deferred(api)] == ["a", "b"]
+
+
+async def test_for_as_long_as_it_may(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", limits=Limits(max_defer_ms=5000)) as api:
+        await make(api, "c")
+        await defer(api, b"a", 5000)
+        assert await api.post("/pub", body=b"x", topic="t", defer=5001) == (400, "INVALID_DEFER")
+        await api.tcp.send(dpub("t", 5001, b"x"))
+        assert await api.tcp.error() == "E_INVALID DPUB timeout 5001 out of range 0-5000"
+
+
+async def test_a_consumer_is_cut_to_max_req_timeout(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        message = await api.tcp.message()
+        await api.tcp.send(b"REQ %s %d\n" % (message.id, DAY_MS))
+        await api.tcp.nothing_more()
+        (found,) = await deferred(api)
+        assert found["due_ns"] - found["timestamp_ns"] < 2 * 3_600_000 * 1_000_000
