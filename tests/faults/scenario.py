@@ -285,7 +285,7 @@ class Scenario:
 
     async def _consume(self) -> None:
         ready = [
-            (ChannelName(topic, name), min(channel["depth"], 4))
+            (ChannelName(topic, name), min(channel["depth"], self._chance.choice((3, 30))))
             for topic, described in (await stats(self._http)).items()
             for name, channel in described["channels"].items()
             if channel["depth"] and not channel["paused"]

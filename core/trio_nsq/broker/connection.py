@@ -137,7 +137,8 @@ class Connection:
             try:
                 self._leave_channel()
             finally:
-                self.consumer = self.channel = None  # it knows us: without this the garbage collector would be needed
+                # It knows us: without this the garbage collector would be needed.
+                self.consumer = self.channel = None
                 self._sock.close()
 
     async def _receive(self) -> None:

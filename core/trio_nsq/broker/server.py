@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_S = 1_000_000_000
-_CHANNELS_PER_TURN = 32
-_GRANTS_PER_TURN = 32
+_CHANNELS_PER_TURN = 16
+_GRANTS_PER_TURN = 16
 """So much is delivered at a time, however much there is; then every client has its turn again."""
 _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""

@@ -1,0 +1,158 @@
+"""`qcli dlq`."""
+
+import pytest
+
+from cli.failing import fail_messages
+from cli.support import Cli
+from interop.peers import Broker
+
+
+@pytest.fixture
+def dead(qcli: Cli, broker: Broker, topic: str) -> str:
+    """A dead-letter topic with the three messages that channel c could not process; the topic has a channel d, too."""
+    broker.create(topic, "c", "d")
+    name = f"{topic}.dead"
+    qcli("channel", "set", f"{topic}/c", "max_attempts=1", f"dead_letter_topic={name}")
+    qcli("pub", topic, stdin=b"one\ntwo\nthree\n")
+    fail_messages(broker.tcp_address, topic, "c", 3)
+    qcli.wait_until(f"{topic}/c", lambda record: bool(record["dead_letter_count"] == 3))
+    return name
+
+
+def bodies(qcli: Cli, dead: str, *args: str) -> list[bytes]:
+    return qcli("dlq", "show", dead, "--format", "raw", "-n", "0", *args).out.split()
+
+
+def test_list(qcli: Cli, topic: str, dead: str) -> None:
+    result = qcli("dlq", "list", dead)
+    assert (result.code, result.err) == (0, "")
+    heading, row = result.out.decode().splitlines()
+    assert heading.split() == ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
+    cells = row.split()
+    assert [*cells[:3], cells[-1]] == [dead, f"{topic}/c", "requeued", "3"]
+    (record,) = qcli("dlq", "list", dead, "--format", "json").records
+    assert {key: record[key] for key in ("dead_letter_topic", "topic", "channel", "reason", "count")} == {
+        "dead_letter_topic": dead,
+        "topic": topic,
+        "channel": "c",
+        "reason": "requeued",
+        "count": 3,
+    }
+    assert record["first_ns"] <= record["last_ns"]
+    assert record in qcli("dlq", "list", "--format", "json").records
+
+
+def test_show(qcli: Cli, topic: str, dead: str) -> None:
+    result = qcli("dlq", "show", dead)
+    assert (result.code, result.err) == (0, "")
+    heading, *rows = result.out.decode().splitlines()
+    assert heading.split() == ["ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED", "BODY"]
+    assert [(row.split()[1:4], row.split()[-1]) for row in rows] == [
+        ([f"{topic}/c", "1", "requeued"], body) for body in ("one", "two", "three")
+    ]
+    records = qcli("dlq", "show", dead, "--format", "json").records
+    assert [(record["body"], record["origin"]["attempts"]) for record in records] == [
+        ("one", 1),
+        ("two", 1),
+        ("three", 1),
+    ]
+    assert bodies(qcli, dead) == [b"one", b"two", b"three"]
+    assert qcli("dlq", "show", dead, "-n", "2", "--format", "raw").out == b"one\ntwo\n"
+    assert bodies(qcli, dead, "--id", records[1]["id"], "--id", records[2]["id"]) == [b"two", b"three"]
+    assert bodies(qcli, dead, "--origin", f"{topic}/d") == bodies(qcli, dead, "--reason", "timed_out") == []
+    assert len(bodies(qcli, dead, "--origin", topic, "--reason", "requeued")) == 3
+
+
+def test_stat_shows_what_was_given_up(qcli: Cli, topic: str, dead: str) -> None:
+    c, d = qcli("stat", topic, "--format", "json").records[1:]
+    assert (c["dead_letter_count"], c["given_up_count"]) == (3, 0)
+    assert (d["dead_letter_count"], d["given_up_count"]) == (None, None)
+    heading, *_ = qcli("stat", topic).out.decode().splitlines()
+    assert heading.endswith("  dead  given up")
+    heading, *_ = qcli("stat", dead).out.decode().splitlines()
+    assert "given up" not in heading
+
+
+def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
+    before = broker.channel_stats(topic, "d")["depth"]
+    result = qcli("dlq", "requeue", dead, "-n", "1")
+    assert (result.code, result.out, result.err) == (0, b"", f"{dead}: 1 requeued\n")
+    assert qcli("tail", f"{topic}/c", "-n", "1").out == b"one\n"
+    assert qcli("dlq", "requeue", dead).err == f"{dead}: 2 requeued\n"
+    assert qcli("tail", f"{topic}/c", "-n", "2").out.split() == [b"two", b"three"]
+    assert broker.channel_stats(topic, "d")["depth"] == before
+    assert qcli("dlq", "list", dead).out == b""
+    assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued\n"
+
+
+def test_requeue_to_the_topic(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
+    (record,) = qcli("dlq", "show", dead, "-n", "1", "--format", "json").records
+    assert qcli("dlq", "requeue", dead, "--to-topic", "--id", record["id"]).code == 0
+    assert [broker.channel_stats(topic, name)["depth"] for name in ("c", "d")] == [1, 4]
+
+
+def test_requeue_what_has_no_channel_any_more(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
+    qcli("channel", "delete", "--yes", f"{topic}/c")
+    result = qcli("dlq", "requeue", dead)
+    assert (result.code, result.out) == (1, b"")
+    assert result.err == (
+        f"{dead}: 0 requeued\nError: Not requeued: 3 because there is no channel {topic}/c. Say --to-topic to publish "
+        "them for all channels of their topics.\n"
+    )
+    assert len(bodies(qcli, dead)) == 3
+    broker.create(topic, "e")
+    qcli("channel", "set", f"{topic}/e", "max_attempts=1", f"dead_letter_topic={dead}")
+    qcli("pub", topic, stdin=b"four\n")
+    fail_messages(broker.tcp_address, topic, "e", 1)
+    qcli.wait_until(f"{topic}/e", lambda record: bool(record["dead_letter_count"] == 1))
+    result = qcli("dlq", "requeue", dead)
+    assert (result.code, result.err.splitlines()[0]) == (4, f"{dead}: 1 requeued")
+
+
+def test_drop(qcli: Cli, dead: str) -> None:
+    refused = qcli("dlq", "drop", dead)
+    assert refused.code == 2
+    assert "say --yes" in refused.err
+    assert len(bodies(qcli, dead)) == 3
+    assert qcli("dlq", "drop", dead, "--yes", "-n", "1").err == f"{dead}: 1 dropped\n"
+    assert bodies(qcli, dead) == [b"two", b"three"]
+    gone = qcli("dlq", "drop", dead, "-y", "--id", "f" * 16)
+    assert (gone.code, gone.err) == (1, f"{dead}: 0 dropped\nError: No such letter waits in {dead}.\n")
+    assert qcli("dlq", "drop", dead, "-y").err == f"{dead}: 2 dropped\n"
+    assert bodies(qcli, dead) == []
+
+
+def test_drop_asks(qcli: Cli, dead: str) -> None:
+    with qcli.on_terminal("dlq", "drop", dead, "-n", "1") as terminal:
+        terminal.expect(b"Drop the selected dead letters in ")
+        terminal.type(b"n\n")
+        assert terminal.end() == 1
+    with qcli.on_terminal("dlq", "drop", dead) as terminal:
+        terminal.expect(b"Drop all dead letters in ")
+        terminal.type(b"y\n")
+        assert terminal.end() == 0
+    assert bodies(qcli, dead) == []
+
+
+def test_what_a_consumer_holds_is_told_and_left_alone(qcli: Cli, dead: str) -> None:
+    with qcli.running("tail", f"{dead}/dead-letters", "--max-in-flight", "1") as tail:
+        assert tail.read_line() == b"one\n"
+        qcli.wait_until(f"{dead}/dead-letters", lambda record: bool(record["depth"] == 0))
+    assert bodies(qcli, dead) == []
+
+
+@pytest.mark.parametrize("verb", [["list"], ["show"], ["requeue"], ["drop", "--yes"]])
+def test_a_topic_without_dead_letters(qcli: Cli, broker: Broker, topic: str, verb: list[str]) -> None:
+    missing = qcli("dlq", *verb, topic)
+    assert (missing.code, missing.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    broker.create(topic, "c")
+    other = qcli("dlq", *verb, topic)
+    assert (other.code, other.err) == (
+        1,
+        f"Error: Topic {topic} on {qcli.http_address} never had a dead letter.\n",
+    )
+
+
+def test_nobody_there(nowhere: Cli) -> None:
+    assert nowhere("dlq", "list").code == 3
+    assert nowhere("dlq", "requeue", "dead").code == 3

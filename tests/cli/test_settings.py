@@ -1,0 +1,152 @@
+"""`set` and `settings` of `qcli topic` and `qcli channel`."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker, nsqd
+from qcli.settings import SETTINGS
+from trio_nsq.broker.settings import ChannelSettings, TopicSettings
+
+
+def test_every_setting_of_the_broker_is_there() -> None:
+    for kind, settings in (("topic", TopicSettings), ("channel", ChannelSettings)):
+        assert [setting.key for setting in SETTINGS[kind]] == [field.name for field in fields(settings)]
+        for setting in SETTINGS[kind]:
+            assert setting.name == setting.key.removesuffix("_ms")
+
+
+def test_a_topic(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    words = ["retention_time=7d", "retention_bytes=10GiB", "max_messages=1000000", "when_full=drop-oldest"]
+    result = qcli("topic", "set", topic, *words)
+    assert (result.code, result.out, result.err) == (0, b"", "")
+    shown = qcli("topic", "settings", topic).out.decode().split()
+    assert shown == [*words[:2], "ttl=0", "max_messages=1000000", "max_bytes=0", "when_full=drop-oldest"]
+    (record,) = qcli("topic", "settings", topic, "--format", "json").records
+    assert (record["retention_time_ms"], record["retention_bytes"]) == (7 * 24 * 3_600_000, 10 * 2**30)
+    assert qcli("topic", "set", topic, "retention_time=default", "max_messages=0").code == 0
+    assert "retention_time=0\n" in qcli("topic", "settings", topic).out.decode()
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("retention_time=forever", "retention_time=forever"),
+        ("retention_time=1d12h30m", "retention_time=1d12h30m"),
+        ("retention_time=90s", "retention_time=1m30s"),
+        ("ttl=1500ms", "ttl=1s500ms"),
+        ("retention_bytes=unlimited", "retention_bytes=unlimited"),
+        ("max_bytes=1000000", "max_bytes=1000000"),
+        ("max_bytes=1536KiB", "max_bytes=1536KiB"),
+    ],
+)
+def test_what_is_shown_can_be_set(qcli: Cli, topic: str, word: str, shown: str) -> None:
+    qcli("topic", "create", topic)
+    assert qcli("topic", "set", topic, word).code == 0
+    words = qcli("topic", "settings", topic).out.decode().split()
+    assert shown in words
+    assert qcli("topic", "set", topic, *words).code == 0
+    assert qcli("topic", "settings", topic).out.decode().split() == words
+
+
+def test_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c", "d")
+    words = ["max_attempts=5", f"dead_letter_topic={topic}.dead"]
+    assert qcli("channel", "set", f"{topic}/c", *words).code == 0
+    assert qcli("channel", "settings", f"{topic}/c").out.decode().split() == words
+    assert qcli("channel", "settings", f"{topic}/d").out.decode().split() == [
+        "max_attempts=0",
+        "dead_letter_topic=",
+    ]
+    assert qcli("channel", "set", f"{topic}/c", "dead_letter_topic=").code == 0
+    assert qcli("channel", "settings", f"{topic}/c", "--format", "json").records == [
+        {"max_attempts": 5, "dead_letter_topic": ""}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            ["channel", "set", "{t}/c", "max_attempts"],
+            "'max_attempts' is not NAME=VALUE, NAME being one of max_att",
+        ),
+        (
+            ["channel", "set", "{t}/c", "ttl=5s"],
+            "'ttl=5s' is not NAME=VALUE, NAME being one of max_attempts, ",
+        ),
+        (["channel", "set", "{t}/c", "max_attempts=some"], "max_attempts: 'some' is not a whole number."),
+        (["channel", "set", "{t}/c"], "Missing argument 'NAME=VALUE...'"),
+        (["topic", "set", "{t}", "ttl=5"], "ttl: '5' has no unit: write 5s for seconds, or ms, m, h."),
+        (
+            ["topic", "set", "{t}", "max_bytes=1x"],
+            "max_bytes: '1x' is not a size such as 4096, 500MB or 10GiB",
+        ),
+    ],
+)
+def test_wrong_command_lines(qcli: Cli, broker: Broker, topic: str, args: list[str], says: str) -> None:
+    broker.create(topic, "c")
+    result = qcli(*(word.format(t=topic) for word in args))
+    assert result.code == 2
+    assert says in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            ["channel", "set", "{t}/c", "dead_letter_topic={t}"],
+            "Error: dead_letter_topic is the topic itself; ",
+        ),
+        (
+            ["channel", "set", "{t}/c", "dead_letter_topic=a|b"],
+            "Error: dead_letter_topic is 'a|b'; it must be ",
+        ),
+        (["channel", "set", "{t}/none", "max_attempts=1"], "Error: There is no channel {t}/none on "),
+        (["channel", "settings", "{t}.none/c"], "Error: There is no topic {t}.none on "),
+        (
+            ["topic", "set", "{t}", "when_full=explode"],
+            "Error: when_full is 'explode'; it must be reject or drop-",
+        ),
+        (
+            ["topic", "set", "{t}", "max_bytes=unlimited"],
+            "Error: max_bytes is -1; it must be a whole number, 0 or",
+        ),
+    ],
+)
+def test_what_the_broker_refuses(qcli: Cli, broker: Broker, topic: str, args: list[str], says: str) -> None:
+    broker.create(topic, "c")
+    result = qcli(*(word.format(t=topic) for word in args))
+    assert (result.code, result.out) == (1, b"")
+    assert result.err.startswith(says.format(t=topic))
+
+
+def test_nobody_there(nowhere: Cli) -> None:
+    assert nowhere("channel", "set", "t/c", "max_attempts=1").code == 3
+    assert nowhere("topic", "settings", "t").code == 3
+
+
+@pytest.mark.interop
+def test_an_nsqd_is_told_apart(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as theirs:
+        qcli = Cli(theirs.tcp_address, theirs.http_address)
+        theirs.create("t", "c")
+        result = qcli("channel", "set", "t/c", "max_attempts=1")
+        assert (result.code, result.err) == (
+            1,
+            f"Error: The broker at {theirs.http_address} has no settings of topics and channels: it is an nsqd, or an "
+            "older 'qcli serve'.\n",
+        )
+
+
+def test_names_are_completed(qcli: Cli) -> None:
+    complete = {
+        "_QCLI_COMPLETE": "fish_complete",
+        "QCLI_WORDS": "qcli\nchannel\nset\nt/c",
+        "QCLI_CURRENT": "dead",
+    }
+    out = qcli(env=complete).out.decode()
+    assert out.split("\t")[:2] == ["unfinished", "dead_letter_topic="]
