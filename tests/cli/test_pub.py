@@ -168,7 +168,7 @@ def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
 
 
 def test_deferring_for_too_long_is_the_brokers_word(qcli: Cli, topic: str) -> None:
-    result = qcli("pub", topic, "--defer", "2h", stdin=b"x")
+    result = qcli("pub", topic, "--defer", "9000h", stdin=b"x")
     assert result.code == 1
     assert "The broker refused: " in result.err
 
