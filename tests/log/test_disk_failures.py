@@ -4,7 +4,9 @@ import errno
 import os
 import resource
 import signal
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -493,6 +495,27 @@ def test_making_a_folder_that_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     with pytest.raises(FileNotFoundError):
         Files().make_folder(tmp_path / "b" / "c")
+
+
+def test_threads_that_make_the_same_folder_at_once(tmp_path: Path) -> None:
+    """A topic's first message and its first channel are stored side by side."""
+    at_the_sync, go_on = threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def sync_folder(self, path: Path) -> None:
+            at_the_sync.set()
+            go_on.wait(10)
+            super().sync_folder(path)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(Slow().make_folder, tmp_path / "a")
+        at_the_sync.wait()
+        second = pool.submit(Files().make_folder, tmp_path / "a")
+        with pytest.raises(TimeoutError):  # the name is not durable yet
+            second.result(timeout=0.05)
+        go_on.set()
+        first.result()
+        second.result()
 
 
 def test_a_folder_whose_name_could_not_be_synced_is_made_anew(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
+_making_folders = threading.Lock()
+"""Else a thread could take a folder for durable that another has made but not synced, and loses again if it can't."""
 
 
 class Files:
@@ -76,14 +79,18 @@ class Files:
         path.mkdir(mode=0o700)
 
     def make_folder(self, path: Path) -> None:
-        """Make the folder, private to the user, unless it is there, and make its name durable."""
-        if not path.is_dir():
-            self.create_folder(path)
-            try:
-                self.sync_folder(path.parent)
-            except OSError:
-                self.remove_folder(path)  # or the next attempt would find it, and take it for durable
-                raise
+        """Make the folder, private to the user, unless it is there, and make its name durable.
+
+        Threads may ask for the same folder at once: it is there, and durable, for each that returns.
+        """
+        with _making_folders:
+            if not path.is_dir():
+                self.create_folder(path)
+                try:
+                    self.sync_folder(path.parent)
+                except OSError:
+                    self.remove_folder(path)  # or the next attempt would find it, and take it for durable
+                    raise
 
     def create_or_empty(self, path: Path) -> int:
         """Make a new file, private to the user, or empty the one that is there, and open it for writing."""

@@ -1,0 +1,25 @@
+"""Fixtures for all tests."""
+
+import threading
+
+import pytest
+import trio.testing
+
+
+@pytest.fixture
+def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
+    """Jumps to the next deadline when nothing else is left to do; work in threads, too, is something to do.
+
+    pytest-trio's, in place of which it is, jumps while the log is written in a thread, and a test's limits are over
+    before that is done.
+    """
+    clock = trio.testing.MockClock(autojump_threshold=0.001)
+    jump = clock._autojump
+
+    def jump_unless_threads_work() -> None:
+        # trio's threads are named so while they have work: see trio.to_thread.run_sync.
+        if not any(" from " in thread.name for thread in threading.enumerate()):
+            jump()
+
+    monkeypatch.setattr(clock, "_autojump", jump_unless_threads_work)  # the class cannot be subclassed
+    return clock
