@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from trio_nsq._version import __version__
 
 from .commands import Example, GoFlagsCommand
-from .errors import Failure
+from .daemon import run_server, tell_what_is_ignored
 from .exit_codes import ExitCode
-from .output import talk
-from .serve_config import CONFIG, ConfigFile
+from .serve_config import CONFIG
 from .serve_options import LOG_LEVELS, SETTINGS, broker_options
 
 if TYPE_CHECKING:
-    from trio_nsq.broker import BoundAddresses, BrokerOptions
+    from trio_nsq.broker import BoundAddresses
 
 
 @click.command(
@@ -90,7 +85,11 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     The first signal stops it in good order; a second one at once.
     """
+    import logging
+
     import trio
+
+    from trio_nsq.broker import serve
 
     from .serve_log import log_to_stderr
 
@@ -98,58 +97,15 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
     log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
-    _tell_what_is_ignored(ctx, values["config"])
-    trio.run(_serve, options, values["address_file"])
+    tell_what_is_ignored(ctx, values["config"], logging.getLogger("trio_nsq.broker"))
+    trio.run(
+        run_server, serve, options, values["address_file"], lambda bound: _described(bound, options.data_path)
+    )
     return ExitCode.OK
 
 
-def _tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None) -> None:
-    import logging
-
-    # The broker's, so that its level holds.
-    logger = logging.getLogger("trio_nsq.broker")
-    for setting in SETTINGS:
-        if setting.ignored and ctx.get_parameter_source(setting.name) is not ParameterSource.DEFAULT:
-            logger.warning("%s has no effect here: %s", setting.opts[0], setting.ignored)
-    for key in config.unknown if config else ():
-        logger.warning("configuration: the key %s is not known", key)
-
-
-async def _serve(options: BrokerOptions, address_file: Path | None) -> None:
-    import trio
-
-    from trio_nsq.broker import serve
-
-    from .signals import watch_signals
-
-    if address_file is not None:
-        # Whoever waits for the file must not find that of an earlier broker.
-        address_file.unlink(missing_ok=True)
-    try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, lambda _code: nursery.cancel_scope.cancel())
-            bound: BoundAddresses = await nursery.start(serve, options)
-            # What the broker has loaded stays: the garbage collector need not look through it again and again, which
-            # with ten thousand channels takes so long that their messages would be late.
-            gc.collect()
-            gc.freeze()
-            if address_file is not None:
-                _write_addresses(address_file, bound)
-            listening = f"tcp {bound.tcp_address}, http {bound.http_address or 'off'}"
-            if bound.https_address:
-                listening += f", https {bound.https_address}"
-            talk(f"ready: {listening}, data {options.data_path}")
-    finally:
-        if address_file is not None:
-            address_file.unlink(missing_ok=True)
-
-
-def _write_addresses(path: Path, bound: BoundAddresses) -> None:
-    import json
-
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(dataclasses.asdict(bound)) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise Failure(f"--address-file: cannot write {path}: {os.strerror(error.errno or 0)}.") from error
+def _described(bound: BoundAddresses, data_path: Path) -> str:
+    listening = f"tcp {bound.tcp_address}, http {bound.http_address or 'off'}"
+    if bound.https_address:
+        listening += f", https {bound.https_address}"
+    return f"{listening}, data {data_path}"

@@ -1,4 +1,4 @@
-"""The configuration file of `qcli serve`: TOML with nsqd's keys.
+"""The configuration file of a server: TOML with the keys of NSQ's.
 
 Its values are made into the text that a flag would have, so that both are checked and converted by the same code; click
 then puts flags before the environment, and that before the file.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from .errors import Failure
-from .serve_options import CONFIGURATION, FILE, SETTINGS, Setting
+from .serve_options import CONFIGURATION, FILE, Setting
 
 
 class ConfigFile(NamedTuple):
@@ -43,7 +43,9 @@ def read_config(ctx: click.Context, path: Path) -> ConfigFile:
         raise Failure(f"--config: cannot read {path}: {error.strerror}.") from error
     except ValueError as error:  # TOMLDecodeError or UnicodeDecodeError
         raise Failure(f"--config: {path} is not valid TOML: {error}.") from error
-    settings = {setting.key: setting for setting in SETTINGS}
+    settings = {
+        param.key: param for param in ctx.command.params if isinstance(param, Setting) and param is not CONFIG
+    }
     config = ConfigFile({}, [key for key in data if key not in settings])
     for key, value in data.items():
         if key in settings:
@@ -94,6 +96,6 @@ CONFIG = Setting(
     FILE,
     is_eager=True,
     callback=_use,
-    help="A TOML file with values for all other options; nsqd's will do. See below.",
+    help="A TOML file with values for all other options; that of NSQ's own server will do. See below.",
 )
 """Makes what the file says the defaults of the other options, before those are looked at."""

@@ -422,7 +422,8 @@ SETTINGS = [
         "broadcast-address",
         DISCOVERY,
         HOST,
-        help="The address others are told. Not given: this machine's host name.",
+        help="The address others are told. Not given: this machine's host name; an nsqlookupd is told the loopback "
+        "address if clients connect there alone.",
     ),
     Setting(
         "broadcast-tcp-port",

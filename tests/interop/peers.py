@@ -266,8 +266,23 @@ def nsqd_program() -> Path:
 
 def nsqd_example_config() -> Path:
     """Return the configuration file that comes with nsqd."""
+    return _example_config("nsqd")
+
+
+def nsqlookupd_program() -> Path:
+    """Return nsqlookupd, likewise."""
     with _or_skip():
-        return nsq_sources() / "contrib" / "nsqd.cfg.example"
+        return go_program("nsqlookupd")
+
+
+def nsqlookupd_example_config() -> Path:
+    """Return the configuration file that comes with nsqlookupd."""
+    return _example_config("nsqlookupd")
+
+
+def _example_config(server: str) -> Path:
+    with _or_skip():
+        return nsq_sources() / "contrib" / f"{server}.cfg.example"
 
 
 @contextmanager
@@ -296,10 +311,38 @@ def qcli_serve(data_path: Path, *flags: str) -> Iterator[Broker]:
 
     with _broker(argv, addresses) as broker:
         yield broker
-        if broker.process.poll() is None:
-            broker.process.terminate()
-            if code := broker.child.wait(STOP_DEADLINE_S):
-                broker.child.fail(f"SIGTERM ended it with exit code {code}")
+        _stop_in_good_order(broker)
+
+
+@contextmanager
+def qcli_lookupd(*flags: str) -> Iterator[Broker]:
+    """Run our discovery service on free loopback ports; it has ended when the block is left.
+
+    ``flags`` are further flags of ``qcli lookupd``, or the same ones again. The block may end the process itself; if it
+    still runs when the block is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
+    """
+    argv = [
+        *(sys.executable, "-m", "qcli", "lookupd"),
+        "--tcp-address=127.0.0.1:0",
+        "--http-address=127.0.0.1:0",
+        "--broadcast-address=127.0.0.1",
+        *flags,
+    ]
+
+    def addresses(child: Child) -> tuple[str, str, str]:
+        bound = _await_line(child, re.compile(r"^ready: tcp ([^ ,]+), http ([^ ,]+)"))
+        return bound[1], bound[2], ""
+
+    with _broker(argv, addresses) as lookupd:
+        yield lookupd
+        _stop_in_good_order(lookupd)
+
+
+def _stop_in_good_order(broker: Broker) -> None:
+    if broker.process.poll() is None:
+        broker.process.terminate()
+        if code := broker.child.wait(STOP_DEADLINE_S):
+            broker.child.fail(f"SIGTERM ended it with exit code {code}")
 
 
 def _has_tls(flags: Iterable[str]) -> bool:

@@ -10,6 +10,7 @@ from interop.same import (
     authorizing,
     channels,
     consuming,
+    discovering,
     identifying,
     limits,
     lines,
@@ -29,6 +30,7 @@ TABLES: list[dict[str, Script]] = [
     {name: parts.after for name, parts in restarting.SCRIPTS.items()},
     *(upgrades.SCRIPTS, upgrades.TLS_REQUIRED, upgrades.TLS_REQUIRED_OVER_TCP),
     *(authorizing.SCRIPTS, authorizing.OVER_TLS),
+    *(discovering.SCRIPTS, discovering.BOUNDS),
 ]
 SHOWN = Counter(script.row for table in TABLES for script in table.values() if script.row)
 

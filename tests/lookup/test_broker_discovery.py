@@ -83,6 +83,11 @@ async def test_the_ports_others_are_told_can_be_set(tmp_path: Path) -> None:
         assert (identity["tcp_port"], identity["http_port"]) == (14150, 14151)
 
 
+async def test_a_broker_that_only_this_machine_reaches_says_where(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd, broadcast_address=None)):
+        assert (await lookupd.conversation(0)).identity["broadcast_address"] == "127.0.0.1"
+
+
 async def test_services_are_changed_over_http(tmp_path: Path) -> None:
     async with (
         fake_lookupd() as one,

@@ -1,4 +1,4 @@
-"""Our broker and the real nsqlookupd; and what nsqd says to one, beside what our broker says."""
+"""Brokers and discovery services, ours and the real ones; and what nsqd says to one, beside what our broker says."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -11,14 +11,18 @@ import pytest
 import trio
 
 from broker.support import PATIENCE_S, connected, running_broker
-from interop.peers import Broker, nsqd, nsqlookupd, qcli_serve
+from interop.peers import CLIENTS, Broker, Delivery, nsqd, qcli_serve
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
+from lookup.support import Lookupd, Runs, ours, real
 from trio_nsq.broker import BoundAddresses
 
 pytestmark = pytest.mark.interop
 
+with_either = pytest.mark.parametrize("lookupds", [real, ours], ids=["nsqlookupd", "ours"])
+"""For a test that runs `lookupds`."""
 
-def around(*lookupds: Broker) -> dict[str, Any]:
+
+def around(*lookupds: Lookupd) -> dict[str, Any]:
     addresses = tuple(lookupd.tcp_address for lookupd in lookupds)
     return {"nsqlookupd_tcp_addresses": addresses, "broadcast_address": "127.0.0.1"}
 
@@ -29,7 +33,7 @@ async def get(address: str | None, path: str) -> Any:
     return response.json()
 
 
-async def post(broker: BoundAddresses, path: str) -> None:
+async def post(broker: BoundAddresses | Lookupd, path: str) -> None:
     async with httpx.AsyncClient() as client:
         (await client.post(f"http://{broker.http_address}{path}")).raise_for_status()
 
@@ -40,7 +44,12 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await trio.sleep(0.01)
 
 
-async def registered(lookupd: Broker) -> dict[tuple[str, str], list[tuple[str, int]]]:
+async def started(stack: ExitStack, broker: AbstractContextManager[Broker]) -> Broker:
+    """Start it in a thread: brokers give up on a service that does not answer for a second, as ours here would not."""
+    return await trio.to_thread.run_sync(lambda: stack.enter_context(broker))
+
+
+async def registered(lookupd: Lookupd) -> dict[tuple[str, str], list[tuple[str, int]]]:
     """Who has which (topic, channel), the channel of a topic itself being empty."""
     found = {}
     for key, producers in (await get(lookupd.http_address, "/debug")).items():
@@ -50,7 +59,7 @@ async def registered(lookupd: Broker) -> dict[tuple[str, str], list[tuple[str, i
     return found
 
 
-async def becomes(lookupd: Broker, expected: dict[tuple[str, str], list[tuple[str, int]]]) -> None:
+async def becomes(lookupd: Lookupd, expected: dict[tuple[str, str], list[tuple[str, int]]]) -> None:
     """Wait until nsqlookupd knows exactly this."""
     last: Any = None
 
@@ -65,8 +74,9 @@ async def becomes(lookupd: Broker, expected: dict[tuple[str, str], list[tuple[st
         assert last == expected
 
 
-async def test_registrations_follow_what_is_there(tmp_path: Path) -> None:
-    with nsqlookupd() as one, nsqlookupd() as two:
+@with_either
+async def test_registrations_follow_what_is_there(tmp_path: Path, lookupds: Runs) -> None:
+    async with lookupds() as one, lookupds() as two:
         async with running_broker(tmp_path, **around(one, two)) as broker:
             me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
             async with connected(broker.tcp_address) as client:
@@ -90,8 +100,9 @@ async def test_registrations_follow_what_is_there(tmp_path: Path) -> None:
         await becomes(two, {})
 
 
-async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path) -> None:
-    with nsqlookupd() as lookupd:
+@with_either
+async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path, lookupds: Runs) -> None:
+    async with lookupds() as lookupd:
         async with running_broker(tmp_path, **around(lookupd)) as broker:
             await post(broker, "/topic/create?topic=t")
 
@@ -100,33 +111,34 @@ async def test_a_topic_made_anew_is_known_again_after_a_tombstone(tmp_path: Path
                 return "producers" in answer and len(answer["producers"]) == count
 
             await until(partial(producers, 1))
-            lookupd.http("POST", "/topic/tombstone", topic="t", node=str(broker.http_address))
+            await post(lookupd, f"/topic/tombstone?topic=t&node={broker.http_address}")
             await until(partial(producers, 0))
             await post(broker, "/topic/delete?topic=t")
             await post(broker, "/topic/create?topic=t")
             await until(partial(producers, 1))
 
 
-async def test_nsqlookupd_restarts(tmp_path: Path) -> None:
-    with nsqlookupd() as lookupd:
-        flags = (f"--tcp-address={lookupd.tcp_address}", f"--http-address={lookupd.http_address}")
+@with_either
+async def test_it_is_killed_and_comes_back(tmp_path: Path, lookupds: Runs) -> None:
+    async with lookupds() as lookupd:
         async with running_broker(tmp_path, **around(lookupd)) as broker:
             me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
             await post(broker, "/topic/create?topic=t")
             await becomes(lookupd, {("t", ""): me})
-            lookupd.process.kill()
-            lookupd.process.wait()
+            lookupd.end()
             await post(broker, "/channel/create?topic=t&channel=c")
-            with nsqlookupd(*flags) as again:
+            async with lookupds(lookupd.tcp_address, lookupd.http_address) as again:
                 await becomes(again, {("t", ""): me, ("t", "c"): me})
 
 
-async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path) -> None:
+@with_either
+async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path, lookupds: Runs) -> None:
     """Two brokers that know of each other by nsqlookupd alone; one of them is nsqd."""
-    with nsqlookupd() as one, nsqlookupd() as two:
+    async with lookupds() as one, lookupds() as two:
         flag = f"--lookupd-tcp-address={one.tcp_address}"
-        with nsqd(tmp_path / "nsqd", flag) as other:
-            other.create("t", "c", "d")
+        with ExitStack() as stack:
+            other = await started(stack, nsqd(tmp_path / "nsqd", flag))
+            await trio.to_thread.run_sync(other.create, "t", "c", "d")
             port = int(other.tcp_address.rpartition(":")[2])
             known = {("t", name): [("127.0.0.1", port)] for name in ("", "c", "d")}
             await becomes(one, known)
@@ -149,6 +161,49 @@ async def test_a_new_topic_has_the_channels_it_has_elsewhere(tmp_path: Path) -> 
                 await until(knows)
                 await trio.to_thread.run_sync(partial(other.http, "POST", "/topic/create", topic="u"))
                 assert other.channel_stats("u", "e")["depth"] == 0
+
+
+@with_either
+async def test_nsqd_registers_anew_with_one_that_comes_back(tmp_path: Path, lookupds: Runs) -> None:
+    async with lookupds() as lookupd:
+        with ExitStack() as stack:
+            flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+            broker = await started(stack, nsqd(tmp_path / "nsqd", flag))
+            me = [("127.0.0.1", int(broker.tcp_address.rpartition(":")[2]))]
+            await trio.to_thread.run_sync(broker.create, "t", "c", "d#ephemeral")
+            known = {("t", name): me for name in ("", "c", "d#ephemeral")}
+            await becomes(lookupd, known)
+            lookupd.end()
+            async with lookupds(lookupd.tcp_address, lookupd.http_address) as again:
+                # Or it would notice with the next ping. The first one is what fails.
+                await trio.to_thread.run_sync(broker.create, "u")
+                await trio.to_thread.run_sync(broker.create, "v")
+                await becomes(again, known | {("u", ""): me, ("v", ""): me})
+
+
+@with_either
+async def test_go_nsq_finds_both_brokers(tmp_path: Path, lookupds: Runs) -> None:
+    go_nsq = next(client for client in CLIENTS if client.name == "go-nsq")
+    async with lookupds() as lookupd, running_broker(tmp_path / "ours", **around(lookupd)) as broker:
+        with ExitStack() as stack:
+            flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+            other = await started(stack, nsqd(tmp_path / "nsqd", flag))
+            await trio.to_thread.run_sync(partial(other.post, "/pub", b"from nsqd", topic="t"))
+            async with connected(broker.tcp_address) as client:
+                await client.publish("t", b"from ours")
+
+            async def both() -> bool:
+                return len((await get(lookupd.http_address, "/lookup?topic=t")).get("producers", ())) == 2
+
+            await until(both)
+
+            def consume() -> list[Delivery]:
+                asking = [f"--lookupd={lookupd.http_address}"]
+                with go_nsq.subscribe("", "t", "c", 2, connection=asking) as subscriber:
+                    return subscriber.rest()
+
+            deliveries = await trio.to_thread.run_sync(consume)
+    assert {delivery.body for delivery in deliveries} == {b"from nsqd", b"from ours"}
 
 
 # ------------------------------------------------------------------------------------------------ beside nsqd
@@ -180,11 +235,6 @@ async def said_to(lookupd: FakeLookupd, broker: Broker) -> dict[str, str]:
         address = getattr(broker, port.replace("port", "address"))
         assert address == f"127.0.0.1:{conversation.identity[port]}"
     return {key: str(type(value)) for key, value in conversation.identity.items()}
-
-
-async def started(stack: ExitStack, broker: AbstractContextManager[Broker]) -> Broker:
-    """Start it in a thread: brokers give up on a service that does not answer for a second, as ours here would not."""
-    return await trio.to_thread.run_sync(lambda: stack.enter_context(broker))
 
 
 async def test_both_brokers_say_the_same(tmp_path: Path) -> None:

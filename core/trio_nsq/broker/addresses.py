@@ -3,6 +3,7 @@
 import socket
 from dataclasses import dataclass
 
+from ..listening import port_of
 from .options import BrokerOptions
 
 
@@ -50,15 +51,3 @@ class Broadcast:
 
 
 _NO_SEPARATORS = str.maketrans(".:", "__")
-
-
-def is_unix_path(address: str) -> bool:
-    """Whether an address is the path of a unix socket: anything with a slash is."""
-    return "/" in address
-
-
-def port_of(address: str | None) -> int | None:
-    """The port of an address; None if it has none, being a unix socket, or there is no address."""
-    if not address or is_unix_path(address):
-        return None
-    return int(address.rpartition(":")[2])

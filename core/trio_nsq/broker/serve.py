@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup import LookupRegistration, PeerInfo
 from .addresses import BoundAddresses, Broadcast
 from .data_folder import DataFolder
-from .errors import StartupError
 from .http_server import HTTPServer
-from .listening import Listening, listen
 from .options import BrokerOptions
 from .server import Server
 from .statsd import StatsdClient
@@ -160,7 +159,10 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
         registration = LookupRegistration(
             server.broker.topics,
             PeerInfo(
-                broadcast_address=broadcast.address,
+                # The host name may stand for an address at which such a broker does not listen.
+                broadcast_address=options.broadcast_address
+                or loopback_host(bound.tcp_address)
+                or broadcast.address,
                 hostname=socket.gethostname(),
                 http_port=broadcast.http_port,
                 tcp_port=broadcast.tcp_port,

@@ -24,6 +24,20 @@ class RequestFailed(NSQError):
     """There is no usable answer; the text says why, without what the URL or the answer may hold of secrets."""
 
 
+class UnexpectedStatus(RequestFailed):
+    """The answer's status is not 200.
+
+    Attributes:
+        status: The one it has.
+        body: Not for the text: it may repeat the query.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"got response {status}")
+        self.status = status
+        self.body = body
+
+
 class HTTPClient:
     """Makes requests as nsqd does. It runs no tasks of its own.
 
@@ -69,7 +83,7 @@ class HTTPClient:
             The body of an answer with status 200.
 
         Raises:
-            RequestFailed: There is none. Redirects are not followed.
+            RequestFailed: There is none; UnexpectedStatus if it is one with another status. Redirects are not followed.
         """
         import httpx
 
@@ -81,7 +95,7 @@ class HTTPClient:
         if status == 403 and parsed.scheme == "http" and (https_port := _https_port(body)):
             status, body = await self._get(parsed.copy_with(scheme="https", port=https_port))
         if status != 200:
-            raise RequestFailed(f"got response {status}")  # not the body: it may repeat the query
+            raise UnexpectedStatus(status, body)
         return body
 
     async def _get(self, url: "httpx.URL") -> tuple[int, bytes]:

@@ -1,6 +1,7 @@
 """A GET whose answer is read as it comes, however long it is."""
 
 import math
+import ssl
 from typing import Any
 
 import httptools
@@ -85,15 +86,21 @@ class StreamedAnswer:
 
 
 async def stream_get(
-    address: str, target: str, *, connect_timeout_s: float, silence_s: float = math.inf
+    address: str,
+    target: str,
+    *,
+    connect_timeout_s: float,
+    silence_s: float = math.inf,
+    tls: ssl.SSLContext | None = None,
 ) -> StreamedAnswer:
     """Ask for something, over a connection of its own.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, or the path of a unix socket, which has a slash in it.
         target: Path and query, encoded.
-        connect_timeout_s: For the connection.
+        connect_timeout_s: For the connection, its TLS handshake included.
         silence_s: How long nothing may come before the answer counts as lost.
+        tls: What to speak TLS with; None: it is asked in the clear.
 
     Returns:
         The answer, whatever its status.
@@ -102,15 +109,15 @@ async def stream_get(
         OSError: There is no connection.
         AnswerLost: Something else than an answer came, or nothing.
     """
-    host, port = parse_address(address)
     try:
         with trio.fail_after(connect_timeout_s):
-            stream = await trio.open_tcp_stream(host, port)
+            stream = await _open(address, tls)
     except trio.TooSlowError:
         raise TimeoutError(f"no connection within {connect_timeout_s:g} s") from None
     answer = StreamedAnswer(stream, silence_s)
     try:
-        request = f"GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        host = "localhost" if _is_unix_path(address) else address
+        request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         try:
             await stream.send_all(request.encode("ascii"))
         except trio.BrokenResourceError as exc:
@@ -120,3 +127,29 @@ async def stream_get(
         await answer.aclose()
         raise
     return answer
+
+
+def _is_unix_path(address: str) -> bool:
+    return "/" in address
+
+
+async def _open(address: str, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """Connect. Raises OSError, and AnswerLost for TLS."""
+    if _is_unix_path(address):
+        return await trio.open_unix_socket(address)
+    host, port = parse_address(address)
+    stream = await trio.open_tcp_stream(host, port)
+    if tls is None:
+        return stream
+    encrypted = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+    try:
+        await encrypted.do_handshake()
+    except BaseException as exc:
+        await trio.aclose_forcefully(encrypted)
+        if not isinstance(exc, trio.BrokenResourceError):
+            raise
+        cause = exc.__cause__
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise AnswerLost(f"its certificate is not trusted: {cause.verify_message}") from exc
+        raise AnswerLost(f"no TLS: {cause or 'the connection broke'}") from exc
+    return encrypted

@@ -20,8 +20,8 @@ class GoObject:
     """A JSON object, read field by field.
 
     Field names are given in lower case and found in any. A field that is missing or `null` has its type's zero: "",
-    0, or an empty list; of one that occurs twice the last counts, but each must have the right type. Every method
-    raises ValueError for a value of the wrong type.
+    0, an empty list or object; of one that occurs twice the last counts, but each must have the right type. Every
+    method raises ValueError for a value of the wrong type.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
@@ -44,6 +44,10 @@ class GoObject:
         if not all(item is None or isinstance(item, str) for item in items):
             raise _wrong(name)
         return [_text(item or "") for item in items]
+
+    def object(self, name: str) -> "GoObject":
+        """An object; one without fields if it is missing."""
+        return self._last(name, GoObject, GoObject([]))
 
     def objects(self, name: str) -> "list[GoObject]":
         """A list of objects; `null` among them is one without fields."""

@@ -2,6 +2,7 @@
 //
 //	gopeer pub --addr A --topic T [--batch N] [--defer MS]
 //	gopeer sub --addr A --topic T --channel C --n N [--max-in-flight M] [--requeue-first] [--touch] [--hold-first] [--fail-first]
+//	gopeer sub --lookupd A --topic T ...
 //	both: [--tls --ca FILE [--cert FILE --key FILE]] [--snappy | --deflate] [--auth SECRET]
 //
 // README.md beside this folder says what each flag means; all peers take the same ones.
@@ -26,6 +27,7 @@ import (
 var (
 	flags       = flag.NewFlagSet("gopeer", flag.ExitOnError)
 	addr        = flags.String("addr", "", "`host:port` of the broker")
+	lookupd     = flags.String("lookupd", "", "`host:port` of a discovery service to ask for brokers, instead of --addr (sub)")
 	topic       = flags.String("topic", "", "topic")
 	channel     = flags.String("channel", "", "channel (sub)")
 	batch       = flags.Int("batch", 1, "messages per MPUB; 1 is PUB (pub)")
@@ -138,6 +140,7 @@ func sub() {
 	config.DefaultRequeueDelay = 0
 	config.BackoffMultiplier = 100 * time.Millisecond
 	config.MaxBackoffDuration = time.Second
+	config.LookupdPollInterval = 100 * time.Millisecond
 	consumer, err := nsq.NewConsumer(*topic, *channel, config)
 	check(err)
 	consumer.SetLogger(fatal{}, nsq.LogLevelError)
@@ -168,7 +171,11 @@ func sub() {
 		}
 		return nil
 	}))
-	check(consumer.ConnectToNSQD(*addr))
+	if *lookupd != "" {
+		check(consumer.ConnectToNSQLookupd(*lookupd))
+	} else {
+		check(consumer.ConnectToNSQD(*addr))
+	}
 	<-consumer.StopChan
 	if finished != *count {
 		log.Fatalf("finished %d messages instead of %d", finished, *count)

@@ -2,7 +2,18 @@
 
 from struct import pack
 
-from interop.same.stage import END, Script, differs, identify, identify_raw, negotiate, pub, same, sized
+from interop.same.stage import (
+    END,
+    Script,
+    differs,
+    identify,
+    identify_raw,
+    negotiate,
+    pub,
+    reply,
+    same,
+    sized,
+)
 
 SUB = b"SUB T c\n"
 
@@ -100,6 +111,11 @@ SCRIPTS: dict[str, Script] = {
     "a number with a leading zero": same(identify_raw(b'{"msg_timeout":02000}')),
     "minus zero": same(identify_raw(b'{"msg_timeout":-0,"feature_negotiation":true}') + END),
     "unknown keys": same(identify(short_id="a", long_id=["b"], feature_negotiation=True) + END),
+    "a key of ours alone": differs(
+        "survive-refusals",
+        negotiate(survive_refusals=True) + END,
+        here=[reply(survive_refusals=True), "error E_INVALID invalid command NOPE"],
+    ),
     "an unknown key with a large number": same(identify_raw(b'{"x":1e999,"feature_negotiation":true}') + END),
     "an unknown key with depth": same(
         identify_raw(b'{"x":' + b"[" * 500 + b"]" * 500 + b',"feature_negotiation":true}') + END

@@ -51,6 +51,10 @@ NOT_BY_SCRIPT = {
     "lookup-refused": "tests/lookup/test_registration.py",
     "lookup-bounds": "tests/lookup/test_registration.py",
     "lookup-address": "tests/lookup/test_broker_discovery.py",
+    "lookup-loopback": "tests/lookup/test_broker_discovery.py",
+    "lookupd-restart": "tests/lookup/test_lookupd_files.py",
+    "lookupd-silence": "tests/lookup/test_lookupd.py",
+    "lookupd-log": "tests/lookup/test_lookupd.py",
     "log-prefix": "tests/cli/test_serve_options.py",
 }
 

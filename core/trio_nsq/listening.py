@@ -1,17 +1,41 @@
-"""Listening at an address of the options: a TCP port, or a unix socket."""
+"""Listening at an address of a server's options: a TCP port, or a unix socket."""
 
 import errno
+import ipaddress
 import socket
 import stat
 from pathlib import Path
 
 import trio
 
-from ..protocol.address import format_address
-from .addresses import is_unix_path
-from .errors import StartupError
+from .protocol import NSQError
+from .protocol.address import format_address
 
 _BACKLOG = 1024
+
+
+class StartupError(NSQError):
+    """A server cannot start; the text says what is wrong and what to do, for the person who started it."""
+
+
+def is_unix_path(address: str) -> bool:
+    """Whether an address is the path of a unix socket: anything with a slash is."""
+    return "/" in address
+
+
+def port_of(address: str | None) -> int | None:
+    """The port of an address; None if it has none, being a unix socket, or there is no address."""
+    if not address or is_unix_path(address):
+        return None
+    return int(address.rpartition(":")[2])
+
+
+def loopback_host(address: str) -> str | None:
+    """The host of a bound address that nobody reaches but from this machine; None of any other."""
+    if is_unix_path(address):
+        return None
+    host = address.rpartition(":")[0].strip("[]")
+    return host if ipaddress.ip_address(host.partition("%")[0]).is_loopback else None
 
 
 class Listening:
@@ -83,7 +107,7 @@ def _listen_at_path(flag: str, path: str) -> Listening:
 
 
 def _remove_stale(flag: str, path: str) -> None:
-    """Remove the socket file of a broker that was killed, if there is one. Raises OSError, StartupError."""
+    """Remove the socket file of a server that was killed, if there is one. Raises OSError, StartupError."""
     try:
         mode = Path(path).lstat().st_mode
     except FileNotFoundError:

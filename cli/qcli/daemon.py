@@ -1,0 +1,98 @@
+"""What the commands that serve share: what is said of the configuration, signals, and the file with the addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from .commands import alike
+from .errors import Failure
+from .output import talk
+from .serve_config import ConfigFile
+from .serve_options import Setting
+
+if TYPE_CHECKING:
+    import logging
+
+
+def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
+    """Log which options have no effect, and which keys of the configuration file mean nothing.
+
+    Args:
+        ctx: Of the command.
+        config: The file, if there is one.
+        logger: The server's, so that its level holds.
+    """
+    for setting in ctx.command.params:
+        if (
+            isinstance(setting, Setting)
+            and setting.ignored
+            and ctx.get_parameter_source(setting.name) is not ParameterSource.DEFAULT
+        ):
+            logger.warning("%s has no effect here: %s", setting.opts[0], setting.ignored)
+    settings = [param for param in ctx.command.params if isinstance(param, Setting)]
+    keys = {name: setting.key for setting in settings for name in (setting.key, setting.name or "")}
+    for key in config.unknown if config else ():
+        near = alike(key.replace("-", "_"), list(keys))
+        hint = f" (did you mean {keys[near]}?)" if near else ""
+        logger.warning("configuration: the key %s is not known%s", key, hint)
+
+
+async def run_server(
+    serve: Callable[..., Awaitable[None]],
+    options: Any,
+    address_file: Path | None,
+    describe: Callable[[Any], str],
+) -> None:
+    """Run a server until SIGINT or SIGTERM.
+
+    Args:
+        serve: Runs it until cancelled; called with the options and `task_status`, which is told the bound addresses,
+            a dataclass.
+        options: See `serve`.
+        address_file: Where the addresses are written once it is ready; removed at the end. None: nowhere.
+        describe: Makes the rest of the line that says that it is ready, from the addresses.
+
+    Raises:
+        Failure: The file cannot be written.
+    """
+    import gc
+
+    import trio
+
+    from .signals import watch_signals
+
+    if address_file is not None:
+        # Whoever waits for the file must not find that of an earlier server.
+        address_file.unlink(missing_ok=True)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, lambda _code: nursery.cancel_scope.cancel())
+            bound = await nursery.start(serve, options)
+            # What the server has loaded stays: the garbage collector need not look through it again and again, which
+            # with ten thousand channels takes so long that their messages would be late.
+            gc.collect()
+            gc.freeze()
+            if address_file is not None:
+                _write_addresses(address_file, bound)
+            talk(f"ready: {describe(bound)}")
+    finally:
+        if address_file is not None:
+            address_file.unlink(missing_ok=True)
+
+
+def _write_addresses(path: Path, bound: Any) -> None:
+    import json
+
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(json.dumps(dataclasses.asdict(bound)) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise Failure(f"--address-file: cannot write {path}: {os.strerror(error.errno or 0)}.") from error

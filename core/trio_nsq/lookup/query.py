@@ -1,0 +1,140 @@
+"""What a consumer asks a discovery service over HTTP: where a topic is (NSQ: nsqlookupd, HTTP API)."""
+
+import logging
+import ssl
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import quote_plus
+
+from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
+from ..protocol import NSQError
+from ..protocol.go_json import GoObject, decode_object
+from ..protocol.limits import MIB
+
+logger = logging.getLogger("trio_nsq.lookup")
+
+MAX_ANSWER_BYTES = 5 * MIB
+"""Of one answer: room for some ten thousand producers."""
+
+_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC")
+_MAX_PORT = 65535
+
+
+class LookupFailed(NSQError):
+    """A discovery service gave no usable answer.
+
+    Attributes:
+        address: Which, as it was given.
+        reason: Why, without the address.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"nsqlookupd {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerAddress:
+    """A broker that has a topic; "" and 0 where the service did not say.
+
+    Attributes:
+        broadcast_address: The host at which clients reach it; never "".
+        hostname: What it calls itself.
+        tcp_port: Where clients connect; within 1-65535.
+        http_port: Where its HTTP API is.
+        version: Of the program.
+        remote_address: `host:port` from which it is connected to the service.
+    """
+
+    broadcast_address: str
+    hostname: str
+    tcp_port: int
+    http_port: int
+    version: str
+    remote_address: str
+
+
+async def lookup_topic(address: str, topic: str, *, timeout_s: float) -> list[ProducerAddress]:
+    """Ask one discovery service which brokers have a topic.
+
+    Args:
+        address: The service's HTTP address: `host:port`, or a URL that begins with `http://` or `https://`.
+        topic: The name.
+        timeout_s: For all of it, connecting included. A service that sends the question on to https may take it twice.
+
+    Returns:
+        The brokers, in the service's order, which is arbitrary; none if the topic is unknown. One whose address
+        nobody could connect to is left out, with a warning in the log.
+
+    Raises:
+        LookupFailed: The service cannot be reached, is too slow, or answers with something else.
+    """
+    http = HTTPClient(
+        connect_timeout_s=timeout_s,
+        request_timeout_s=timeout_s,
+        max_answer_bytes=MAX_ANSWER_BYTES,
+        tls=_system_tls(),
+    )
+    try:
+        answer = await http.get(f"{_base_url(address)}/lookup?topic={quote_plus(topic)}")
+    except UnexpectedStatus as exc:
+        if exc.status == 404 and _says_unknown(exc.body):
+            return []
+        raise LookupFailed(address, str(exc)) from exc
+    except RequestFailed as exc:
+        raise LookupFailed(address, str(exc)) from exc
+    finally:
+        await http.aclose()
+    try:
+        return _producers(address, _unwrapped(decode_object(answer)))
+    except ValueError as exc:
+        raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
+
+
+@cache
+def _system_tls() -> ssl.SSLContext:
+    return ssl.create_default_context()  # takes longer to make than an answer to come
+
+
+def _base_url(address: str) -> str:
+    return (address if "://" in address else f"http://{address}").rstrip("/")
+
+
+def _unwrapped(answer: GoObject) -> GoObject:
+    """The data of an answer. Services before 1.0 put it into an envelope, errors too, not always with their status."""
+    status = answer.integer("status_code")
+    if status == 0:
+        return answer
+    error = answer.text("status_txt")
+    if status == 200 or error in _UNKNOWN_TOPIC:
+        return answer.object("data")
+    raise ValueError(f"status_code {status} {error!a}")
+
+
+def _says_unknown(body: bytes) -> bool:
+    """Whether a 404 is for the topic; other servers have one for every path that they do not know."""
+    try:
+        answer = decode_object(body)
+        return "TOPIC_NOT_FOUND" in (answer.text("message"), answer.text("status_txt"))
+    except ValueError:
+        return False
+
+
+def _producers(address: str, data: GoObject) -> list[ProducerAddress]:
+    producers = []
+    for fields in data.objects("producers"):
+        producer = ProducerAddress(
+            broadcast_address=fields.text("broadcast_address")
+            or fields.text("address"),  # the latter before 0.2.22
+            hostname=fields.text("hostname"),
+            tcp_port=fields.integer("tcp_port"),
+            http_port=fields.integer("http_port"),
+            version=fields.text("version"),
+            remote_address=fields.text("remote_address"),
+        )
+        if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
+            producers.append(producer)
+        else:
+            logger.warning("nsqlookupd %s: nobody could connect to %r", address, producer)
+    return producers

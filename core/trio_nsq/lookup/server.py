@@ -1,0 +1,278 @@
+"""The discovery service: brokers over TCP, consumers and administrators over HTTP, around one registry."""
+
+import logging
+import platform
+import socket
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from .._version import __version__
+from ..http import peer_of, serve_connection
+from ..http.request_log import log_request
+from ..listening import Listening, listen, loopback_host, port_of
+from ..log import Files
+from ..protocol import CommandError, quote
+from .commands import Command, CommandReader, Identify, Ping
+from .http_api import make_router
+from .names_file import NamesFile
+from .options import LookupdOptions
+from .protocol import OK, PeerInfo, Register, encode_response
+from .registry import Producer, Registry, TooMany
+
+logger = logging.getLogger("trio_nsq.lookup")
+
+GREETING_TIMEOUT_S = 60.0
+"""How long a connection may take to say who it is, and how long at least it may be silent after that."""
+LINGER_S = 1.0
+"""How long what a broker still sends is read and dropped after an error: closing with unread input resets the
+connection, and the reset can overtake the error."""
+SAVE_INTERVAL_S = 0.2
+"""Between two writes of the names, for all may be registered at once."""
+SAVE_RETRY_S = 10.0
+"""Before the next attempt to write them after one that failed."""
+
+_RECEIVE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LookupdAddresses:
+    """Where a discovery service listens: `host:port` each."""
+
+    tcp_address: str
+    http_address: str
+
+
+async def serve(
+    options: LookupdOptions,
+    *,
+    files: Files | None = None,
+    task_status: trio.TaskStatus[LookupdAddresses] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a discovery service until cancelled; then save what is to be kept, and close all connections.
+
+    Args:
+        options: See there.
+        files: The file system its folder lies in; None is the real one.
+        task_status: Told the bound addresses once clients can connect.
+
+    Raises:
+        StartupError: It cannot start; the text is for the person who started it.
+    """
+    logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
+    registry = Registry(
+        inactive_timeout_s=options.inactive_producer_timeout_ms / 1000,
+        tombstone_lifetime_s=options.tombstone_lifetime_ms / 1000,
+        max_registrations=options.max_registrations,
+    )
+    names_file = NamesFile(options.data_path, files) if options.data_path is not None else None
+    try:
+        if names_file is not None:
+            registry.load(names_file.load())
+            logger.info("DB: found %d topics in %s", len(registry.topics()), names_file.path)
+        saver = _Saver(registry, names_file)
+        try:
+            await _listen_and_serve(options, registry, saver, task_status)
+        finally:
+            with trio.CancelScope(shield=True):
+                await saver.save_the_last()
+    finally:
+        if names_file is not None:
+            names_file.close()
+        logger.info("LOOKUPD: bye")
+
+
+async def _listen_and_serve(
+    options: LookupdOptions,
+    registry: Registry,
+    saver: "_Saver",
+    task_status: trio.TaskStatus[LookupdAddresses],
+) -> None:
+    opened: dict[str, Listening] = {}
+    try:
+        opened["TCP"] = await listen("--tcp-address", options.tcp_address)
+        opened["HTTP"] = await listen("--http-address", options.http_address)
+        bound = LookupdAddresses(opened["TCP"].address, opened["HTTP"].address)
+        identity = PeerInfo(
+            # The host name may stand for an address at which nobody listens then.
+            broadcast_address=options.broadcast_address
+            or loopback_host(bound.http_address)
+            or socket.gethostname(),
+            hostname=socket.gethostname(),
+            http_port=port_of(bound.http_address) or 0,
+            tcp_port=port_of(bound.tcp_address) or 0,
+            version=__version__,
+        )
+        silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
+        broker_server = BrokerServer(registry, identity, silence_s=silence_s)
+        router = make_router(registry)
+
+        async def handle_http(stream: trio.SocketStream) -> None:
+            try:
+                await serve_connection(stream, router, on_request=partial(log_request, logger))
+            except Exception:
+                # A mistake of ours: it must not reach the other clients.
+                logger.exception("HTTP: internal error")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(saver.run)
+            nursery.start_soon(trio.serve_listeners, broker_server.handle, opened["TCP"].listeners)
+            nursery.start_soon(trio.serve_listeners, handle_http, opened["HTTP"].listeners)
+            for name, there in opened.items():
+                logger.info("%s: listening on %s", name, there.address)
+            task_status.started(bound)
+    finally:
+        for name, there in opened.items():
+            logger.info("%s: closing %s", name, there.address)
+            there.close()
+
+
+class BrokerServer:
+    """Serves brokers, and whoever else registers.
+
+    Args:
+        registry: What they change.
+        identity: What they are told in answer to IDENTIFY.
+        silence_s: How long one may take from one command to the end of the next; then it counts as gone, and its
+            connection is closed. Until it has said who it is it has `GREETING_TIMEOUT_S`.
+    """
+
+    def __init__(self, registry: Registry, identity: PeerInfo, *, silence_s: float) -> None:
+        self._registry = registry
+        self._identity = identity
+        self._silence_s = silence_s
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """Serve one of them until it leaves, errs or is silent for too long; then it is forgotten."""
+        peer = peer_of(stream)
+        logger.info("TCP: new client(%s)", peer)
+        client = _Client(self._registry, self._identity, peer)
+        try:
+            async with stream:
+                with trio.CancelScope() as watchdog:
+                    await self._converse(stream, client, watchdog)
+                if watchdog.cancelled_caught:
+                    logger.warning("CLIENT(%s): closed, nothing heard for too long", peer)
+        except trio.BrokenResourceError:
+            pass  # it has gone
+        except Exception:
+            # A mistake of ours: it must not reach the other clients.
+            logger.exception("TCP: client(%s): internal error", peer)
+        finally:
+            client.forget()
+            logger.info("PROTOCOL(V1): [%s] exiting ioloop", peer)
+
+    async def _converse(
+        self, stream: trio.SocketStream, client: "_Client", watchdog: trio.CancelScope
+    ) -> None:
+        reader = CommandReader()
+        watchdog.deadline = trio.current_time() + GREETING_TIMEOUT_S
+        while True:
+            data = await stream.receive_some(_RECEIVE_BYTES)
+            reader.receive_data(data)
+            replies: list[bytes] = []
+            error: CommandError | None = None
+            try:
+                while (command := reader.next_command()) is not None:
+                    replies.append(encode_response(client.obey(command, trio.current_time())))
+            except CommandError as exc:
+                error = exc
+                replies.append(encode_response(exc.wire))
+            if replies:
+                allowed_s = GREETING_TIMEOUT_S if client.producer is None else self._silence_s
+                watchdog.deadline = trio.current_time() + allowed_s
+                await stream.send_all(b"".join(replies))
+            if error is not None:
+                logger.error("[%s] - %s", client.peer, quote(str(error)))
+                client.forget()  # before the client can have noticed that it was refused
+                await _linger(stream)
+            if error is not None or not data:
+                return
+
+
+async def _linger(stream: trio.SocketStream) -> None:
+    with trio.move_on_after(LINGER_S):
+        await stream.send_eof()
+        while await stream.receive_some(_RECEIVE_BYTES):
+            pass
+
+
+class _Client:
+    """What one connection has come to."""
+
+    def __init__(self, registry: Registry, identity: PeerInfo, peer: str) -> None:
+        self.peer = peer
+        self.producer: Producer | None = None
+        self._registry = registry
+        self._identity = identity
+
+    def obey(self, command: Command, now: float) -> bytes:
+        """Do what a command says; returns the answer. Raises CommandError."""
+        if isinstance(command, Identify):
+            info = command.info
+            where, version = quote(info.broadcast_address), quote(info.version)
+            words = "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s"
+            logger.info(words, self.peer, where, info.tcp_port, info.http_port, version)
+            self.producer = self._registry.identify(self.peer, info, now)
+            return self._identity.encode()
+        if self.producer is None:
+            return OK  # to a PING: nothing else may come before IDENTIFY
+        if isinstance(command, Ping):
+            logger.debug("CLIENT(%s): pinged (last ping %.3fs)", self.peer, now - self.producer.last_seen)
+            self._registry.ping(self.producer, now)
+        elif isinstance(command, Register):
+            try:
+                news = self._registry.register(self.producer, command.topic, command.channel)
+            except TooMany as exc:
+                raise CommandError("E_INVALID", str(exc)) from exc
+            if news:
+                logger.info("DB: client(%s) %s", self.peer, command)
+        elif self._registry.unregister(self.producer, command.topic, command.channel):
+            logger.info("DB: client(%s) %s", self.peer, command)
+        return OK
+
+    def forget(self) -> None:
+        """The producer, if it was one, has nothing any more. Forgetting again does nothing."""
+        if self.producer is not None:
+            logger.info("DB: client(%s) is gone, %d registrations", self.peer, self.producer.registrations)
+            self._registry.disconnect(self.producer)
+            self.producer = None
+
+
+class _Saver:
+    """Keeps the names on disk as they are in the registry, if there is a file for them."""
+
+    def __init__(self, registry: Registry, names_file: NamesFile | None) -> None:
+        self._registry = registry
+        self._file = names_file
+        self._changed = trio.Event()
+        if names_file is not None:
+            registry.on_names_changed = self._note
+
+    def _note(self) -> None:
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write whenever something has changed."""
+        while True:
+            await self._changed.wait()
+            await trio.sleep(SAVE_INTERVAL_S if await self._save() else SAVE_RETRY_S)
+
+    async def save_the_last(self) -> None:
+        """Write what has changed since the last time; if that fails, that is only logged."""
+        if self._changed.is_set():
+            await self._save()
+
+    async def _save(self) -> bool:
+        assert self._file is not None  # or nothing would have been noted
+        self._changed = trio.Event()
+        names = self._registry.durable_names()
+        try:
+            with trio.CancelScope(shield=True):  # a cancelled write would count as done
+                await trio.to_thread.run_sync(self._file.save, names)
+        except OSError as exc:
+            logger.error("DB: cannot write %s: %s", self._file.path, exc.strerror)
+            self._changed.set()
+            return False
+        return True

@@ -1,0 +1,130 @@
+"""Discovery services to test with, and bytes to them."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from struct import pack, unpack
+from typing import Any, TypeAlias
+
+import trio
+
+from broker.support import PATIENCE_S, time_limit
+from interop.peers import nsqlookupd
+from trio_nsq.log import Files
+from trio_nsq.lookup.options import LookupdOptions
+from trio_nsq.lookup.server import serve
+
+FREE = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class Lookupd:
+    """A running discovery service.
+
+    Attributes:
+        tcp_address, http_address: `127.0.0.1:PORT`.
+        end: Ends it at once, as a kill does.
+        log: What it has printed, if it is a process of its own.
+    """
+
+    tcp_address: str
+    http_address: str
+    end: Callable[[], None]
+    log: Callable[[], list[str]] = list
+
+
+Runs: TypeAlias = Callable[..., AbstractAsyncContextManager[Lookupd]]
+"""Takes the addresses to listen at, free ports if there are none."""
+
+
+@asynccontextmanager
+async def ours(
+    tcp_address: str = FREE, http_address: str = FREE, *, files: Files | None = None, **options: Any
+) -> AsyncIterator[Lookupd]:
+    """Our discovery service, in the test's own trio run; ended with the block."""
+    settings = LookupdOptions(tcp_address, http_address, **({"broadcast_address": "127.0.0.1"} | options))
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+
+        async def run(task_status: Any) -> None:
+            with scope:
+                await serve(settings, files=files, task_status=task_status)
+
+        bound = await nursery.start(run)
+        with time_limit(nursery.cancel_scope):
+            yield Lookupd(bound.tcp_address, bound.http_address, scope.cancel)
+        scope.cancel()
+
+
+@asynccontextmanager
+async def real(tcp_address: str = FREE, http_address: str = FREE) -> AsyncIterator[Lookupd]:
+    """The real nsqlookupd."""
+    with nsqlookupd(f"--tcp-address={tcp_address}", f"--http-address={http_address}") as lookupd:
+
+        def end() -> None:
+            lookupd.process.kill()
+            lookupd.process.wait()
+
+        yield Lookupd(lookupd.tcp_address, lookupd.http_address, end, lookupd.log)
+
+
+def identify(**changes: Any) -> bytes:
+    """IDENTIFY, as a broker sends it but for these fields."""
+    fields = {
+        "broadcast_address": "b",
+        "hostname": "h",
+        "http_port": 4151,
+        "tcp_port": 4150,
+        "version": "1.3.0",
+    }
+    body = json.dumps(fields | changes).encode()
+    return b"IDENTIFY\n" + pack(">i", len(body)) + body
+
+
+class RawProducer:
+    """Bytes to a discovery service, responses back."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = b""
+
+    async def response(self) -> bytes | None:
+        """The next response; None when the service has closed the connection."""
+        head = await self._exactly(4)
+        if head is None:
+            return None
+        (size,) = unpack(">i", head)
+        return await self._exactly(size)
+
+    async def _exactly(self, size: int) -> bytes | None:
+        with trio.fail_after(PATIENCE_S):
+            while len(self._buffer) < size:
+                more = await self.stream.receive_some(65536)
+                if not more:
+                    assert not self._buffer, "the connection ended inside a response"
+                    return None
+                self._buffer += more
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    async def ask(self, commands: bytes) -> list[bytes | None]:
+        """Send commands, one line each; returns their responses."""
+        await self.stream.send_all(commands)
+        return [await self.response() for _ in range(commands.count(b"\n"))]
+
+    async def register(self, *lines: str) -> None:
+        """REGISTER or UNREGISTER, and expect OK."""
+        responses = await self.ask("".join(f"{line}\n" for line in lines).encode())
+        assert responses == [b"OK"] * len(lines)
+
+
+@asynccontextmanager
+async def producer(lookupd: Lookupd, **identity: Any) -> AsyncIterator[RawProducer]:
+    """A producer that has introduced itself."""
+    host, _, port = lookupd.tcp_address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        client = RawProducer(stream)
+        await stream.send_all(b"  V1" + identify(**identity))
+        assert b"tcp_port" in (await client.response() or b"")
+        yield client

@@ -1,0 +1,227 @@
+"""The discovery service: connections that err, are silent or leave; inactive producers; what is logged."""
+
+import json
+import logging
+import socket
+from struct import pack
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from trio.testing import MockClock
+
+from lookup.support import FREE, Lookupd, RawProducer, identify, ours, producer
+from trio_nsq.listening import StartupError
+from trio_nsq.lookup.options import LookupdOptions
+from trio_nsq.lookup.server import GREETING_TIMEOUT_S, serve
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Time passes only when the test says so."""
+    return MockClock()
+
+
+async def get(lookupd: Lookupd, path: str) -> Any:
+    async with httpx.AsyncClient() as client:
+        response = await client.get(f"http://{lookupd.http_address}{path}")
+    return response.raise_for_status().json()
+
+
+async def told(lookupd: Lookupd, topic: str = "t") -> list[str]:
+    return [each["broadcast_address"] for each in (await get(lookupd, f"/lookup?topic={topic}"))["producers"]]
+
+
+async def connect(lookupd: Lookupd) -> trio.SocketStream:
+    host, _, port = lookupd.tcp_address.rpartition(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+async def test_a_producer_that_pings_no_more_is_inactive_until_it_does(clock: MockClock) -> None:
+    async with ours() as lookupd, producer(lookupd) as one:
+        await one.register("REGISTER t")
+        clock.jump(301)
+        assert await told(lookupd) == []
+        assert await get(lookupd, "/nodes") == {"producers": []}
+        assert await one.ask(b"PING\n") == [b"OK"]
+        assert await told(lookupd) == ["b"]
+
+
+async def test_times_are_told_by_the_real_clock(clock: MockClock) -> None:
+    async with ours() as lookupd, producer(lookupd) as one:
+        await one.register("REGISTER t")
+        before = (await get(lookupd, "/debug"))["topic:t:"][0]["last_update"]
+        clock.jump(100)
+        after = (await get(lookupd, "/debug"))["topic:t:"][0]["last_update"]
+        assert 90e9 < before - after < 101e9  # a hundred seconds ago by now, but of a clock that stood still
+
+
+async def test_a_producer_that_is_silent_for_too_long_is_gone(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ours() as lookupd, producer(lookupd) as one:
+        await one.register("REGISTER t", "REGISTER t c#ephemeral")
+        clock.jump(599)
+        assert await one.ask(b"PING\n") == [b"OK"]  # which gives it as long again
+        clock.jump(599)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len((await get(lookupd, "/debug"))["client::"]) == 1
+        clock.jump(2)
+        assert await one.response() is None
+        assert await get(lookupd, "/lookup?topic=t") == {"channels": [], "producers": []}
+        assert "nothing heard for too long" in caplog.text
+
+
+@pytest.mark.parametrize("said", [b"", b"  V", b"  V1", b"  V1IDENTIFY\n\0\0\1\0{"])
+async def test_a_client_that_does_not_say_who_it_is(clock: MockClock, said: bytes) -> None:
+    async with ours() as lookupd, await connect(lookupd) as stream:
+        await stream.send_all(said)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        clock.jump(GREETING_TIMEOUT_S - 1)
+        await stream.send_all(b"1")  # bytes that complete nothing give it no more time
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        clock.jump(2)
+        assert await stream.receive_some() == b""
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"NOPE\n", b"E_INVALID invalid command NOPE"),
+        (b"IDENTIFY\n", b"E_INVALID cannot IDENTIFY again"),
+        (b"REGISTER |\n", b"E_BAD_TOPIC REGISTER topic name '|' is not valid"),
+        (b"REGISTER t |\n", b"E_BAD_CHANNEL REGISTER channel name '|' is not valid"),
+        (b"x" * 20_000, b"E_INVALID line longer than 16384 bytes"),
+    ],
+)
+async def test_an_error_arrives_and_ends_the_connection(said: bytes, error: bytes) -> None:
+    async with ours() as lookupd, producer(lookupd) as one:
+        await one.register("REGISTER t")
+        # What comes behind would reset the connection, if it were not read.
+        await one.stream.send_all(b"REGISTER t c\n" + said + b"PING\n" * 100_000)
+        assert [await one.response() for _ in range(3)] == [b"OK", error, None]
+        assert await told(lookupd) == []
+        assert await get(lookupd, "/channels?topic=t") == {"channels": ["c"]}
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1])
+async def test_an_impossible_identify_costs_its_own_connection_only(size: int) -> None:
+    async with ours() as lookupd, producer(lookupd) as one:
+        async with await connect(lookupd) as stream:
+            other = RawProducer(stream)
+            await stream.send_all(b"  V1IDENTIFY\n" + pack(">i", size))
+            assert (await other.response() or b"").startswith(b"E_BAD_BODY IDENTIFY ")
+            assert await other.response() is None
+        assert await one.ask(b"PING\n") == [b"OK"]
+
+
+async def test_a_producer_may_register_so_much_and_no_more() -> None:
+    async with ours(max_registrations=2) as lookupd, producer(lookupd) as one:
+        responses = await one.ask(b"REGISTER t c\nREGISTER u\n")
+        assert responses == [b"OK", b"E_INVALID REGISTER exceeds the limit of 2 topics and channels"]
+        assert await one.response() is None
+
+
+async def test_thousands_of_channels_at_once() -> None:
+    lines = [f"REGISTER t{n % 10} c{n}" for n in range(3_000)]
+    async with ours() as lookupd, producer(lookupd) as one:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.stream.send_all, "".join(f"{line}\n" for line in lines).encode())
+            assert {await one.response() for _ in lines} == {b"OK"}
+        assert len((await get(lookupd, "/channels?topic=t3"))["channels"]) == 300
+        await one.stream.aclose()
+        while await told(lookupd, "t3"):
+            pass
+
+
+async def test_a_client_that_reads_nothing_holds_nobody_up(clock: MockClock) -> None:
+    async with ours() as lookupd, producer(lookupd) as one, producer(lookupd) as other:
+        with trio.move_on_after(0.5) as flooding:
+
+            async def flood() -> None:
+                while True:
+                    await one.stream.send_all(b"PING\n" * 10_000)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(flood)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                clock.jump(1)
+        assert flooding.cancelled_caught
+        assert await other.ask(b"PING\n") == [b"OK"]
+        clock.jump(601)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        # Both are gone: neither has been heard.
+        assert await get(lookupd, "/debug") == {}
+
+
+async def test_a_mistake_of_ours_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ours() as lookupd, producer(lookupd) as one, producer(lookupd, hostname="other") as other:
+        with monkeypatch.context() as broken:
+            broken.setattr("trio_nsq.lookup.registry.Registry.ping", lambda *_: 1 / 0)
+            await one.stream.send_all(b"PING\n")
+            assert await one.response() is None
+        assert await other.ask(b"PING\n") == [b"OK"]
+        assert [node["hostname"] for node in (await get(lookupd, "/nodes"))["producers"]] == ["other"]
+    assert "internal error" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+
+
+async def test_brokers_are_told_where_to_ask() -> None:
+    for given, told_host in [(None, "127.0.0.1"), ("elsewhere", "elsewhere")]:
+        async with ours(broadcast_address=given) as lookupd, await connect(lookupd) as stream:
+            await stream.send_all(b"  V1" + identify())
+            info = json.loads(await RawProducer(stream).response() or b"")
+            assert (info["broadcast_address"], info["hostname"]) == (told_host, socket.gethostname())
+            assert f"127.0.0.1:{info['http_port']}" == lookupd.http_address
+            assert f"127.0.0.1:{info['tcp_port']}" == lookupd.tcp_address
+
+
+async def test_it_does_not_start_where_another_listens() -> None:
+    async with ours() as lookupd:
+        for options, flag in [
+            (LookupdOptions(lookupd.tcp_address, FREE), "--tcp-address"),
+            (LookupdOptions(FREE, lookupd.http_address), "--http-address"),
+        ]:
+            with pytest.raises(StartupError, match=f"{flag}: cannot listen"):
+                await serve(options)
+
+
+async def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "trio_nsq")
+    async with ours() as lookupd, producer(lookupd, broadcast_address="\x1b[31m") as one:
+        peer = "%s:%d" % one.stream.socket.getsockname()
+        await one.register("REGISTER t c", "REGISTER t c", "UNREGISTER t c", "PING")
+        await get(lookupd, "/topics")
+        await one.ask(b"\x1b[31m\n")
+        assert await one.response() is None
+        async with httpx.AsyncClient() as client:
+            await client.post(f"http://{lookupd.http_address}/topic/create?topic=u")
+    logged = {(record.levelno, record.getMessage().replace(peer, "PEER")) for record in caplog.records}
+    assert {
+        (logging.INFO, "TCP: new client(PEER)"),
+        (logging.INFO, r'CLIENT(PEER): IDENTIFY Address:"\x1b[31m" TCP:4150 HTTP:4151 Version:"1.3.0"'),
+        (logging.INFO, "DB: client(PEER) REGISTER t c"),
+        (logging.INFO, "DB: client(PEER) UNREGISTER t c"),
+        (logging.ERROR, r'[PEER] - "E_INVALID invalid command \x1b[31m"'),
+        (logging.INFO, "DB: client(PEER) is gone, 1 registrations"),
+        (logging.INFO, "PROTOCOL(V1): [PEER] exiting ioloop"),
+        (logging.INFO, "DB: adding topic(u)"),
+    } <= logged
+    assert [level for level, text in logged if "pinged" in text] == [logging.DEBUG]
+    assert any(text.startswith("200 GET /topics (127.0.0.1:") for _, text in logged)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("trio_nsq")]
+    assert all(line.isprintable() for line in lines)
+    assert (
+        sum("REGISTER t c" in line and "UN" not in line for line in lines) == 1
+    )  # what is no news is not told

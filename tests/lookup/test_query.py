@@ -1,0 +1,151 @@
+"""Asking a discovery service which brokers have a topic."""
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+import trustme
+
+from lookup.support import Runs, ours, producer, real
+from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.lookup import query
+from trio_nsq.lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from trio_nsq.protocol import NSQError
+
+FIELDS = {
+    "remote_address": "10.0.0.1:5",
+    "hostname": "h",
+    "broadcast_address": "b",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "1.3.0",
+}
+ADDRESS = ProducerAddress("b", "h", 4150, 4151, "1.3.0", "10.0.0.1:5")
+
+
+@asynccontextmanager
+async def answering(response: Response, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server that answers every question about a topic `a b` with this; gives `host:port`."""
+
+    async def lookup(request: Request) -> Response:
+        assert request.query == {"topic": "a b"}
+        return response
+
+    router = Router([Route("GET", "/lookup", lookup)])
+
+    async def serve(stream: trio.SocketStream) -> None:
+        secure = trio.SSLStream(stream, tls, server_side=True) if tls else stream
+        await serve_connection(secure, router, peer="")
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(
+            lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status)
+        )
+        yield "127.0.0.1:%d" % listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def ask(address: str) -> list[ProducerAddress]:
+    return await lookup_topic(address, "a b", timeout_s=5)
+
+
+@pytest.mark.parametrize("lookupds", [pytest.param(real, marks=pytest.mark.interop), ours])
+async def test_a_discovery_service(lookupds: Runs) -> None:
+    async with lookupds() as lookupd:
+        assert await lookup_topic(lookupd.http_address, "t", timeout_s=5) == []
+        async with producer(lookupd, broadcast_address="x") as one:
+            await one.register("REGISTER t c")
+            (found,) = await lookup_topic(lookupd.http_address, "t", timeout_s=5)
+            remote = "%s:%d" % one.stream.socket.getsockname()
+            assert found == ProducerAddress("x", "h", 4150, 4151, "1.3.0", remote)
+            assert await lookup_topic(f"http://{lookupd.http_address}/", "t", timeout_s=5) == [found]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"channels": [], "producers": [FIELDS]}, [ADDRESS]),
+        ({"channels": ["c"], "producers": []}, []),
+        ({"producers": None}, []),
+        (
+            {"status_code": 200, "status_txt": "OK", "data": {"channels": [], "producers": [FIELDS]}},
+            [ADDRESS],
+        ),
+        ({"status_code": 404, "status_txt": "TOPIC_NOT_FOUND", "data": None}, []),
+        ({"status_code": 500, "status_txt": "INVALID_ARG_TOPIC", "data": None}, []),
+        (
+            {"producers": [{"address": "old", "tcp_port": 4150}]},
+            [ProducerAddress("old", "", 4150, 0, "", "")],
+        ),
+    ],
+)
+async def test_answers_of_all_ages(answer: object, expected: list[ProducerAddress]) -> None:
+    async with answering(Response.json(answer)) as address:
+        assert await ask(address) == expected
+
+
+async def test_an_address_that_nobody_could_connect_to_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    producers = [FIELDS | {"tcp_port": 70000}, FIELDS, FIELDS | {"broadcast_address": ""}]
+    async with answering(Response.json({"producers": producers})) as address:
+        assert await ask(address) == [ADDRESS]
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (HTTPError(404, "NOT_FOUND").response(), "got response 404"),
+        (Response.text("not found", 404), "got response 404"),
+        (HTTPError(500, "INTERNAL_ERROR").response(), "got response 500"),
+        (Response.text("<html>"), "the answer is not valid"),
+        (Response.json([]), "the answer is not valid: not a JSON object"),
+        (Response.json({"producers": [FIELDS | {"tcp_port": "4150"}]}), "tcp_port is of the wrong type"),
+        (Response.json({"status_code": 500, "status_txt": "X", "data": None}), "status_code 500 'X'"),
+        (Response.text(json.dumps({"producers": "x" * query.MAX_ANSWER_BYTES})), "longer than 5242880 bytes"),
+    ],
+)
+async def test_an_answer_that_is_none_names_who_gave_it(response: Response, reason: str) -> None:
+    async with answering(response) as address:
+        with pytest.raises(LookupFailed, match=reason) as failed:
+            await ask(address)
+    assert str(failed.value).startswith(f"nsqlookupd {address}: ")
+    assert (failed.value.address, isinstance(failed.value, NSQError)) == (address, True)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "nowhere.invalid:4161", "http://", "ftp://a:1", "a b:1", ""]
+)
+async def test_nobody_is_there(address: str) -> None:
+    with pytest.raises(LookupFailed) as failed:
+        await ask(address)
+    assert failed.value.reason
+
+
+async def test_a_service_that_does_not_answer(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(
+            lambda task_status: trio.serve_tcp(
+                lambda _stream: trio.sleep_forever(), 0, host="127.0.0.1", task_status=task_status
+            )
+        )
+        address = "127.0.0.1:%d" % listener.socket.getsockname()[1]
+        with pytest.raises(LookupFailed, match="no answer within 5 s"):
+            await ask(address)
+        nursery.cancel_scope.cancel()
+
+
+async def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    async with answering(Response.json({"producers": [FIELDS]}), tls=server) as address:
+        with pytest.raises(LookupFailed, match=r"(?i)certificate"):
+            await ask(f"https://{address}")
+        monkeypatch.setattr(query, "_system_tls", lambda: client)
+        assert await ask(f"https://{address}") == [ADDRESS]
