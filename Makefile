@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest soak fuzz generate bench clean
+.PHONY: help setup demo test lint types pytest soak fuzz generate bench docs clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -49,5 +49,8 @@ generate: $(READY) ## write completions/ and man/ anew from the commands
 bench: $(READY) ## publish and consume rates beside nsqd, as ratios
 	$(BIN)/python bench/throughput.py $(ARGS)
 
+docs: $(READY)  ## docs/api: the API reference of the client, from its docstrings
+	$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source -o docs/api trio_nsq.client trio_nsq.sync
+
 clean:          ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
+	rm -rf $(VENV) docs/api .mypy_cache .ruff_cache .pytest_cache tests/interop/.build

@@ -1,7 +1,8 @@
 """An NSQ-compatible broker and client library on trio.
 
-`Consumer` and `Producer` talk to any NSQ broker; `trio_nsq.broker.serve` is one. Names are resolved when they are
-first used, so that a program that needs only the protocol does not import trio.
+`Consumer` and `Producer` talk to any NSQ broker; `trio_nsq.broker.serve` is one. `trio_nsq.sync` has both for programs
+without async code. Names are resolved when they are first used, so that a program that needs only the protocol does
+not import trio.
 """
 
 from importlib import import_module
@@ -11,6 +12,7 @@ from ._version import __version__
 from .protocol.errors import NSQError
 
 if TYPE_CHECKING:
+    from . import sync
     from .client import (
         BrokerError,
         ConnectionFailed,
@@ -33,10 +35,13 @@ __all__ = [
     "Producer",
     "PublishFailed",
     "__version__",
+    "sync",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sync":
+        return import_module(".sync", __name__)
     if name in __all__:
         return getattr(import_module(".client", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

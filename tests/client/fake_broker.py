@@ -35,9 +35,10 @@ def bounded(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Corouti
     return run
 
 
-def identify_reply(max_rdy_count: int = 2500) -> bytes:
+def identify_reply(max_rdy_count: int = 2500, **more: object) -> bytes:
     """The frame that answers IDENTIFY."""
-    return encode_response(json.dumps({"max_rdy_count": max_rdy_count, "version": "1.3.0"}).encode())
+    fields = {"max_rdy_count": max_rdy_count, "version": "1.3.0", **more}
+    return encode_response(json.dumps(fields).encode())
 
 
 def message_id(number: int) -> bytes:
@@ -114,6 +115,13 @@ class Peer:
         """Wait for what comes, however much that is."""
         return await self._read(1) + self.receive_nowait()
 
+    async def receive_line(self) -> bytes:
+        """Wait for a line."""
+        line = b""
+        while not line.endswith(b"\n"):
+            line += await self._read(1)
+        return line
+
     def receive_nowait(self) -> bytes:
         """What has come."""
         taken, self._unread = self._unread, b""
@@ -140,10 +148,10 @@ class Peer:
         fields: dict[str, Any] = json.loads(await self._read(size))
         return fields
 
-    async def greet(self, max_rdy_count: int = 2500) -> None:
+    async def greet(self, max_rdy_count: int = 2500, **more: object) -> None:
         """Accept the client's IDENTIFY."""
         await self.expect_identify()
-        await self.send(identify_reply(max_rdy_count))
+        await self.send(identify_reply(max_rdy_count, **more))
 
     async def subscribe(self, *, ready: int, max_rdy_count: int = 2500) -> None:
         """Accept the client's IDENTIFY and SUB and wait for its RDY."""

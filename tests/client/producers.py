@@ -12,14 +12,16 @@ from trio_nsq.client import Producer, ProducerClosed, PublishFailed
 
 
 @asynccontextmanager
-async def opened(broker: FakeBroker, **options: Any) -> AsyncIterator[tuple[Producer, Peer, trio.Nursery]]:
-    """A producer, the broker's end of its connection, and a nursery."""
+async def opened(
+    broker: FakeBroker, *, survive_refusals: bool = False, **options: Any
+) -> AsyncIterator[tuple[Producer, Peer, trio.Nursery]]:
+    """A producer, the broker's end of its connection, and a nursery; the broker may be one that survives refusals."""
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
         greeted = trio.Event()
 
         async def greet() -> None:
-            peers.append(await accept(broker))
+            peers.append(await accept(broker, survive_refusals=survive_refusals))
             greeted.set()
 
         nursery.start_soon(greet)
@@ -28,10 +30,10 @@ async def opened(broker: FakeBroker, **options: Any) -> AsyncIterator[tuple[Prod
             yield producer, peers[0], nursery
 
 
-async def accept(broker: FakeBroker) -> Peer:
+async def accept(broker: FakeBroker, *, survive_refusals: bool = False) -> Peer:
     """Accept a producer's connection."""
     peer = await broker.accept()
-    await peer.greet()
+    await peer.greet(**({"survive_refusals": True} if survive_refusals else {}))
     return peer
 
 

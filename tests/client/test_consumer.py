@@ -72,8 +72,8 @@ async def test_messages_and_their_answers(broker: FakeBroker) -> None:
         assert first.nsqd_address == broker.address
         third.touch()
         third.finish()
-        first.requeue()
-        second.requeue(delay_ms=1500)
+        first.requeue(0, backoff=False)
+        second.requeue(delay_ms=1500, backoff=False)
         await peer.expect(b"TOUCH %s\n" % message_id(3), fins(3), reqs(1), reqs(2, delay_ms=1500))
         assert consumer.stats() == ConsumerStats(received=3, finished=1, requeued=2, connections=1)
 
@@ -122,7 +122,7 @@ async def test_batches_are_finished_and_requeued_whole(broker: FakeBroker) -> No
             with pytest.raises(AlreadyAnswered):
                 answer()
         await peer.send(message(3), message(4))
-        (await anext(consumer.batches())).requeue(delay_ms=20)
+        (await anext(consumer.batches())).requeue(delay_ms=20, backoff=False)
         await peer.expect(reqs(3, 4, delay_ms=20))
         assert consumer.stats() == ConsumerStats(received=4, finished=2, requeued=2, connections=1)
 
@@ -133,7 +133,7 @@ async def test_a_batch_answer_is_for_those_not_answered_one_by_one(broker: FakeB
         await peer.send(message(1), message(2), message(3))
         batch = await anext(consumer.batches())
         _, second, _ = batch
-        second.requeue()
+        second.requeue(0, backoff=False)
         batch.finish()
         await peer.expect(reqs(2), fins(1, 3))
         await peer.send(message(4), message(5))

@@ -195,19 +195,6 @@ async def test_max_in_flight_is_shared_between_connections(
 
 
 @bounded
-async def test_every_connection_gets_at_least_one(broker: FakeBroker, other_broker: FakeBroker) -> None:
-    consumer = consumer_of(broker, other_broker, max_in_flight=1, close_timeout_s=0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_open, consumer)
-        peers = [await accept_up_to_sub(listening) for listening in (broker, other_broker)]
-        for peer in peers:
-            await peer.send(OK_FRAME)
-            await peer.expect(b"RDY 1\n")
-        await peers[0].expect_nothing()  # what is not changed is not said again
-        nursery.cancel_scope.cancel()
-
-
-@bounded
 async def test_no_connection_gets_more_than_its_broker_allows(broker: FakeBroker) -> None:
     consumer = consumer_of(broker, max_in_flight=100, close_timeout_s=0)
     async with trio.open_nursery() as nursery:

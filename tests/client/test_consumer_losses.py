@@ -21,7 +21,7 @@ from client.fake_broker import (
     within_the_reply,
 )
 from trio_nsq.client import Consumer
-from trio_nsq.protocol import OK_FRAME
+from trio_nsq.protocol import OK_FRAME, encode_response
 
 Step = Callable[[Peer], Awaitable[None]]
 
@@ -112,6 +112,23 @@ async def test_a_connection_cut_at_any_step_is_made_again(
                     break
             await peer.expect(fins(1))
             assert consumer.stats().connections == 1
+
+
+@bounded
+async def test_an_answer_to_nothing_ends_the_connection(broker: FakeBroker) -> None:
+    """It may be a message whose type has a wrong bit, and would otherwise be gone until its time is up."""
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def accept() -> None:
+            peers.append(await accept_and_subscribe(broker))
+
+        nursery.start_soon(accept)
+        async with eager_consumer_of(broker):
+            await trio.testing.wait_all_tasks_blocked()
+            await peers[0].send(encode_response(message(1)[8:]))
+            await peers[0].expect_end()
+            await accept_and_subscribe(broker)
 
 
 @bounded

@@ -11,6 +11,7 @@ class StubFeed:
     """Stands for a connection; only its identity matters here, and what is held."""
 
     address = "stub:1"
+    heard_at = 0.0
 
     def __init__(self) -> None:
         self.held: list[MessageBatch] = []
@@ -70,6 +71,34 @@ def test_what_came_from_a_lost_connection_is_forgotten_and_nothing_else() -> Non
     assert inbox.take_message().body == b"c"  # type: ignore[union-attr]
     inbox.discard(lost)  # type: ignore[arg-type]
     assert [inbox.take_message().body for _ in range(2)] == [b"d", b"g"]  # type: ignore[union-attr]
+
+
+def test_it_knows_how_many_messages_there_are() -> None:
+    lost, inbox = StubFeed(), Inbox()
+    for item in (batch("abcd", lost), batch("ef"), batch("ghi", lost)):
+        inbox.put(item)
+    assert inbox.available == 9
+    inbox.take_message()
+    inbox.take_batch(2)
+    assert inbox.available == 6
+    inbox.discard(lost)  # type: ignore[arg-type]
+    assert inbox.available == 2
+    inbox.take_message()
+    inbox.put(batch("jk"))
+    inbox.discard(lost)  # type: ignore[arg-type]
+    assert inbox.available == 3
+    inbox.close()
+    assert inbox.available == 0
+
+
+def test_batches_are_gathered_up_to_the_number_wanted() -> None:
+    inbox = Inbox()
+    assert inbox.take_gathered(3) is None
+    for bodies in ("ab", "cd", "ef"):
+        inbox.put(batch(bodies))
+    gathered = [inbox.take_gathered(number) for number in (3, 1, None)]
+    assert [one and one.bodies for one in gathered] == [[b"a", b"b", b"c"], [b"d"], [b"e", b"f"]]
+    assert inbox.available == 0
 
 
 def test_a_closed_inbox_gives_and_takes_nothing() -> None:

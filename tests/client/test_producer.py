@@ -142,7 +142,7 @@ async def test_nothing_to_publish_sends_nothing(broker: FakeBroker) -> None:
 async def test_what_brokers_refuse_is_refused_before_it_is_sent(
     broker: FakeBroker, call: Callable[[Producer], Awaitable[None]], reason: str
 ) -> None:
-    limits = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_ms": 1000}
+    limits: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_ms": 1000}
     async with opened(broker, **limits) as (producer, peer, _):
         with pytest.raises(ValueError, match=reason):
             await call(producer)
@@ -166,7 +166,7 @@ async def test_a_message_that_is_not_bytes_fails_its_caller_only(broker: FakeBro
         {"max_in_flight_bytes": 0},
         {"max_msg_size": 0},
         {"max_body_size": 8},
-        {"nsqd_tcp_address": "localhost"},
+        {"nsqd_tcp_addresses": "localhost"},
         {"sample_rate": 100},
     ],
 )

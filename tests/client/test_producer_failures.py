@@ -26,8 +26,50 @@ from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, pack_messages
 
 
 @bounded
-async def test_a_refusal_is_told_in_the_brokers_words_and_fails_those_behind(broker: FakeBroker) -> None:
+async def test_a_refusal_is_told_in_the_brokers_words_and_costs_nobody_else(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=25) as (producer, peer, nursery):
+        publishes = []
+        for topic in "tuvw":
+            publishes.append(Outcome(nursery, producer.publish, topic, b"123456"))
+            await trio.testing.wait_all_tasks_blocked()
+        await peer.expect(pub("t", b"123456"), pub("u", b"123456"))
+        await peer.send(error("E_UNAUTHORIZED AUTH failed for PUB"))
+        await peer.expect_end()
+        failure = await publishes[0].failure()
+        assert not failure.maybe_stored
+        assert "E_UNAUTHORIZED AUTH failed for PUB" in str(failure)
+        assert isinstance(failure.__cause__, BrokerError)
+        assert failure.__cause__.code == "E_UNAUTHORIZED"
+        peer = await accept(broker)
+        await peer.expect(pub("u", b"123456"), pub("v", b"123456"))
+        await peer.send(OK_FRAME)
+        await peer.expect(pub("w", b"123456"))
+        await peer.send(OK_FRAME * 2)
+        for publish in publishes[1:]:
+            await publish.success()
+
+
+@bounded
+async def test_a_refusal_that_the_connection_survives_is_one_publishs_matter(broker: FakeBroker) -> None:
+    async with opened(broker, survive_refusals=True) as (producer, peer, nursery):
+        publishes = []
+        for body in (b"1", b"2", b"3"):
+            publishes.append(Outcome(nursery, producer.publish, "t", body))
+            await trio.testing.wait_all_tasks_blocked()
+        await peer.expect(pub("t", b"1"), pub("t", b"2"), pub("t", b"3"))
+        await peer.send(OK_FRAME, error("E_PUB_FAILED PUB failed no space left on device"), OK_FRAME)
+        await publishes[0].success()
+        assert not (await publishes[1].failure()).maybe_stored
+        await publishes[2].success()
+        publish = Outcome(nursery, producer.publish, "t", b"4")
+        await peer.expect(pub("t", b"4"))
+        await peer.send(OK_FRAME)
+        await publish.success()
+
+
+@bounded
+async def test_ordered_fails_those_behind_a_refusal(broker: FakeBroker) -> None:
+    async with opened(broker, max_in_flight_bytes=25, ordered=True) as (producer, peer, nursery):
         publishes = []
         for topic in "tuvw":
             publishes.append(Outcome(nursery, producer.publish, topic, b"123456"))
@@ -70,10 +112,13 @@ async def test_an_error_frame_is_read_also_when_writing_fails(broker: FakeBroker
         await trio.testing.wait_all_tasks_blocked()  # the writer waits for us to read
         await peer.send(error("E_BAD_TOPIC PUB topic name"))
         peer.hang_up()  # with data unread, so the connection is reset
-        for publish in (refused, large):
-            failure = await publish.failure()
-            assert isinstance(failure.__cause__, BrokerError)
-            assert not failure.maybe_stored
+        failure = await refused.failure()
+        assert isinstance(failure.__cause__, BrokerError)
+        assert not failure.maybe_stored
+        peer = await accept(broker)
+        await peer.expect(b"MPUB topic\n")
+        peer.reset()
+        assert (await large.failure()).maybe_stored
 
 
 @bounded
@@ -257,8 +302,10 @@ async def test_without_heartbeats_silence_is_no_reason(
 @bounded
 async def test_entering_raises_if_nobody_is_there(broker: FakeBroker) -> None:
     broker.stop()
+    producer = Producer(broker.address)
     with pytest.raises(ConnectionFailed, match=broker.address):
-        await Producer(broker.address).__aenter__()
+        await producer.__aenter__()
+    await producer.aclose()
 
 
 # ------------------------------------------------------------------------------------------------ cancelling

@@ -4,7 +4,7 @@ import pytest
 
 from client.fake_broker import mpub, pub
 from trio_nsq.client import BrokerError, ConnectionLost
-from trio_nsq.client.publishing import Command, Outbox, Receipt
+from trio_nsq.client.publishing import Command, Outbox, Receipt, Series, may_be_stored
 from trio_nsq.protocol import pack_messages
 
 LOST = ConnectionLost("host:1", "for a test")
@@ -88,7 +88,9 @@ def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
     box.take()
     box.acknowledge()
     box.take()
-    box.fail(LOST)
+    assert box.clear() == [receipt.command for receipt in receipts[1:]]
+    for receipt in receipts[1:]:
+        receipt.command.fail(LOST, maybe_stored=receipt.command.taken)
     assert [outcome(receipt) for receipt in receipts] == [
         "acknowledged",
         "maybe stored",
@@ -107,22 +109,73 @@ def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "of_the_first"),
+    ("code", "text", "atomic", "maybe_stored"),
     [
-        ("E_BAD_TOPIC", "not stored"),
-        ("E_BAD_MESSAGE", "not stored"),
-        ("E_UNAUTHORIZED", "not stored"),
-        ("E_PUB_FAILED", "maybe stored"),
-        ("E_DPUB_FAILED", "maybe stored"),
-        ("E_MPUB_FAILED", "maybe stored"),
+        ("E_BAD_TOPIC", "PUB topic name", False, False),
+        ("E_BAD_MESSAGE", "PUB message too big", False, False),
+        ("E_UNAUTHORIZED", "AUTH failed", False, False),
+        ("E_TOPIC_FULL", "PUB failed topic t is full", False, False),
+        ("E_PUB_FAILED", "PUB failed no space left on device", False, True),
+        ("E_DPUB_FAILED", "DPUB failed no space left on device", False, True),
+        ("E_MPUB_FAILED", "MPUB failed no space left on device", False, True),
+        ("E_MPUB_FAILED", "MPUB failed no space left on device", True, False),
+        ("E_PUB_FAILED", "PUB failed exiting", False, False),
+        ("E_MPUB_FAILED", "MPUB failed exiting", False, False),
     ],
 )
-def test_behind_a_refused_command_nothing_is_stored(code: str, of_the_first: str) -> None:
-    box = outbox(max_in_flight_bytes=10)
-    receipts = [box.add_message(topic, b"x") for topic in "tuv"]
+def test_only_what_a_broker_has_tried_may_be_stored(
+    code: str, text: str, atomic: bool, maybe_stored: bool
+) -> None:
+    assert may_be_stored(BrokerError("host:1", code, text), atomic=atomic) is maybe_stored
+
+
+def test_a_refused_command_is_taken_out_and_those_behind_it_can_be_sent_anew_in_order() -> None:
+    box = outbox(max_in_flight_bytes=15)
+    receipts = [box.add_message(topic, b"x") for topic in "tuvw"]
+    assert len(box.take()) == 3
+    refused = box.refuse()
+    assert refused is receipts[0].command
+    box.put_back()
+    assert box.take() == [pub(topic, b"x") for topic in "uvw"]
+    assert outbox().refuse() is None
+
+
+def test_what_is_put_back_can_be_withdrawn_again() -> None:
+    box = outbox()
+    first, second = box.add_message("t", b"1"), box.add_message("u", b"2")
     box.take()
-    box.refuse(BrokerError("host:1", code, "so it goes"))
-    assert [outcome(receipt) for receipt in receipts] == [of_the_first, "not stored", "not stored"]
+    box.put_back()
+    assert box.withdraw(first)
+    assert box.take() == [pub("u", b"2")]
+    assert not box.withdraw(second)
+
+
+def test_what_follows_a_failure_in_its_series_is_not_sent() -> None:
+    box = outbox(max_in_flight_bytes=5)
+    series = Series()
+    receipts = [
+        box.add(Command("t", messages=pack_messages([body]), series=series)) for body in (b"1", b"2", b"3")
+    ]
+    alone = box.add(Command("t", messages=pack_messages([b"4"])))
+    box.take()
+    command = box.refuse()
+    assert command is not None
+    command.fail(LOST)
+    assert box.take() == [mpub("t", b"4")]
+    assert [outcome(receipt) for receipt in receipts] == ["not stored"] * 3
+    assert outcome(alone) == "waits"
+
+
+def test_all_that_was_tried_is_told() -> None:
+    command = Command("t", body=b"1")
+    other = ConnectionLost("host:2", "for a test, too")
+    command.failures = {"host:1": LOST, "host:2": other}
+    command.maybe_stored = True
+    command.fail(other)
+    failure = command.receipts[0].failure
+    assert failure is not None
+    assert str(failure) == f"publish not acknowledged, it may have been stored: {LOST}; {other}"
+    assert failure.__cause__ is other
 
 
 def test_what_nobody_has_taken_can_be_withdrawn() -> None:

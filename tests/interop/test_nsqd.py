@@ -89,10 +89,10 @@ async def test_a_requeued_message_comes_again_with_more_attempts(broker: Broker)
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             await producer.publish("topic", b"again")
             first = await anext(consumer)
-            first.requeue()
+            first.requeue(0, backoff=False)
             second = await anext(consumer)
             started_at = trio.current_time()
-            second.requeue(delay_ms=300)
+            second.requeue(delay_ms=300, backoff=False)
             third = await anext(consumer)
             assert trio.current_time() - started_at > 0.25
             third.finish()
@@ -113,7 +113,7 @@ async def test_a_requeued_batch_comes_again(broker: Broker) -> None:
                     if message.attempts > 1:
                         message.finish()
                 if not all(message.answered for message in batch):
-                    batch.requeue()
+                    batch.requeue(0, backoff=False)
                 if len(again) == 100:
                     break
     assert again == [2] * 100

@@ -202,7 +202,7 @@ async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
         held = 0
         async for message in consumer:
             if held < 20:
-                message.requeue(600_000)
+                message.requeue(600_000, backoff=False)
             held += 1
             if held >= 60:
                 break

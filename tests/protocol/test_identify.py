@@ -23,10 +23,15 @@ def test_every_field() -> None:
     body = (
         b'{"client_id":"c","hostname":"h","user_agent":"u","feature_negotiation":true,"heartbeat_interval":1000,'
         b'"output_buffer_size":64,"output_buffer_timeout":25,"tls_v1":true,"snappy":true,"deflate":true,'
-        b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"short_id":"c","long_id":7,"other":[{}]}'
+        b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"survive_refusals":true,'
+        b'"short_id":"c","long_id":7,"other":[{}]}'
     )
     expected = IdentifyRequest(
-        "c", "h", "u", True, 1000, 64, 25, True, True, True, deflate_level=3, sample_rate=99, msg_timeout=1000
+        *("c", "h", "u", True, 1000, 64, 25, True, True, True),
+        deflate_level=3,
+        sample_rate=99,
+        msg_timeout=1000,
+        survive_refusals=True,
     )
     assert parse_identify(body) == expected
     assert all(getattr(expected, field.name) != field.default for field in fields(IdentifyRequest))
@@ -276,6 +281,12 @@ def test_the_reply_shows_what_is_in_force() -> None:
         b'"deflate":false,"deflate_level":4,"max_deflate_level":4,"snappy":true,"sample_rate":7,'
         b'"auth_required":true,"output_buffer_size":100,"output_buffer_timeout":99}'
     )
+
+
+def test_what_nsqd_does_not_know_is_told_to_those_who_asked() -> None:
+    settings = negotiate(IdentifyRequest(), Limits())
+    told = identify_reply(settings, Upgrades(), Limits(), "1", auth_required=False, survive_refusals=True)
+    assert told.endswith(b',"survive_refusals":true}')
 
 
 # ---------------------------------------------------------------------- upgrades

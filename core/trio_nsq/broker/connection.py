@@ -41,7 +41,7 @@ from ..protocol.commands import LineTooLong
 from ..protocol.compression import Deflate, Snappy
 from .channel import Channel
 from .consumer import Consumer
-from .errors import PublishRefused
+from .errors import PublishRefused, TopicFull
 from .guard import Guard
 from .publisher import Publication
 from .wire import RECEIVE_BYTES, Wire
@@ -331,8 +331,13 @@ class Connection:
         try:
             await self.server.publish(topic_name, publications)
         except PublishRefused as exc:
-            verb = batch[0].verb
-            raise CommandError(f"E_{verb}_FAILED", f"{verb} failed {exc}") from exc
+            errors = [_refusal(p.verb, exc) for p in batch]
+            if not self.identity.survive_refusals:
+                raise errors[0] from exc
+            logger.error("[%s] - %s", self.peer, str(errors[0]))
+            for error in errors:
+                self._answer(encode_error(error.wire))
+            return
         count = sum(len(p.messages) for p in batch)
         self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
         self._answer(OK_FRAME * len(batch))
@@ -410,7 +415,14 @@ class Connection:
         if self.wire.bare:  # a connection is upgraded once
             upgrades = choose_upgrades(request, limits, tls=self.server.tls_context is not None)
         auth_required = bool(self.server.options.auth_http_addresses)
-        reply = identify_reply(settings, upgrades, limits, self.server.version, auth_required=auth_required)
+        reply = identify_reply(
+            settings,
+            upgrades,
+            limits,
+            self.server.version,
+            auth_required=auth_required,
+            survive_refusals=request.survive_refusals,
+        )
         self._answer(encode_response(reply))
         await self._upgrade(upgrades)
 
@@ -447,3 +459,9 @@ class Connection:
         assert self._nursery is not None
         if self.settings.output_buffer_timeout_ms:
             self._nursery.start_soon(self._send_held)
+
+
+def _refusal(verb: str, reason: PublishRefused) -> CommandError:
+    # A code of its own: with nsqd's, something of it may have been stored.
+    code = "E_TOPIC_FULL" if isinstance(reason, TopicFull) else f"E_{verb}_FAILED"
+    return CommandError(code, f"{verb} failed {reason}")

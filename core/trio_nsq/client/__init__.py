@@ -2,6 +2,7 @@
 
 from ..protocol.address import format_address, parse_address
 from .consumer import Consumer, ConsumerStats
+from .consumer_options import ConsumerOptions, ConsumerSettings
 from .errors import (
     AlreadyAnswered,
     BrokerError,
@@ -22,6 +23,8 @@ __all__ = [
     "ConnectionOptions",
     "ConnectionSettings",
     "Consumer",
+    "ConsumerOptions",
+    "ConsumerSettings",
     "ConsumerStats",
     "Message",
     "MessageBatch",

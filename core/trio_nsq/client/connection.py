@@ -8,8 +8,9 @@ last tick of the scheduler, as one piece.
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -28,7 +29,7 @@ from trio_nsq.protocol import (
     encode_nop,
     encode_sub,
 )
-from trio_nsq.protocol.limits import KIB
+from trio_nsq.protocol.limits import KIB, MINUTE_MS
 
 from ..protocol.address import parse_address
 from ..protocol.compression import Codec, CompressionError, Deflate, Snappy
@@ -39,12 +40,21 @@ from .options import ConnectionSettings
 READ_BYTES = 256 * KIB
 HANDSHAKE_TIMEOUT_S = 10.0
 """For each answer before the heartbeats take over the watch; nsqd gives a TLS handshake five seconds."""
+DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
+"""Of a broker that does not say; nsqd's."""
 
 Event = ResponseFrame | ErrorFrame | MessageRun
 
 
-async def connect(address: str, settings: ConnectionSettings) -> "Connection":
+async def connect(
+    address: str, settings: ConnectionSettings, *, survive_refusals: bool = False
+) -> "Connection":
     """Connect and introduce ourselves (magic, IDENTIFY).
+
+    Args:
+        address: `host:port`.
+        settings: What to ask of the broker.
+        survive_refusals: Ask, too, that the connection outlive a publish that is refused; nsqd does not know of that.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
@@ -64,7 +74,7 @@ async def connect(address: str, settings: ConnectionSettings) -> "Connection":
     except UnicodeError as error:  # of the encoding for the name service
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
     connection = Connection(stream, address, settings)
-    await connection.introduce()
+    await connection.introduce({"survive_refusals": True} if survive_refusals else {})
     return connection
 
 
@@ -79,6 +89,9 @@ class Connection:
     Attributes:
         address: As given.
         max_rdy_count: The highest RDY the broker accepts.
+        msg_timeout_ms: How long it waits for an answer to a message.
+        survives_refusals: A publish that the broker could not store (`E_PUB_FAILED` and the like) is not stored in any
+            part, and the connection goes on after it.
         ended: Set once the connection is over and its socket closed.
     """
 
@@ -87,6 +100,8 @@ class Connection:
     ) -> None:
         self.address = address
         self.max_rdy_count = Limits().max_rdy_count
+        self.msg_timeout_ms = settings.msg_timeout_ms or DEFAULT_MSG_TIMEOUT_MS
+        self.survives_refusals = False
         self.ended = trio.Event()
         self._stream = stream
         self._settings = settings
@@ -96,21 +111,26 @@ class Connection:
         self._wake = trio.Event()
         self._at_end = False
 
-    async def introduce(self) -> None:
+    async def introduce(self, extensions: Mapping[str, object] = MappingProxyType({})) -> None:
         """Send magic and IDENTIFY, take in the reply, and do what it says: TLS, compression, AUTH.
+
+        Args:
+            extensions: Fields of IDENTIFY beside those of the settings.
 
         Raises:
             ConnectionFailed: The socket is closed.
         """
-        reply = await self._ask(MAGIC_V2 + encode_identify(self._settings.identify()))
+        reply = await self._ask(MAGIC_V2 + encode_identify({**self._settings.identify(), **extensions}))
         features: Any = {}
         if reply != b"OK":  # that is a broker that does not negotiate
             try:
                 features = json.loads(reply)
                 self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
+                self.msg_timeout_ms = int(features.get("msg_timeout", self.msg_timeout_ms))
             except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
                 reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
                 raise await self._failed(reason) from error
+        self.survives_refusals = features.get("survive_refusals") is True
         if self._settings.tls_v1:
             if not features.get("tls_v1"):
                 raise await self._failed("it does not offer TLS, and nothing is to be sent in the clear")
@@ -208,11 +228,13 @@ class Connection:
         return not self._layers.ended
 
     async def _reply(self) -> bytes:
+        ended = False
         while True:
             event = self._reader.next_event()
             if event is None:
-                if not await self._receive():
+                if ended:
                     raise ConnectionLost(self.address, "the broker closed the connection")
+                ended = not await self._receive()  # the end of TLS may come with the last frame
             elif isinstance(event, ErrorFrame):
                 raise BrokerError(self.address, event.code, event.text)
             elif isinstance(event, MessageRun):

@@ -11,17 +11,21 @@ import trio
 
 from trio_nsq.protocol import NSQError, is_valid_name
 
-from ..protocol.address import format_address, parse_address
+from .addresses import each_once, lookupd_address, nsqd_address
 from .background import Background
 from .connection import connect
+from .consumer_options import ConsumerOptions, ConsumerSettings
+from .discovery import Discovery
 from .errors import ConnectionFailed
 from .feed import Feed, Tally
+from .flow import Flow
+from .handling import Busy, Handler, Handling
 from .inbox import Inbox
 from .message import Message, MessageBatch
-from .options import OFF, ConnectionOptions, ConnectionSettings
-from .reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
+from .reconnect import ReconnectDelays
 
-CLOSE_TIMEOUT_S = 5.0
+DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
+DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
 """How long a loop over messages that are already here may go on without letting other tasks run: the writer
 that sends its answers, and whoever answers heartbeats."""
@@ -54,29 +58,31 @@ class Consumer:
                 await store(message.body)
                 message.finish()
 
-    or, for bulk, `async for batch in consumer.batches(): ...; batch.finish()`.
+    or, for bulk, `async for batch in consumer.batches(): ...; batch.finish()`, or `await consumer.run(handler)`.
 
-    Entering connects: it returns when the first broker is subscribed. From then on every connection that is lost
-    is made again, for ever, with growing delays; a loop over messages just waits meanwhile. What was received
-    over a lost connection and not finished, the broker delivers again, once the message timeout is over.
+    Entering connects: it returns when the first broker is subscribed, or when discovery services have said that there
+    is none yet. From then on every connection that is lost is made again, for ever, with growing delays; a loop over
+    messages just waits meanwhile. What was received over a lost connection and not finished, the broker delivers
+    again, once the message timeout is over. Brokers that discovery services name are connected as they appear, and
+    those that none of them names any more are not connected again.
 
     Leaving returns to the brokers what was received and not answered, so nothing stays in flight; see `aclose`.
     Several tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a
     message takes none away.
 
+    When messages fail (are requeued, unless with `backoff=False`), the consumer goes easy: it takes none for a while,
+    then one, and goes by its result; see `max_backoff_duration_s`.
+
     Args:
         topic: The topic; created if need be.
         channel: The channel; created if need be.
-        nsqd_tcp_addresses: The brokers, `host:port` each.
+        nsqd_tcp_addresses: Brokers, `host:port` each. None: `127.0.0.1:4150`, if no discovery services are given.
+        lookupd_http_addresses: Discovery services (nsqlookupd) that know more of them: `host:port`, or a URL.
         max_in_flight: How many unanswered messages to hold at most, at least 1, shared evenly between the
-            connections. A connection is never given less than one, and never more than the broker allows. While
-            shares move from one connection to another the sum may be above it for a moment.
-        reconnect_min_s: The first delay before a connection is made again.
-        reconnect_max_s: The longest one.
-        close_timeout_s: How long leaving may take at most; 0: just hang up, leaving messages in flight until
-            their time is up.
-        random: Gives numbers in [0, 1), for the jitter of the delays.
-        options: See `ConnectionSettings`.
+            connections, and never more than the broker of one allows. If there are more connections than this, they
+            take turns. While shares move from one connection to another the sum may be above it for a moment.
+        random: Gives numbers in [0, 1), for the jitter of delays, and for whose turn it is.
+        options: See `ConsumerSettings`, and `ConnectionSettings`.
 
     Raises:
         ValueError: A name, an address or an option that cannot work.
@@ -87,37 +93,40 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        nsqd_tcp_addresses: Sequence[str] = ("127.0.0.1:4150",),
+        nsqd_tcp_addresses: Sequence[str] | None = None,
+        lookupd_http_addresses: Sequence[str] = (),
         max_in_flight: int = 1,
-        reconnect_min_s: float = MIN_DELAY_S,
-        reconnect_max_s: float = MAX_DELAY_S,
-        close_timeout_s: float = CLOSE_TIMEOUT_S,
         random: Callable[[], float] = random_module.random,
-        **options: Unpack[ConnectionOptions],
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         for what, name in (("topic", topic), ("channel", channel)):
             if not is_valid_name(name):
                 raise ValueError(f"{name!r} is not a valid {what} name")
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
-        self._settings = ConnectionSettings(**options)
-        if self._settings.heartbeat_interval_ms == OFF:
-            raise ValueError("heartbeat_interval_ms is -1; brokers let nobody subscribe without heartbeats")
-        self._addresses = _addresses(nsqd_tcp_addresses)
+        self._settings = ConsumerSettings(**options)
+        lookupds = each_once("lookupd_http_addresses", lookupd_http_addresses, lookupd_address)
+        if nsqd_tcp_addresses is None:
+            nsqd_tcp_addresses = () if lookupds else DEFAULT_NSQD_TCP_ADDRESSES
+        self._addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
+        if not self._addresses and not lookupds:
+            raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
         self._topic = topic
         self._channel = channel
-        self._max_in_flight = max_in_flight
-        self._close_timeout_s = close_timeout_s
-        self._delays = {
-            address: ReconnectDelays(reconnect_min_s, reconnect_max_s, random) for address in self._addresses
-        }
+        self._random = random
+        self._new_delays()  # for its checks
         self._background = Background()
         self._inbox = Inbox()
         self._tally = Tally()
-        self._feeds: list[Feed] = []
-        self._first_failures: dict[str, ConnectionFailed] = {}
-        self._first_connected = trio.Event()
-        self._first_settled = trio.Event()  # one address is connected, or none can be
+        self._flow = Flow(max_in_flight, self._settings, random)
+        self._busy = Busy()
+        self._discovery = Discovery(lookupds, topic, self._settings, random, self._found)
+        self._nursery: trio.Nursery | None = None
+        self._kept: set[str] = set()  # brokers that have a task to keep them connected
+        self._trying = 0  # brokers and services that have not shown yet whether they can be reached
+        self._failures: dict[str, ConnectionFailed] = {}
+        self._settled = trio.Event()  # one broker is connected, or all have been tried
+        self._opened = trio.Event()
         self._yield_at = 0.0
         self._entered = self._closing = False
         self._closed = trio.Event()
@@ -126,16 +135,18 @@ class Consumer:
         """Connect.
 
         Raises:
-            ConnectionFailed: None of the brokers could be reached.
+            ConnectionFailed: None of the brokers could be reached, and no discovery service was there to name others.
         """
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once")
         self._entered = True
         await self._background.open(self._run)
         try:
-            await self._first_settled.wait()
-            if not self._feeds and len(self._first_failures) == len(self._addresses):
-                raise _none_reached([self._first_failures[address] for address in self._addresses])
+            await self._settled.wait()
+            if not self._opened.is_set() and not self._discovery.answered:
+                failures = [self._failures[address] for address in self._addresses]
+                raise _none_reached([*failures, *self._discovery.failures_to_connect()])
+            self._opened.set()
         except BaseException:
             self._inbox.close()
             await self._background.close()
@@ -151,10 +162,11 @@ class Consumer:
             await self._background.close()
 
     async def aclose(self) -> None:
-        """Stop receiving, return what is not answered, and disconnect; loops over the consumer end.
+        """Stop receiving, return what is not answered, and disconnect; loops over the consumer, and `run`, end.
 
-        Every broker is told to send no more (CLS); what has been received from it and not finished or requeued,
-        is requeued without delay; then the connection is closed. Answers given afterwards have no effect.
+        Every broker is told to send no more (CLS). Handlers of `run` that are at work may end it, for half of
+        `close_timeout_s`. What has been received and not finished or requeued by then is requeued without delay;
+        then the connection is closed. Answers given afterwards have no effect.
 
         This takes at most `close_timeout_s`, and is done also when the task is cancelled: a program that is
         interrupted does not leave its messages in flight. May be called again.
@@ -163,11 +175,13 @@ class Consumer:
             await self._closed.wait()
             return
         self._closing = True
+        self._flow.stop()
         self._inbox.close()
+        timeout_s = self._settings.close_timeout_s
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for feed in self._feeds if self._close_timeout_s > 0 else ():
-                    nursery.start_soon(feed.say_goodbye, self._close_timeout_s)
+                for feed in self._flow.feeds if timeout_s > 0 else ():
+                    nursery.start_soon(feed.say_goodbye, timeout_s, self._busy)
             if self._entered:
                 await self._background.stop()
         self._closed.set()
@@ -175,20 +189,41 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """What this consumer has done so far."""
         tally = self._tally
-        return ConsumerStats(tally.received, tally.finished, tally.requeued, len(self._feeds))
+        return ConsumerStats(tally.received, tally.finished, tally.requeued, len(self._flow.feeds))
 
     @property
     def max_in_flight(self) -> int:
         """How many unanswered messages to hold at most."""
-        return self._max_in_flight
+        return self._flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         """Change it, from the brokers' next delivery on; 0: they send nothing more until it is changed again."""
         if count < 0:
             raise ValueError(f"max_in_flight is {count}; it must be at least 0")
-        self._max_in_flight = count
-        self._share_ready_count()
+        self._flow.max_in_flight = count
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some broker waits for answers before it sends more, or soon will.
+
+        That is, whether 85 % of the messages that it may have in flight, or more, are here and not answered. A program
+        that collects messages knows by this that it is time to work on them.
+        """
+        return self._flow.is_starved
+
+    @property
+    def paused(self) -> bool:
+        """Whether the consumer was told to pause."""
+        return self._flow.paused
+
+    def pause(self) -> None:
+        """Have the brokers send nothing more until `unpause`; connections stay, and what has come can be answered."""
+        self._flow.paused = True
+
+    def unpause(self) -> None:
+        """Go on after `pause`."""
+        self._flow.paused = False
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Message by message, as they arrive; ends when the consumer is closed."""
@@ -201,24 +236,84 @@ class Consumer:
             await self._wait()
         return message
 
-    def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
+    def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> AsyncIterator[MessageBatch]:
         """Batch by batch: whatever has arrived together. Much cheaper for each message than one by one.
 
         Args:
-            max_messages: Of a larger batch hand out no more than this at a time; None: all of it.
+            max_messages: Hand out no more than this at a time; None: all there are.
+            max_wait_s: How long to wait for more once the first messages are there, so that one batch is made of what
+                arrives in this time, from all brokers. It is handed out earlier when it has `max_messages`, or when
+                some broker sends no more before it has answers, as `max_in_flight` allows no more.
 
         Raises:
-            ValueError: max_messages is less than 1.
+            ValueError: max_messages is less than 1, or max_wait_s less than 0.
         """
         if max_messages is not None and max_messages < 1:
             raise ValueError(f"max_messages is {max_messages}; it must be at least 1")
-        return _Batches(self, max_messages)
+        if not max_wait_s >= 0:
+            raise ValueError(f"max_wait_s is {max_wait_s}; it must be at least 0")
+        return _Batches(self, max_messages, max_wait_s)
 
-    async def _next_batch(self, max_messages: int | None) -> MessageBatch:
-        await self._wait()
-        while (batch := self._inbox.take_batch(max_messages)) is None:
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        given_up: Handler | None = None,
+        auto_touch: bool = False,
+    ) -> None:
+        """Hand every message to `handler`, until the consumer is closed or the task cancelled.
+
+        A message is finished when the handler returns, and requeued when it raises an `Exception`, which is logged:
+        after `default_requeue_delay_ms` times its attempts, and with backoff. A handler may also answer it itself.
+
+        Args:
+            handler: An async function of one message.
+            concurrency: How many are handled at the same time, at least 1; `max_in_flight` should be no less.
+            max_attempts: A message that is delivered more often is given up: finished without being handled, with a
+                line in the log. 0: none is.
+            given_up: Called instead, with a message that is given up, before it is finished: to put it aside, say. If
+                it raises, the message is requeued like any other that failed.
+            auto_touch: Have the broker wait (TOUCH) for as long as handling a message takes, up to its maximum
+                (15 minutes in all, unless configured).
+
+        Raises:
+            ValueError: concurrency is less than 1, or max_attempts less than 0.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
+        if max_attempts < 0:
+            raise ValueError(f"max_attempts is {max_attempts}; it must be at least 0")
+        handling = Handling(handler, max_attempts=max_attempts, given_up=given_up, auto_touch=auto_touch)
+        async with trio.open_nursery() as nursery:
+            for _ in range(concurrency):
+                nursery.start_soon(self._handle_each, handling)
+
+    async def _handle_each(self, handling: Handling) -> None:
+        async for message in self:
+            with self._busy:
+                await handling.handle(message)
+
+    async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
+        while True:
             await self._wait()
-        return batch
+            if not max_wait_s:
+                batch = self._inbox.take_batch(max_messages)
+            else:
+                # Nothing is taken before the time is over, so that nothing is lost if this is cancelled.
+                with trio.move_on_after(max_wait_s):
+                    while not self._is_enough(max_messages):
+                        await self._inbox.wait_for_more()
+                batch = self._inbox.take_gathered(max_messages)
+            if batch is not None:
+                return batch
+
+    def _is_enough(self, max_messages: int | None) -> bool:
+        """Whether it makes no sense to wait for more messages than there are."""
+        if self._inbox.closed or self._flow.is_blocked:
+            return True
+        return max_messages is not None and self._inbox.available >= max_messages
 
     async def _wait(self) -> None:
         """Let other tasks run until there may be something to take, or raise StopAsyncIteration."""
@@ -231,80 +326,92 @@ class Consumer:
 
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for address in self._addresses:
-                nursery.start_soon(self._keep_connected, address)
+            self._nursery = nursery
+            nursery.start_soon(self._flow.run)
+            self._trying += 1
+            self._found(self._addresses)
+            await self._discovery.ask()
+            self._tried()
+            await self._opened.wait()
+            await self._discovery.keep_asking()
+
+    def _found(self, addresses: list[str]) -> None:
+        """Keep these brokers connected, from now on, if that is not done yet."""
+        assert self._nursery is not None
+        for address in addresses:
+            if address not in self._kept:
+                self._kept.add(address)
+                self._trying += 1
+                self._nursery.start_soon(self._keep_connected, address)
+
+    def _is_wanted(self, address: str) -> bool:
+        return address in self._addresses or self._discovery.names(address)
 
     async def _keep_connected(self, address: str) -> None:
-        delays = self._delays[address]
+        delays = self._new_delays()
         first = True
-        while not self._closing:
+        while not self._closing and self._is_wanted(address):
             try:
                 connection = await connect(address, self._settings)
                 await connection.subscribe(self._topic, self._channel)
             except ConnectionFailed as error:
                 if first:
-                    self._first_failed(error)
-                    await self._first_connected.wait()  # if that never is, entering raises and cancels this
+                    self._failures[address] = error
+                    self._tried()
+                    await self._opened.wait()  # if that never is, entering raises the error and cancels this
                 delay_s = delays.next_s()
                 _logger.warning("%s; next attempt in %.1f s", error, delay_s)
             else:
+                if not first:
+                    _logger.info("connected to %s", address)
                 connected_at = trio.current_time()
-                reason = await self._receive(Feed(connection, self._tally, self._inbox.put))
+                reason = await self._receive(
+                    Feed(connection, self._settings, self._tally, self._flow, self._inbox.put)
+                )
                 if self._closing:
                     return
                 delays.connection_lasted(trio.current_time() - connected_at)
                 delay_s = delays.next_s()
                 _logger.warning("%s; connecting again in %.1f s", reason, delay_s)
+                self._discovery.ask_again()
             first = False
             await trio.sleep(delay_s)
+        self._kept.discard(address)
 
     async def _receive(self, feed: Feed) -> NSQError:
         """Take part in the sharing of max_in_flight and receive, until the connection ends; say why it did."""
-        self._feeds.append(feed)
-        self._share_ready_count()
-        self._first_connected.set()
-        self._first_settled.set()
+        self._flow.add(feed)
+        self._opened.set()
+        self._settled.set()
         try:
             return await feed.run()
         finally:
-            self._feeds.remove(feed)
             self._inbox.discard(feed)
-            self._share_ready_count()
+            self._flow.remove(feed)
 
-    def _share_ready_count(self) -> None:
-        if self._feeds and not self._closing:
-            share, rest = divmod(self._max_in_flight, len(self._feeds))
-            least = min(1, self._max_in_flight)
-            for place, feed in enumerate(self._feeds):
-                feed.set_ready_count(max(least, share + (place < rest)))
+    def _tried(self) -> None:
+        self._trying -= 1
+        if not self._trying:
+            self._settled.set()
 
-    def _first_failed(self, error: ConnectionFailed) -> None:
-        self._first_failures[error.address] = error
-        if len(self._first_failures) == len(self._addresses):
-            self._first_settled.set()
+    def _new_delays(self) -> ReconnectDelays:
+        settings = self._settings
+        return ReconnectDelays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
 
 
 class _Batches:
     """Not an async generator: leaving a loop over one early would leave it to the garbage collector."""
 
-    def __init__(self, consumer: Consumer, max_messages: int | None) -> None:
+    def __init__(self, consumer: Consumer, max_messages: int | None, max_wait_s: float) -> None:
         self._consumer = consumer
         self._max_messages = max_messages
+        self._max_wait_s = max_wait_s
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> MessageBatch:
-        return await self._consumer._next_batch(self._max_messages)
-
-
-def _addresses(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise ValueError(f"nsqd_tcp_addresses is the string {texts!r}; it must be a list of addresses")
-    addresses = list(dict.fromkeys(format_address(*parse_address(text)) for text in texts))
-    if not addresses:
-        raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
-    return addresses
+        return await self._consumer._next_batch(self._max_messages, self._max_wait_s)
 
 
 def _none_reached(failures: list[ConnectionFailed]) -> ConnectionFailed:

@@ -59,13 +59,14 @@ class BrokerError(NSQError):
 
 
 class PublishFailed(NSQError):
-    """Messages were not acknowledged. They are not sent again by themselves: that is for the caller to decide.
+    """Messages were not acknowledged. Whether to publish them again is for the caller to decide.
 
-    The cause (`ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`) is the `__cause__`.
+    The cause (`ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`) is the `__cause__`: the last
+    one, if several brokers were tried.
 
     Attributes:
-        maybe_stored: True: the broker may have stored messages it did not acknowledge, so publishing them again may
-            store them twice. False: none of them was stored, and publishing again cannot duplicate anything.
+        maybe_stored: True: messages that were not acknowledged may be stored, so publishing them again may store them
+            twice. False: none of those was stored, and publishing them again cannot duplicate anything.
         acknowledged: How many messages of this call, counted from its first, were acknowledged before the
             failure: always 0 but for `publish_many`.
     """

@@ -1,13 +1,15 @@
 """One subscribed connection, as its messages see it: where answers go, and what is still unanswered."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import trio
 
 from trio_nsq.protocol import (
     ErrorFrame,
+    FrameError,
     MessageRun,
     NSQError,
     ResponseFrame,
@@ -18,9 +20,13 @@ from trio_nsq.protocol import (
     encode_touch,
 )
 from trio_nsq.protocol.errors import NON_FATAL_CODES
+from trio_nsq.protocol.limits import SECOND_MS
 
 from .connection import Connection, Event
+from .consumer_options import ConsumerSettings
 from .errors import BrokerError
+from .flow import Flow
+from .handling import Busy
 from .message import MessageBatch
 
 CLOSE_LINGER_S = 0.05
@@ -47,21 +53,39 @@ class Feed:
 
     Args:
         connection: Connected and subscribed; `run` has not been called.
+        settings: For requeue delays.
         tally: Where to count.
+        flow: What decides about the ready count.
         deliver: Called with each batch.
 
     Attributes:
         address: The broker, `host:port`.
+        max_rdy_count: The highest ready count it allows.
+        msg_timeout_s: How long it waits for an answer to a message.
+        ready_count: How many messages may be in flight; what it was told last.
+        heard_at: When the last messages came, on trio's clock.
     """
 
-    def __init__(self, connection: Connection, tally: Tally, deliver: Callable[[MessageBatch], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        settings: ConsumerSettings,
+        tally: Tally,
+        flow: Flow,
+        deliver: Callable[[MessageBatch], None],
+    ) -> None:
         self.address = connection.address
+        self.max_rdy_count = connection.max_rdy_count
+        self.msg_timeout_s = connection.msg_timeout_ms / SECOND_MS
+        self.ready_count = 0
+        self.heard_at = trio.current_time()
         self._connection = connection
+        self._settings = settings
         self._tally = tally
+        self._flow = flow
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
         self._live = True  # answers still have an effect
-        self._ready_count = 0
         self._close_wait = trio.Event()
 
     async def run(self) -> NSQError:
@@ -73,11 +97,15 @@ class Feed:
             self._held.clear()
             self._close_wait.set()
 
+    @property
+    def in_flight(self) -> int:
+        """How many messages are not answered."""
+        return sum(batch.unanswered_count for batch in self._held)
+
     def set_ready_count(self, count: int) -> None:
-        """Ask for up to `count` messages in flight, or the broker's maximum if that is less."""
-        count = min(count, self._connection.max_rdy_count)
-        if count != self._ready_count:
-            self._ready_count = count
+        """Ask for up to `count` messages in flight, no more than the broker allows."""
+        if count != self.ready_count:
+            self.ready_count = count
             self._connection.write(encode_rdy(count))
 
     def finish(self, ids: Sequence[bytes]) -> None:
@@ -85,20 +113,29 @@ class Feed:
         if self._live:
             self._tally.finished += len(ids)
             self._connection.write(encode_finish(ids))
+            self._flow.succeeded()
 
-    def requeue(self, ids: Sequence[bytes], delay_ms: int) -> None:
-        """REQ for each; nothing once the connection is over."""
+    def requeue(
+        self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
+    ) -> None:
+        """REQ for each, after the delay or, if that is None, what its attempts make it; nothing once all is over."""
         if self._live:
-            self._requeue(ids, delay_ms)
+            delay_of = self._settings.requeue_delay_ms
+            delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]
+            self._requeue(ids, delays_ms)
+            if backoff:
+                self._flow.failed()
+            else:
+                self._flow.undecided()
 
-    def _requeue(self, ids: Sequence[bytes], delay_ms: int) -> None:
+    def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int]) -> None:
         self._tally.requeued += len(ids)
-        self._connection.write(b"".join([encode_requeue(message_id, delay_ms) for message_id in ids]))
+        self._connection.write(b"".join(map(encode_requeue, ids, delays_ms)))
 
-    def touch(self, message_id: bytes) -> None:
-        """TOUCH; nothing once the connection is over."""
+    def touch(self, ids: Sequence[bytes]) -> None:
+        """TOUCH for each; nothing once the connection is over."""
         if self._live:
-            self._connection.write(encode_touch(message_id))
+            self._connection.write(b"".join(map(encode_touch, ids)))
 
     def hold(self, batch: MessageBatch) -> None:
         """Note that a batch waits for answers."""
@@ -108,19 +145,21 @@ class Feed:
         """Note that all of a batch is answered."""
         self._held.pop(batch, None)
 
-    async def say_goodbye(self, timeout_s: float) -> None:
+    async def say_goodbye(self, timeout_s: float, busy: Busy) -> None:
         """Return every message that is not answered, and end the connection.
 
         After this nothing is in flight on this connection, unless the broker did not play its part in time or the
         connection was lost before: then its messages are delivered again when their time is up.
 
         Args:
-            timeout_s: How long the whole may take. For half of it CLOSE_WAIT is waited for.
+            timeout_s: How long the whole may take. For half of it CLOSE_WAIT is waited for, and answers to come.
+            busy: Those who may give some.
         """
         with trio.move_on_after(timeout_s):
             self._connection.write(encode_cls())
             with trio.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
+                await busy.rest()
             self._return_held()
             self._live = False  # an answer to a message that is returned could only fail
             with trio.move_on_after(CLOSE_LINGER_S):
@@ -131,13 +170,15 @@ class Feed:
 
     def _return_held(self) -> None:
         for batch in self._held:
-            self._requeue(batch.unanswered_ids(), 0)
+            self._requeue(batch.unanswered_ids(), repeat(0))
         self._held.clear()
 
     def _handle(self, event: Event) -> None:
         match event:
             case MessageRun():
                 self._tally.received += len(event)
+                self.heard_at = trio.current_time()
+                self._flow.received(self)
                 self._deliver(MessageBatch(event, self))
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:
@@ -148,3 +189,5 @@ class Feed:
                 _logger.log(level, "%s refused an answer: %s %s", self.address, code, text)
             case ResponseFrame(b"CLOSE_WAIT"):
                 self._close_wait.set()
+            case ResponseFrame():
+                raise FrameError(f"it sent what was not asked for: {event!r:.100}")

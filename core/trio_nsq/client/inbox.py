@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .gathered import GatheredBatch
 from .message import Message, MessageBatch
 
 if TYPE_CHECKING:
@@ -19,19 +20,23 @@ class Inbox:
 
     Attributes:
         closed: Nothing more will come out.
+        available: How many messages there are.
     """
 
     def __init__(self) -> None:
         self.closed = False
+        self.available = 0
         self._batches: deque[MessageBatch] = deque()
         self._offset = 0  # messages of the first batch that are taken
         self._changed = trio.Event()
+        self._more: trio.Event | None = None  # somebody waits for more than there is
 
     def put(self, batch: MessageBatch) -> None:
         """Add a batch, unless the inbox is closed."""
         if not self.closed:
             self._batches.append(batch)
-            self._changed.set()
+            self.available += len(batch)
+            self._tell()
 
     def take_message(self) -> Message | None:
         """The oldest message, or None."""
@@ -50,7 +55,19 @@ class Inbox:
         self._advance(stop)
         return batch if stop - start == len(batch) else batch._carve(start, stop)
 
+    def take_gathered(self, max_messages: int | None) -> MessageBatch | None:
+        """All messages, or as many as are wanted, as one batch; None if there is none."""
+        parts = []
+        while (part := self.take_batch(max_messages)) is not None:
+            parts.append(part)
+            if max_messages is not None:
+                max_messages -= len(part)
+                if not max_messages:
+                    break
+        return GatheredBatch(parts) if len(parts) > 1 else parts[0] if parts else None
+
     def _advance(self, offset: int) -> None:
+        self.available -= offset - self._offset
         if offset == len(self._batches[0]):
             self._batches.popleft()
             offset = 0
@@ -61,13 +78,20 @@ class Inbox:
         if self._batches and self._batches[0]._feed is feed:
             self._offset = 0
         self._batches = deque(batch for batch in self._batches if batch._feed is not feed)
+        self.available = sum(map(len, self._batches)) - self._offset
 
     def close(self) -> None:
         """Forget everything and wake whoever waits."""
         self.closed = True
         self._batches.clear()
-        self._offset = 0
+        self._offset = self.available = 0
+        self._tell()
+
+    def _tell(self) -> None:
         self._changed.set()
+        if self._more is not None:
+            self._more.set()
+            self._more = None
 
     def __len__(self) -> int:
         """How many batches there are, or parts of one."""
@@ -78,3 +102,9 @@ class Inbox:
         if not self._batches and not self.closed and self._changed.is_set():
             self._changed = trio.Event()
         await self._changed.wait()
+
+    async def wait_for_more(self) -> None:
+        """Wait until something more comes, or the inbox is closed: later than now, in both cases."""
+        if self._more is None:
+            self._more = trio.Event()
+        await self._more.wait()

@@ -1,7 +1,7 @@
 """What a consumer hands out: batches as they came off the wire, and single messages as views of them."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trio_nsq.protocol import MessageRun
 
@@ -9,6 +9,8 @@ from .errors import AlreadyAnswered
 
 if TYPE_CHECKING:
     from .feed import Feed
+
+_Item = TypeVar("_Item")
 
 
 class MessageBatch:
@@ -23,10 +25,20 @@ class MessageBatch:
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
         attempts: How often each was delivered, this time included; 1 is the first.
-        nsqd_address: The broker they came from, `host:port`.
+        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if they were gathered.
     """
 
-    __slots__ = ("_answered", "_done", "_feed", "attempts", "bodies", "ids", "nsqd_address", "timestamps_ns")
+    __slots__ = (
+        "_answered",
+        "_done",
+        "_feed",
+        "_received_at",
+        "attempts",
+        "bodies",
+        "ids",
+        "nsqd_address",
+        "timestamps_ns",
+    )
 
     def __init__(self, run: MessageRun, feed: "Feed") -> None:
         self.bodies = run.bodies
@@ -35,6 +47,7 @@ class MessageBatch:
         self.attempts = run.attempts
         self.nsqd_address = feed.address
         self._feed = feed
+        self._received_at = feed.heard_at
         self._answered: set[int] = set()  # places of those answered one by one, or carved out
         self._done = False  # nothing is left to answer
         feed.hold(self)
@@ -57,28 +70,44 @@ class MessageBatch:
         """
         self._feed.finish(self._claim_rest())
 
-    def requeue(self, delay_ms: int = 0) -> None:
+    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         """Put all messages not yet answered back (REQ), to be delivered again, to any consumer of the channel.
 
         Args:
-            delay_ms: Not before this many milliseconds have passed; 0: at once. The broker has a maximum
-                (an hour, unless configured) and quietly uses it instead.
+            delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
+                `default_requeue_delay_ms` times the attempts of each. The broker has a maximum (an hour, unless
+                configured) and quietly uses it instead.
+            backoff: They failed, so the consumer is to go easy; False: they did not.
 
         Raises:
             AlreadyAnswered: There are none.
             ValueError: The delay is negative.
         """
         _check_delay(delay_ms)
-        self._feed.requeue(self._claim_rest(), delay_ms)
+        attempts = self._unanswered(self.attempts)
+        self._feed.requeue(self._claim_rest(), attempts, delay_ms, backoff)
+
+    def touch(self) -> None:
+        """Start the in-flight time of all messages not yet answered anew (TOUCH); see `Message.touch`."""
+        self._feed.touch(self.unanswered_ids())
 
     def unanswered_ids(self) -> list[bytes]:
         """The ids of the messages not yet answered, in order."""
+        return self._unanswered(self.ids)
+
+    @property
+    def unanswered_count(self) -> int:
+        """How many messages are not yet answered."""
+        return 0 if self._done else len(self.ids) - len(self._answered)
+
+    def _unanswered(self, items: list[_Item]) -> list[_Item]:
+        """Those of one of the lists that belong to messages not yet answered."""
         if self._done:
             return []
         answered = self._answered
         if not answered:
-            return self.ids
-        return [message_id for place, message_id in enumerate(self.ids) if place not in answered]
+            return items
+        return [item for place, item in enumerate(items) if place not in answered]
 
     def _claim_rest(self) -> list[bytes]:
         ids = self.unanswered_ids()
@@ -108,6 +137,7 @@ class MessageBatch:
         cut = slice(start, stop)
         run = MessageRun(self.ids[cut], self.bodies[cut], self.timestamps_ns[cut], self.attempts[cut])
         part = MessageBatch(run, self._feed)
+        part._received_at = self._received_at
         self._answered.update(range(start, stop))
         if len(self._answered) == len(self.ids):
             self._release()
@@ -153,6 +183,16 @@ class Message:
         return self._batch.nsqd_address
 
     @property
+    def received_at(self) -> float:
+        """When it came, on trio's clock."""
+        return self._batch._received_at
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the broker waits for an answer, from then on or from the last `touch`."""
+        return self._batch._feed.msg_timeout_s
+
+    @property
     def answered(self) -> bool:
         """Whether it was finished or requeued."""
         return self._batch._is_answered(self._place)
@@ -169,12 +209,14 @@ class Message:
         batch = self._batch
         batch._feed.finish([batch._claim(self._place)])
 
-    def requeue(self, delay_ms: int = 0) -> None:
+    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         """Put the message back (REQ), to be delivered again, to any consumer of the channel.
 
         Args:
-            delay_ms: Not before this many milliseconds have passed; 0: at once. The broker has a maximum
-                (an hour, unless configured) and quietly uses it instead.
+            delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
+                `default_requeue_delay_ms` times the message's attempts. The broker has a maximum (an hour, unless
+                configured) and quietly uses it instead.
+            backoff: It failed, so the consumer is to go easy; False: it did not.
 
         Raises:
             AlreadyAnswered: It was finished or requeued before.
@@ -182,7 +224,7 @@ class Message:
         """
         _check_delay(delay_ms)
         batch = self._batch
-        batch._feed.requeue([batch._claim(self._place)], delay_ms)
+        batch._feed.requeue([batch._claim(self._place)], [self.attempts], delay_ms, backoff)
 
     def touch(self) -> None:
         """Start the message's in-flight time anew (TOUCH), up to the broker's maximum (15 minutes in all).
@@ -190,9 +232,9 @@ class Message:
         Ignored once the message is answered, so that a task that touches need not be stopped first.
         """
         if not self.answered:
-            self._batch._feed.touch(self.id)
+            self._batch._feed.touch([self.id])
 
 
-def _check_delay(delay_ms: int) -> None:
-    if delay_ms < 0:
+def _check_delay(delay_ms: int | None) -> None:
+    if delay_ms is not None and delay_ms < 0:
         raise ValueError(f"a requeue delay of {delay_ms} ms; it must not be negative")

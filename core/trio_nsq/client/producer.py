@@ -1,69 +1,84 @@
-"""A producer for one broker."""
+"""A producer for one broker or several."""
 
 import logging
+import random as random_module
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from types import TracebackType
 from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import (
-    ErrorFrame,
-    FrameError,
-    Limits,
-    MessageSet,
-    NSQError,
-    ResponseFrame,
-    is_valid_name,
-    pack_messages,
-)
+from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_messages
 from trio_nsq.protocol.limits import MIB
 
 from ..protocol.address import format_address, parse_address
 from .background import Background
-from .connection import Connection, Event, connect
 from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed
+from .link import Link
 from .options import ConnectionOptions, ConnectionSettings
-from .publishing import COUNT_BYTES, MPUB_TARGET_BYTES, SIZE_BYTES, Command, Outbox, Receipt
+from .publishing import (
+    COUNT_BYTES,
+    MPUB_TARGET_BYTES,
+    PASSING_CODES,
+    SIZE_BYTES,
+    Command,
+    Outbox,
+    Receipt,
+    Series,
+)
+from .reconnect import MAX_DELAY_S, MIN_DELAY_S
+from .rotation import Rotation
 
 MAX_IN_FLIGHT_BYTES = 4 * MIB
 CLOSE_TIMEOUT_S = 5.0
 
 _NSQD = Limits()
-_OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
 
 
 class Producer:
-    """Publishes to one broker; an async context manager.
+    """Publishes to one broker, or to several in turn; an async context manager.
 
         async with Producer("127.0.0.1:4150") as producer:
             await producer.publish("clicks", b"...")
 
-    A publish returns once the broker has acknowledged it, and raises `PublishFailed` otherwise, which says whether
-    the message may have been stored. Nothing is ever sent again by itself.
+    A publish returns once a broker has acknowledged it, and raises `PublishFailed` otherwise, which says whether
+    the message may have been stored. What was sent is not sent again by itself, unless `retry` is set.
 
-    Any number of tasks may publish at the same time. Single messages to one topic that wait for the writer leave as
-    one MPUB, which the broker stores as a whole or not at all.
+    Any number of tasks may publish at the same time. Single messages to one topic that wait for the same writer leave
+    as one MPUB, which the broker stores as a whole or not at all: if it is refused, all of them are.
 
-    A lost connection fails every publish that is not acknowledged. The next publish connects again; if
-    that fails it fails with it, and the one after it tries once more.
+    Each publish goes to the next broker in turn. One that cannot be reached, or whose connection is lost, is set aside
+    and tried again after a growing delay, beside the publishes, which meanwhile go to the others; what it was to get
+    and was not sent goes there, too. If all are away, each publish tries all of them before it fails.
+    A lost connection is made again when something is to be published, not before.
 
-    Everything a broker would refuse, and close the connection over, is checked against the limits below
-    before it is sent, so that one caller's mistake does not fail the publishes of others. Set them to the broker's
-    values if those are not nsqd's defaults.
+    A publish that a broker refuses costs no other one. Brokers close the connection after most refusals: what was sent
+    behind the refused publish, which they never execute then, is sent anew over the next connection. A broker of ours
+    keeps the connection if it is only that a topic is full, or its disk.
+
+    What no broker accepts is checked before it is sent, and so are the limits below: set them to the brokers' values
+    if those are not nsqd's defaults.
 
     Args:
-        nsqd_tcp_address: The broker, `host:port`.
-        max_in_flight_bytes: How many bytes may wait for acknowledgement; more wait to be sent until there is room.
-            A larger command is sent by itself.
-        max_msg_size: The broker's limit for a message, in bytes.
-        max_body_size: The broker's limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The broker's limit for deferring a message.
+        nsqd_tcp_addresses: The broker, `host:port`, or several of them.
+        retry: Publish again, through each other broker once, what one did not acknowledge because its connection was
+            lost, or because it could not store it. If it had stored it all the same, it is then stored twice.
+        ordered: Fail with each publish that fails all others that were handed over after it and are not acknowledged;
+            they are not stored. So there is never a gap in what is stored. With one broker only.
+        max_in_flight_bytes: How many bytes may wait for acknowledgement by one broker; more wait to be sent until there
+            is room. A larger command is sent by itself.
+        max_msg_size: The brokers' limit for a message, in bytes.
+        max_body_size: The brokers' limit for the body of an MPUB, in bytes.
+        max_req_timeout_ms: The brokers' limit for deferring a message; None: that is for the broker to say, at the
+            price of a connection. nsqd's is its `--max-req-timeout`, an hour by default, ours `--max-defer`, a year.
+        reconnect_min_s: How long a broker is set aside after its first failure.
+        reconnect_max_s: The longest.
         close_timeout_s: How long leaving may wait for acknowledgements.
+        random: Gives numbers in [0, 1), for the jitter of the delays.
         options: See `ConnectionSettings`.
 
     Raises:
@@ -72,21 +87,35 @@ class Producer:
 
     def __init__(
         self,
-        nsqd_tcp_address: str = "127.0.0.1:4150",
+        nsqd_tcp_addresses: str | Sequence[str] = "127.0.0.1:4150",
         *,
+        retry: bool = False,
+        ordered: bool = False,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         max_msg_size: int = _NSQD.max_msg_size,
         max_body_size: int = _NSQD.max_body_size,
-        max_req_timeout_ms: int = _NSQD.max_req_timeout_ms,
+        max_req_timeout_ms: int | None = None,
+        reconnect_min_s: float = MIN_DELAY_S,
+        reconnect_max_s: float = MAX_DELAY_S,
         close_timeout_s: float = CLOSE_TIMEOUT_S,
+        random: Callable[[], float] = random_module.random,
         **options: Unpack[ConnectionOptions],
     ) -> None:
         if min(max_in_flight_bytes, max_msg_size) < 1 or max_body_size <= COUNT_BYTES + SIZE_BYTES:
             raise ValueError(
                 "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
             )
-        self._address = format_address(*parse_address(nsqd_tcp_address))
-        self._settings = ConnectionSettings(**options)
+        texts = [nsqd_tcp_addresses] if isinstance(nsqd_tcp_addresses, str) else nsqd_tcp_addresses
+        addresses = list(dict.fromkeys(format_address(*parse_address(text)) for text in texts))
+        if not addresses:
+            raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
+        if ordered and len(addresses) > 1:
+            raise ValueError(
+                f"ordered with {len(addresses)} brokers; there can be one order on one broker only"
+            )
+        settings = ConnectionSettings(**options)
+        self._retry = retry
+        self._ordered = ordered
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_msg_size = max_msg_size
         self._max_set_bytes = max_body_size - COUNT_BYTES
@@ -94,23 +123,45 @@ class Producer:
         self._close_timeout_s = close_timeout_s
         self._part_bytes = min(MPUB_TARGET_BYTES, self._max_set_bytes, max_in_flight_bytes)
         self._background = Background()
-        self._outbox = Outbox(max_in_flight_bytes, self._part_bytes)
-        self._connection: Connection | None = None
-        self._wanted = trio.Event()  # there is something to send, so connect
+        self._rotation = Rotation(addresses, reconnect_min_s, reconnect_max_s, random)
+        self._links = {
+            address: Link(
+                address,
+                settings,
+                Outbox(max_in_flight_bytes, self._part_bytes),
+                ordered=ordered,
+                connected=self._connected,
+                away=self._away,
+                undone=self._undone,
+            )
+            for address in addresses
+        }
+        self._first_failures: dict[str, NSQError] = {}
+        self._first_settled = trio.Event()  # one broker is connected, or none can be
         self._entered = self._closing = False
         self._closed = trio.Event()
 
     async def __aenter__(self) -> Self:
-        """Connect.
+        """Connect to all brokers; returns as soon as one connection is made.
 
         Raises:
-            ConnectionFailed: The broker cannot be reached.
+            ConnectionFailed: None of the brokers could be reached.
         """
         if self._entered:
             raise RuntimeError("a Producer can be entered only once")
-        self._connection = await connect(self._address, self._settings)
         self._entered = True
         await self._background.open(self._run)
+        try:
+            for link in self._links.values():
+                link.want()
+            await self._first_settled.wait()
+            if len(self._first_failures) == len(self._links):
+                raise _none_reached(self._first_failures)
+        except BaseException:
+            self._closing = True
+            self._closed.set()
+            await self._background.close()
+            raise
         return self
 
     async def __aexit__(
@@ -133,13 +184,16 @@ class Producer:
         self._closing = True
         try:
             with trio.move_on_after(self._close_timeout_s):
-                for receipt in self._outbox.receipts():
+                for receipt in [r for link in self._links.values() for r in link.outbox.receipts()]:
                     await receipt.settled.wait()
         finally:
             if self._entered:
                 with trio.CancelScope(shield=True):
                     await self._background.stop()
-            self._outbox.fail(ProducerClosed("the producer was closed before the broker acknowledged it"))
+            reason = ProducerClosed("the producer was closed before the broker acknowledged it")
+            for link in self._links.values():
+                for command in link.outbox.clear():
+                    command.fail(reason, maybe_stored=command.taken)
             self._closed.set()
 
     async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
@@ -150,7 +204,8 @@ class Producer:
         Args:
             topic: The topic; created if need be.
             body: The message, 1 to `max_msg_size` bytes.
-            defer_ms: Deliver it no sooner than in this many milliseconds; 0: at once.
+            defer_ms: Deliver it no sooner than in this many milliseconds; 0: at once. Deferred messages go out one by
+                one, as NSQ has no command for several.
 
         Raises:
             PublishFailed: It was not acknowledged.
@@ -161,39 +216,47 @@ class Producer:
         if not isinstance(body, bytes):  # or it would fail in the writer, and others with it
             raise TypeError(f"a message must be bytes, not {type(body).__name__}")
         self._check_sizes([len(body)], self._max_msg_size)
-        if not 0 <= defer_ms <= self._max_req_timeout_ms:
-            raise ValueError(f"defer_ms is {defer_ms}; it must be within 0..{self._max_req_timeout_ms}")
+        most_ms = self._max_req_timeout_ms
+        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
+            raise ValueError(
+                f"defer_ms is {defer_ms}; it must be "
+                + ("0 or more" if most_ms is None else f"within 0..{most_ms}")
+            )
+        link = self._next_link()
         if defer_ms:
-            receipt = self._outbox.add(Command(topic, body=body, defer_ms=defer_ms))
+            receipt = link.outbox.add(Command(topic, body=body, defer_ms=defer_ms))
         else:
-            receipt = self._outbox.add_message(topic, body)
+            receipt = link.outbox.add_message(topic, body)
+        link.want()
         await self._settle(receipt)
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
         """Publish messages, in order, and wait until all are acknowledged.
 
-        They are sent as MPUBs of moderate size, several at a time within `max_in_flight_bytes`. Each MPUB is stored
-        as a whole or not at all, the list as a whole is not: use `publish_set` for that. If cancelled, what has
-        been handed to the socket may be stored, the rest is not.
+        They are sent as MPUBs of moderate size, several at a time within `max_in_flight_bytes`, all to one broker
+        unless it goes away. Each MPUB is stored as a whole or not at all, the list as a whole is not: use `publish_set`
+        for that. If cancelled, what has been handed to the socket may be stored, the rest is not.
 
         Args:
             topic: The topic; created if need be.
             bodies: The messages, 1 to `max_msg_size` bytes each; if there are none nothing is sent.
 
         Raises:
-            PublishFailed: Not all were acknowledged; its `acknowledged` says how many were, from the first on.
+            PublishFailed: Not all were acknowledged; its `acknowledged` says how many were, from the first on, and its
+                `maybe_stored` whether some of the others may be stored, or are.
             ProducerClosed: The producer is not open.
             ValueError: A topic or a message that brokers do not accept; nothing has been sent.
         """
         self._check_call(topic)
         sizes = list(map(len, bodies))
         self._check_sizes(sizes, min(self._max_msg_size, self._max_set_bytes - SIZE_BYTES))
+        series = Series()
         pending: deque[Receipt] = deque()
         acknowledged = in_flight_bytes = 0
         await trio.lowlevel.checkpoint()
         try:
             for part in _split(bodies, sizes, self._part_bytes):
-                command = Command(topic, messages=pack_messages(part))
+                command = Command(topic, messages=pack_messages(part), series=series)
                 while pending and in_flight_bytes + command.size > self._max_in_flight_bytes:
                     done = await self._settle_first(pending)
                     acknowledged += len(done)
@@ -203,13 +266,13 @@ class Producer:
             while pending:
                 acknowledged += len(await self._settle_first(pending))
         except PublishFailed as error:
-            maybe_stored = any(r.failure is not None and r.failure.maybe_stored for r in pending)
+            maybe_stored = await self._settle_rest(pending)
             raise PublishFailed(
                 error.reason, maybe_stored=maybe_stored, acknowledged=acknowledged
             ) from error.__cause__
         finally:
             for receipt in pending:
-                self._outbox.withdraw(receipt)
+                _withdraw(receipt)
 
     async def publish_set(self, topic: str, messages: MessageSet) -> None:
         """Publish messages that are packed already, as one MPUB, and wait for its acknowledgement.
@@ -234,7 +297,7 @@ class Producer:
             raise ValueError("the sizes of a set do not add up to its data")
         self._check_sizes(messages.sizes, self._max_msg_size)
         if messages.sizes:
-            await self._settle(self._outbox.add(Command(topic, messages=messages)))
+            await self._settle(self._submit(Command(topic, messages=messages)))
         else:
             await trio.lowlevel.checkpoint()
 
@@ -254,24 +317,39 @@ class Producer:
 
     def _submit(self, command: Command) -> Receipt:
         if self._closing:
-            command.settle(ProducerClosed("the producer was closed"))
-            return command.receipts[0]
-        receipt = self._outbox.add(command)
-        self._notify()
-        return receipt
+            command.fail(ProducerClosed("the producer was closed"))
+        else:
+            self._send(command)
+        return command.receipts[0]
 
-    def _notify(self) -> None:
-        self._wanted.set()
-        if self._connection is not None:
-            self._connection.wake()
+    def _send(self, command: Command) -> bool:
+        """Give it to the broker whose turn it is, but none where it failed before; false if there is no such one."""
+        series = command.series
+        if series is not None and series.address is not None and series.address not in command.failures:
+            link = self._links[series.address]
+        elif len(command.failures) == len(self._links):
+            return False
+        else:
+            link = self._next_link(command.failures)
+            if series is not None:
+                series.address = link.address
+        link.outbox.add(command)
+        link.want()
+        return True
+
+    def _next_link(self, without: Collection[str] = ()) -> Link:
+        for due in self._rotation.due(trio.current_time()):
+            self._links[due].want()
+        address = self._rotation.choose(without)
+        assert address is not None
+        return self._links[address]
 
     async def _settle(self, receipt: Receipt) -> None:
-        """See to it that it is sent, and wait for its outcome; if cancelled, take it back if possible."""
-        self._notify()
+        """Wait for the outcome; if cancelled, take it back if possible."""
         try:
             await receipt.settled.wait()
         except BaseException:
-            self._outbox.withdraw(receipt)
+            _withdraw(receipt)
             raise
         if receipt.failure is not None:
             raise receipt.failure
@@ -285,43 +363,65 @@ class Producer:
         assert messages is not None
         return messages
 
+    async def _settle_rest(self, pending: deque[Receipt]) -> bool:
+        """Take back what can be, and wait for the others; whether any of these, the first failed, may be stored."""
+        maybe_stored = False
+        for receipt in pending:
+            if _withdraw(receipt):
+                maybe_stored |= receipt.command.maybe_stored
+            else:
+                await receipt.settled.wait()
+                maybe_stored |= receipt.failure is None or receipt.failure.maybe_stored
+        return maybe_stored
+
     async def _run(self) -> None:
-        while True:
-            if self._connection is None:
-                await self._wanted.wait()
-                try:
-                    self._connection = await connect(self._address, self._settings)
-                except ConnectionFailed as error:
-                    self._outbox.fail(error)
-                    self._wanted = trio.Event()
-                    continue
-                self._connection.wake()
-            try:
-                await self._connection.run(self._handle, more=self._take, lost=self._lost)
-            finally:
-                self._connection = None
-            if not self._outbox:
-                self._wanted = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for link in self._links.values():
+                nursery.start_soon(link.run)
 
-    def _lost(self, reason: NSQError) -> None:
-        """Fail what was published so far. What is published from here on takes the next connection."""
-        _logger.warning("%s; connecting again at the next publish", reason)
-        self._connection = None
-        if isinstance(reason, BrokerError):
-            self._outbox.refuse(reason)
+    def _connected(self, link: Link) -> None:
+        self._rotation.connected(link.address, trio.current_time())
+        self._first_settled.set()
+
+    def _away(self, link: Link, reason: NSQError) -> None:
+        now = trio.current_time()
+        set_aside_s = self._rotation.failed(link.address, now) - now
+        if not self._first_settled.is_set():
+            self._first_failures[link.address] = reason
+            if len(self._first_failures) == len(self._links):
+                self._first_settled.set()
+        elif len(self._links) > 1:
+            _logger.warning("%s; set aside for %.1f s", reason, set_aside_s)
         else:
-            self._outbox.fail(reason)
+            _logger.warning("%s; connecting again at the next publish", reason)
 
-    def _take(self) -> list[bytes]:
-        return [] if self._connection is None else self._outbox.take()
+    def _undone(self, link: Link, command: Command, reason: NSQError) -> None:
+        """A broker has not acknowledged it: let another one have it, if it may, or give up."""
+        command.failures[link.address] = reason
+        if command.taken:
+            may_go_on = self._retry and not (
+                isinstance(reason, BrokerError) and reason.code not in PASSING_CODES
+            )
+        else:
+            may_go_on = not self._ordered
+        if not (may_go_on and self._send(command)):
+            command.fail(reason)
 
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, ErrorFrame):
-            raise BrokerError(self._address, event.code, event.text)
-        if not (event == _OK and self._outbox.acknowledge()):
-            raise FrameError(f"it sent what was not asked for: {event!r:.100}")
-        if self._outbox:
-            self._notify()
+
+def _withdraw(receipt: Receipt) -> bool:
+    """Take back what this caller wanted published, if it is on its way to nobody; say whether it worked."""
+    outbox = receipt.command.outbox
+    return outbox is not None and outbox.withdraw(receipt)
+
+
+def _none_reached(failures: dict[str, NSQError]) -> NSQError:
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    reasons = "; ".join(
+        f"{address}: {error.reason if isinstance(error, ConnectionFailed) else error}"
+        for address, error in failures.items()
+    )
+    return ConnectionFailed(", ".join(failures), reasons)
 
 
 def _split(bodies: Sequence[bytes], sizes: list[int], max_bytes: int) -> Iterator[Sequence[bytes]]:

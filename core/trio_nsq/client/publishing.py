@@ -6,6 +6,7 @@ is not acknowledged.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import trio
 
@@ -23,8 +24,20 @@ SIZE_BYTES = 4
 """What an MPUB's body has beside the messages: their count, and the size of each."""
 
 _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
-"""The broker accepted the command and then could not carry it out, or not all of it: nsqd's MPUB keeps the messages
-before the one that failed. All other codes refuse a command before anything is stored."""
+"""The broker accepted the command and then could not carry it out. All other codes refuse a command before that."""
+
+PASSING_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
+"""It is not the command that is wrong: with another broker, or later, it may be accepted."""
+
+
+def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
+    """Whether some messages of a command that was answered with this may be stored.
+
+    Args:
+        atomic: The broker is known to store all messages of a command or none. nsqd's MPUB keeps the messages before
+            the one that it could not write.
+    """
+    return error.code in _TRIED_CODES and not atomic and not error.text.endswith("PUB failed exiting")
 
 
 class Receipt:
@@ -44,6 +57,19 @@ class Receipt:
         self.failure: PublishFailed | None = None
 
 
+@dataclass(slots=True)
+class Series:
+    """Commands that belong together: once one has failed, those that have not been sent fail, too.
+
+    Attributes:
+        address: The broker that gets them, as long as it can be reached; None: not chosen yet.
+        failure: Why one of them failed; None: none has.
+    """
+
+    address: str | None = None
+    failure: NSQError | None = None
+
+
 class Command:
     """A PUB, DPUB or MPUB that is to be sent or waits for its reply.
 
@@ -52,12 +78,28 @@ class Command:
         messages: The messages of an MPUB that is given as a whole; None: `bodies` has them.
         bodies: Single messages; more than one make an MPUB.
         defer_ms: Above 0: a DPUB, of the one message in `bodies`.
+        series: What it is part of; None: it stands alone.
         size: Bytes, for the window: all bodies with their size fields.
         receipts: Who waits for it: one for each of `bodies`, or a single one.
+        outbox: Where it is.
         taken: It was handed out to be written, so from here on it may be stored.
+        failures: What came of it at each broker where it failed, by address.
+        maybe_stored: One of them may have stored it, or a part.
     """
 
-    __slots__ = ("bodies", "defer_ms", "messages", "receipts", "size", "taken", "topic")
+    __slots__ = (
+        "bodies",
+        "defer_ms",
+        "failures",
+        "maybe_stored",
+        "messages",
+        "outbox",
+        "receipts",
+        "series",
+        "size",
+        "taken",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -66,18 +108,23 @@ class Command:
         messages: MessageSet | None = None,
         body: bytes | None = None,
         defer_ms: int = 0,
+        series: Series | None = None,
     ) -> None:
         self.topic = topic
         self.messages = messages
         self.bodies: list[bytes] = [] if body is None else [body]
         self.defer_ms = defer_ms
+        self.series = series
         self.size = (
             len(messages.data)
             if messages is not None
             else SIZE_BYTES * len(self.bodies) + sum(map(len, self.bodies))
         )
         self.receipts: list[Receipt] = [Receipt(self)]
+        self.outbox: Outbox | None = None
         self.taken = False
+        self.failures: dict[str, NSQError] = {}
+        self.maybe_stored = False
 
     def encode(self) -> bytes:
         """The command as it is written."""
@@ -97,18 +144,26 @@ class Command:
         self.size += SIZE_BYTES + len(body)
         return receipt
 
-    def settle(self, cause: NSQError | None = None, *, maybe_stored: bool = False) -> None:
-        """Tell those who wait that it is acknowledged, or failed for this cause."""
+    def settle(self) -> None:
+        """Tell those who wait that it is acknowledged."""
         for receipt in self.receipts:
-            if cause is not None:
-                # One error for each, since raising writes a traceback into it.
-                receipt.failure = PublishFailed(str(cause), maybe_stored=maybe_stored)
-                receipt.failure.__cause__ = cause
+            receipt.settled.set()
+
+    def fail(self, cause: NSQError, *, maybe_stored: bool = False) -> None:
+        """Tell those who wait that it failed for this cause, and for what is in `failures`."""
+        self.maybe_stored |= maybe_stored
+        reason = "; ".join(dict.fromkeys(map(str, (*self.failures.values(), cause))))
+        if self.series is not None and self.series.failure is None:
+            self.series.failure = cause
+        for receipt in self.receipts:
+            # One error for each, since raising writes a traceback into it.
+            receipt.failure = PublishFailed(reason, maybe_stored=self.maybe_stored)
+            receipt.failure.__cause__ = cause
             receipt.settled.set()
 
 
 class Outbox:
-    """The commands of one producer.
+    """The commands for one broker.
 
     Args:
         max_in_flight_bytes: Hand out no more than this many bytes without an acknowledgement, but always one command.
@@ -136,6 +191,8 @@ class Outbox:
 
     def add(self, command: Command) -> Receipt:
         """Send a command in the next write."""
+        command.outbox = self
+        command.taken = False
         self._waiting.append(command)
         return command.receipts[0]
 
@@ -160,6 +217,9 @@ class Outbox:
         while self._waiting and self._fits(self._waiting[0]):
             command = self._waiting.popleft()
             self._close_to_joining(command)
+            if command.series is not None and command.series.failure is not None:
+                command.fail(command.series.failure)
+                continue
             command.taken = True
             self._unacknowledged.append(command)
             self._in_flight_bytes += command.size
@@ -175,36 +235,36 @@ class Outbox:
 
     def acknowledge(self) -> bool:
         """Settle the oldest command under way; say whether there was one."""
-        if not self._unacknowledged:
+        command = self.refuse()
+        if command is None:
             return False
-        command = self._unacknowledged.popleft()
-        self._in_flight_bytes -= command.size
         command.settle()
         return True
 
-    def refuse(self, error: BrokerError) -> None:
-        """The broker answered the oldest command with this, and closes the connection: all commands have failed.
+    def refuse(self) -> Command | None:
+        """Take out the oldest command under way, if there is one: it has failed."""
+        if not self._unacknowledged:
+            return None
+        command = self._unacknowledged.popleft()
+        self._in_flight_bytes -= command.size
+        return command
 
-        Those behind the refused one are not stored: the broker executes commands one at a time and in order,
-        and after an error it reads no further.
-        """
-        if self._unacknowledged:
-            self._unacknowledged.popleft().settle(error, maybe_stored=error.code in _TRIED_CODES)
-        self._fail_all(error, maybe_stored=False)
-
-    def fail(self, cause: NSQError) -> None:
-        """The connection is lost: all commands have failed, and those under way may have been stored."""
-        self._fail_all(cause, maybe_stored=True)
-
-    def _fail_all(self, cause: NSQError, *, maybe_stored: bool) -> None:
+    def put_back(self) -> None:
+        """Send the commands under way once more: the broker has executed none of them, and never will."""
         for command in self._unacknowledged:
-            command.settle(cause, maybe_stored=maybe_stored)
-        for command in self._waiting:
-            command.settle(cause)
+            command.taken = False
+        self._waiting.extendleft(reversed(self._unacknowledged))
+        self._unacknowledged.clear()
+        self._in_flight_bytes = 0
+
+    def clear(self) -> list[Command]:
+        """Take out all commands, in order; those that are `taken` were under way."""
+        commands = [*self._unacknowledged, *self._waiting]
         self._unacknowledged.clear()
         self._waiting.clear()
         self._joinable.clear()
         self._in_flight_bytes = 0
+        return commands
 
     def receipts(self) -> list[Receipt]:
         """Everyone who waits."""

@@ -4,8 +4,9 @@ import json
 import logging
 import math
 import random
+import ssl
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeGuard
 from urllib.parse import urlencode
 
 import trio
@@ -59,12 +60,13 @@ class TopicReader:
     and goes on where it was: nothing is missed, and nothing comes twice.
 
     Args:
-        nsqd_http_address: The broker, `host:port`.
+        nsqd_http_address: The broker, `host:port` or the path of a unix socket.
         topic: Its name.
         start: The first sequence; or `earliest`, `latest`, `-1h30m`, `@TIME`, see docs/reading.md.
         end: The sequence after the last, or another of these; None: the end as it is now.
         follow: Go on with what is published later, and without end; `end` is not looked at.
         max_messages: About so many are wanted; a few more may come.
+        tls: What to speak https with, at a broker's https address; None: http.
 
     Attributes:
         first_sequence: The oldest that was kept when the broker was last asked.
@@ -83,6 +85,7 @@ class TopicReader:
         end: int | str | None = None,
         follow: bool = False,
         max_messages: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
@@ -93,11 +96,13 @@ class TopicReader:
         self._end = end
         self._follow = follow
         self._left: float = math.inf if max_messages is None else max_messages
+        self._tls = tls
         self._answer: StreamedAnswer | None = None
         self._decoder = RawStreamReader()
         self._began_at = 0  # the answer, that is
         self._delays = ReconnectDelays(MIN_DELAY_S, MAX_DELAY_S, random.random)
         self._failures = 0
+        self._told_lost = False
 
     async def __aenter__(self) -> Self:
         """Ask for the beginning.
@@ -114,8 +119,11 @@ class TopicReader:
             raise ConnectionFailed(self._address, str(exc)) from exc
         self.start_sequence = self.position
         # Whoever asks for a sequence wants to be told that it is gone.
-        if isinstance(self._start, int) or self._start.isdecimal():
+        if _is_sequence(self._start):
             self.position = min(int(self._start), self.position)
+        # The broker's end is not before what is kept; what was asked for may be, and nothing else is missing.
+        if self.end_sequence is not None and _is_sequence(self._end):
+            self.end_sequence = max(self.position, min(int(self._end), self.end_sequence))
         return self
 
     async def __aexit__(
@@ -181,6 +189,9 @@ class TopicReader:
             )
             self.position = begins
         self._answer, self._decoder, self._began_at = answer, RawStreamReader(), self.position
+        if self._told_lost:
+            self._told_lost = False
+            _logger.info("connected to %s", self._address)
 
     async def _get(self, path: str, query: dict[str, str]) -> StreamedAnswer:
         answer = await stream_get(
@@ -188,6 +199,7 @@ class TopicReader:
             f"{path}?{urlencode(query)}",
             connect_timeout_s=CONNECT_TIMEOUT_S,
             silence_s=WAIT_S + _SILENCE_S,
+            tls=self._tls,
         )
         if answer.status == 200:
             return answer
@@ -239,6 +251,7 @@ class TopicReader:
         await self._drop_answer()
         self._failures += 1
         if self._failures == 2:
+            self._told_lost = True
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             _logger.warning(
                 "lost the connection to %s: %s; reading on when it is back", self._address, reason
@@ -281,6 +294,10 @@ class TopicReader:
             raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
         finally:
             await answer.aclose()
+
+
+def _is_sequence(position: int | str | None) -> TypeGuard[int | str]:
+    return isinstance(position, int) or (position is not None and position.isdecimal())
 
 
 def _part(batch: RecordBatch, indexes: range) -> RecordBatch:

@@ -15,6 +15,9 @@ class IdentifyRequest:
     """The JSON body of IDENTIFY. Zero, False and "" stand for "not said".
 
     Times are in milliseconds, sizes in bytes. -1 turns heartbeats, output buffering or its timer off.
+
+    Attributes:
+        survive_refusals: Ours alone: a publish that cannot be stored does not end the connection.
     """
 
     client_id: str = ""
@@ -30,6 +33,7 @@ class IdentifyRequest:
     deflate_level: int = 0
     sample_rate: int = 0
     msg_timeout: int = 0
+    survive_refusals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +212,18 @@ def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> U
 
 
 def identify_reply(
-    settings: IdentifySettings, upgrades: Upgrades, limits: Limits, version: str, *, auth_required: bool
+    settings: IdentifySettings,
+    upgrades: Upgrades,
+    limits: Limits,
+    version: str,
+    *,
+    auth_required: bool,
+    survive_refusals: bool = False,
 ) -> bytes:
-    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order."""
+    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
+
+    What nsqd does not know is told only to those who asked for it.
+    """
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,
         "version": version,
@@ -226,4 +239,6 @@ def identify_reply(
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": settings.output_buffer_timeout_ms,
     }
+    if survive_refusals:
+        reply["survive_refusals"] = True
     return json.dumps(reply, separators=(",", ":")).encode()

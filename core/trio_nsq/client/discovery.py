@@ -1,0 +1,110 @@
+"""Where a consumer's brokers are: what discovery services (nsqlookupd) say."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ..lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from ..protocol.address import format_address
+from .addresses import nsqd_address
+from .consumer_options import ConsumerSettings
+from .errors import ConnectionFailed
+
+_logger = logging.getLogger("trio_nsq.client")
+
+
+class Discovery:
+    """Asks all services, again and again. What counts of each is its latest answer, so one that is down takes no broker
+    away.
+
+    Args:
+        addresses: Their HTTP addresses.
+        topic: What to ask for.
+        settings: How often, and how long to wait for an answer.
+        random: Gives numbers in [0, 1), for the jitter.
+        found: Called with the brokers that a service names, `host:port` each, as soon as it has answered.
+
+    Attributes:
+        answered: Whether any of them ever has.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        topic: str,
+        settings: ConsumerSettings,
+        random: Callable[[], float],
+        found: Callable[[list[str]], None],
+    ) -> None:
+        self.answered = False
+        self._topic = topic
+        self._settings = settings
+        self._random = random
+        self._found = found
+        self._answers: dict[str, list[str]] = {address: [] for address in addresses}
+        self._failures: dict[str, LookupFailed] = {}
+        self._again = trio.Event()
+
+    def names(self, nsqd_address: str) -> bool:
+        """Whether some service names this broker."""
+        return any(nsqd_address in answer for answer in self._answers.values())
+
+    def ask_again(self) -> None:
+        """Do not wait for the next time."""
+        self._again.set()
+
+    def failures_to_connect(self) -> list[ConnectionFailed]:
+        """Why they could not be asked, as far as they could not, the last time."""
+        failures = []
+        for cause in self._failures.values():
+            failures.append(ConnectionFailed(cause.address, cause.reason))
+            failures[-1].__cause__ = cause
+        return failures
+
+    async def ask(self) -> None:
+        """Ask all services, at the same time."""
+        self._again = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for address in self._answers:
+                nursery.start_soon(self._ask, address)
+
+    async def keep_asking(self) -> None:
+        """Ask at every interval; never ends, if there are any. They have been asked before."""
+        if not self._answers:
+            return
+        interval_s = self._settings.lookupd_poll_interval_s
+        pause_s = interval_s * (1 + self._settings.lookupd_poll_jitter * self._random())
+        while True:
+            for failure in self._failures.values():
+                _logger.warning("%s", failure)
+            with trio.move_on_after(pause_s):
+                await self._again.wait()
+            pause_s = interval_s
+            await self.ask()
+
+    async def _ask(self, address: str) -> None:
+        try:
+            producers = await lookup_topic(
+                address, self._topic, timeout_s=self._settings.lookupd_poll_timeout_s
+            )
+        except LookupFailed as failure:
+            self._failures[address] = failure
+            return
+        self._failures.pop(address, None)
+        brokers = [found for broker in producers if (found := _address_of(broker, address)) is not None]
+        self.answered = True
+        self._answers[address] = brokers
+        self._found(brokers)
+
+
+def _address_of(broker: ProducerAddress, service: str) -> str | None:
+    """Where to connect; None, with a line in the log, if that is nowhere: brokers say of themselves what they like."""
+    host = broker.broadcast_address
+    try:
+        if host.isprintable():
+            return nsqd_address(format_address(host, broker.tcp_port))
+    except ValueError:
+        pass
+    _logger.warning("nsqlookupd %s names a broker on %r, which is no host", service, host)
+    return None

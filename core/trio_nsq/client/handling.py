@@ -1,0 +1,100 @@
+"""Messages handed to a function: what it returns or raises becomes the answer."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+import trio
+
+from .message import Message
+
+Handler = Callable[[Message], Awaitable[object]]
+
+MIN_TOUCH_INTERVAL_S = 0.1
+"""Whatever a broker says of its timeouts; nsqd's are at least a second."""
+
+_logger = logging.getLogger("trio_nsq.client")
+
+
+class Handling:
+    """Hands messages over, and answers them.
+
+    Args:
+        handler: Called with each message.
+        max_attempts: A message that is delivered more often is given up; 0: none is.
+        given_up: Called with each message that is, instead of `handler`; None: nobody is told but the log.
+        auto_touch: Touch a message each time that half of its time is over, while it is being handled.
+    """
+
+    def __init__(
+        self, handler: Handler, *, max_attempts: int, given_up: Handler | None, auto_touch: bool
+    ) -> None:
+        self._handler = handler
+        self._max_attempts = max_attempts
+        self._given_up = given_up
+        self._auto_touch = auto_touch
+
+    async def handle(self, message: Message) -> None:
+        """Finish the message, or requeue it if it failed, unless that has been done by then."""
+        handler: Handler | None = self._handler
+        if 0 < self._max_attempts < message.attempts:
+            _logger.warning("%r is given up after %d attempts", message, self._max_attempts)
+            handler = self._given_up
+        failure = None if handler is None else await self._call(handler, message)
+        if failure is not None:
+            _logger.error("%r failed, attempt %d", message, message.attempts, exc_info=failure)
+        if message.answered:
+            return
+        if failure is None:
+            message.finish()
+        else:
+            message.requeue()
+
+    async def _call(self, handler: Handler, message: Message) -> Exception | None:
+        if not self._auto_touch:
+            return await _outcome(handler, message)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_touch, message)
+            failure = await _outcome(handler, message)
+            nursery.cancel_scope.cancel()
+        return failure
+
+
+async def _outcome(handler: Handler, message: Message) -> Exception | None:
+    try:
+        await handler(message)
+    except Exception as failure:
+        return failure
+    return None
+
+
+async def _touch(message: Message) -> None:
+    interval_s = max(MIN_TOUCH_INTERVAL_S, message.timeout_s / 2)
+    due = message.received_at + interval_s
+    while True:
+        await trio.sleep_until(due)
+        message.touch()
+        due = trio.current_time() + interval_s
+
+
+class Busy:
+    """Counts those at work (inside a `with` block), and tells when nobody is."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._rest = trio.Event()
+
+    def __enter__(self) -> Self:
+        self._count += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._rest.set()
+            self._rest = trio.Event()
+
+    async def rest(self) -> None:
+        """Wait until nobody is at work."""
+        if self._count:
+            await self._rest.wait()

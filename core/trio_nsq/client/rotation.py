@@ -1,0 +1,82 @@
+"""Which of several brokers to publish to. Nothing here waits, and time is a parameter."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from .reconnect import ReconnectDelays
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of one broker.
+
+    Attributes:
+        delays: How long it is left alone after each failure.
+        connected_at: When the connection was made; None: there is none, or it was lost.
+    """
+
+    delays: ReconnectDelays
+    connected_at: float | None = None
+
+
+class Rotation:
+    """Takes the brokers in good standing in turn; sets aside those that failed, for longer with each failure.
+
+    At first none is in good standing, and all are to be tried. All times are in seconds, of one clock.
+
+    Args:
+        addresses: The brokers, at least one, each of them once.
+        min_s: How long a broker is set aside after its first failure, before jitter.
+        max_s: The longest.
+        random: Gives numbers in [0, 1), for the jitter.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], min_s: float, max_s: float, random: Callable[[], float]
+    ) -> None:
+        self._standings = {address: _Standing(ReconnectDelays(min_s, max_s, random)) for address in addresses}
+        self._order = deque(addresses)  # whose turn it is, comes first
+        # The others are in good standing.
+        self._set_aside_until = dict.fromkeys(addresses, float("-inf"))
+
+    def connected(self, address: str, now: float) -> None:
+        """A connection to it was made: it is in good standing."""
+        self._standings[address].connected_at = now
+        self._set_aside_until.pop(address, None)
+
+    def failed(self, address: str, now: float) -> float:
+        """It could not be connected to, or its connection was lost; returns when it is to be tried again."""
+        standing = self._standings[address]
+        if standing.connected_at is not None:
+            standing.delays.connection_lasted(now - standing.connected_at)
+            standing.connected_at = None
+        until = self._set_aside_until[address] = now + standing.delays.next_s()
+        return until
+
+    def choose(self, without: Collection[str] = ()) -> str | None:
+        """The broker whose turn it is, and to whom the turn will come last from here on.
+
+        If none is in good standing, it is the one whose time to be tried again comes first: to try is better than
+        to fail without.
+
+        Args:
+            without: Not one of these.
+
+        Returns:
+            None if there is no other.
+        """
+        set_aside = self._set_aside_until
+        chosen = next((a for a in self._order if a not in set_aside and a not in without), None)
+        if chosen is None:
+            chosen = min(
+                (a for a in self._order if a not in without), key=set_aside.__getitem__, default=None
+            )
+        if chosen is not None:
+            self._order.remove(chosen)
+            self._order.append(chosen)
+        return chosen
+
+    def due(self, now: float) -> list[str]:
+        """Those set aside whose time has come; each is given again until it has connected or failed."""
+        return [address for address, until in self._set_aside_until.items() if until <= now]

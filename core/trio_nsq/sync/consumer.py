@@ -1,0 +1,244 @@
+"""A consumer for programs without async code."""
+
+import random as random_module
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import trio
+
+from ..client import consumer as client
+from ..client import message as client_message
+from ..client.consumer import ConsumerStats
+from ..client.consumer_options import ConsumerOptions
+from .message import Message, MessageBatch
+from .portal import Portal, PortalClosed, mirrors
+
+Handler = Callable[[Message], object]
+
+_Item = TypeVar("_Item")
+_handling = threading.local()
+
+
+class Consumer:
+    """Receives the messages of a channel; a context manager, and an iterator of messages.
+
+        with Consumer("clicks", "archive", max_in_flight=200) as consumer:
+            for message in consumer:
+                store(message.body)
+                message.finish()
+
+    or, for bulk, `for batch in consumer.batches(): ...; batch.finish()`, which is much cheaper: a message by itself
+    costs two calls into another thread, and so does a batch of hundreds.
+
+    It is `trio_nsq.Consumer`, run in a thread of its own: arguments, methods and errors are the same. That thread
+    answers heartbeats and makes lost connections again, whatever the program does meanwhile. Several threads may
+    iterate over one consumer, and messages may be answered in any thread.
+
+    A KeyboardInterrupt of a thread that waits for a message takes none away. Leaving the block returns to the brokers
+    what was received and not answered, also then.
+
+    It does not survive a fork: open one in each process.
+
+    Args:
+        topic, channel, ...: See `trio_nsq.Consumer`.
+        idle_timeout_s: Loops end when there was nothing to receive for so long; None: they wait for ever.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: Sequence[str] | None = None,
+        lookupd_http_addresses: Sequence[str] = (),
+        max_in_flight: int = 1,
+        random: Callable[[], float] = random_module.random,
+        idle_timeout_s: float | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        if idle_timeout_s is not None and not idle_timeout_s > 0:
+            raise ValueError(f"idle_timeout_s is {idle_timeout_s}; it must be more than 0")
+        self._consumer = client.Consumer(
+            topic,
+            channel,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            max_in_flight=max_in_flight,
+            random=random,
+            **options,
+        )
+        self._idle_timeout_s = float("inf") if idle_timeout_s is None else idle_timeout_s
+        self._portal = Portal(self._consumer, f"trio_nsq consumer of {topic}/{channel}")
+
+    @mirrors(client.Consumer.__aenter__)
+    def __enter__(self) -> Self:
+        self._portal.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @mirrors(client.Consumer.aclose)
+    def close(self) -> None:
+        if getattr(_handling, "portal", None) is self._portal:
+            self._portal.stop()  # `run` ends when the handler that called this has returned
+        else:
+            self._portal.close()
+
+    @mirrors(client.Consumer.stats)
+    def stats(self) -> ConsumerStats:
+        return self._portal.run_sync(self._consumer.stats)
+
+    @property
+    @mirrors(client.Consumer.max_in_flight)
+    def max_in_flight(self) -> int:
+        return self._consumer.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        self._control(lambda: setattr(self._consumer, "max_in_flight", count))
+
+    @property
+    @mirrors(client.Consumer.is_starved)
+    def is_starved(self) -> bool:
+        return self._portal.run_sync(lambda: self._consumer.is_starved)
+
+    @property
+    @mirrors(client.Consumer.paused)
+    def paused(self) -> bool:
+        return self._consumer.paused
+
+    @mirrors(client.Consumer.pause)
+    def pause(self) -> None:
+        self._control(self._consumer.pause)
+
+    @mirrors(client.Consumer.unpause)
+    def unpause(self) -> None:
+        self._control(self._consumer.unpause)
+
+    @mirrors(client.Consumer.__aiter__)
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        return Message(self._receive(self._consumer.__anext__), self._portal)
+
+    @mirrors(client.Consumer.batches)
+    def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:
+        batches = self._consumer.batches(max_messages, max_wait_s)
+        return _Batches(partial(self._receive, batches.__anext__), self._portal)
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        max_attempts: int = client.DEFAULT_MAX_ATTEMPTS,
+        given_up: Handler | None = None,
+        auto_touch: bool = False,
+    ) -> None:
+        """Hand every message to `handler`, in another thread, until the consumer is closed, or a KeyboardInterrupt.
+
+        A message is finished when the handler returns, and requeued when it raises an `Exception`, which is logged:
+        after `default_requeue_delay_ms` times its attempts, and with backoff. A handler may also answer it itself, and
+        may close the consumer. What ends this waits for handlers that are at work, however long that takes.
+
+        Args:
+            handler: A function of one message.
+            concurrency: How many threads, at least 1; `max_in_flight` should be no less.
+            max_attempts: A message that is delivered more often is given up: finished without being handled, with a
+                line in the log. 0: none is.
+            given_up: Called instead, with a message that is given up, before it is finished: to put it aside, say. If
+                it raises, the message is requeued like any other that failed.
+            auto_touch: Have the broker wait (TOUCH) for as long as handling a message takes, up to its maximum
+                (15 minutes in all, unless configured).
+
+        Raises:
+            ValueError: concurrency is less than 1, or max_attempts less than 0.
+        """
+        self._check_opened()
+        limiter = trio.CapacityLimiter(max(1, concurrency))
+
+        async def run() -> None:
+            await self._consumer.run(
+                self._in_thread(handler, limiter),
+                concurrency=concurrency,
+                max_attempts=max_attempts,
+                given_up=None if given_up is None else self._in_thread(given_up, limiter),
+                auto_touch=auto_touch,
+            )
+
+        try:
+            self._portal.call(run)
+        except PortalClosed:
+            pass  # as when it ends because of that
+
+    def _in_thread(
+        self, handler: Handler, limiter: trio.CapacityLimiter
+    ) -> Callable[[client_message.Message], Awaitable[object]]:
+        def handle(message: Message) -> None:
+            _handling.portal = self._portal
+            try:
+                handler(message)
+            finally:
+                _handling.portal = None
+
+        async def hand_over(message: client_message.Message) -> None:
+            await trio.to_thread.run_sync(handle, Message(message, self._portal), limiter=limiter)
+
+        return hand_over
+
+    def _control(self, change: Callable[[], None]) -> None:
+        """Change how much is received; nothing is, once the consumer is closed."""
+        self._check_opened()
+
+        async def do() -> None:
+            change()
+
+        try:
+            self._portal.call(do)
+        except PortalClosed:
+            pass
+
+    def _check_opened(self) -> None:
+        if not self._portal.was_opened:
+            raise RuntimeError("a Consumer receives only inside its `with` block")
+
+    def _receive(self, receive: Callable[[], Awaitable[_Item]]) -> _Item:
+        """Wait for something to receive, or raise StopIteration."""
+        self._check_opened()
+        found: _Item | None = None
+        try:
+            found = self._portal.call(_received, receive, self._idle_timeout_s)
+        except PortalClosed:
+            pass
+        if found is None:
+            raise StopIteration
+        return found
+
+
+class _Batches:
+    def __init__(self, receive: Callable[[], client_message.MessageBatch], portal: Portal) -> None:
+        self._receive = receive
+        self._portal = portal
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MessageBatch:
+        return MessageBatch(self._receive(), self._portal)
+
+
+async def _received(receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item | None:
+    """What is received; None if nothing is in time, or the consumer was closed."""
+    with trio.move_on_after(timeout_s):
+        try:
+            return await receive()
+        except StopAsyncIteration:
+            pass
+    return None

@@ -1,0 +1,46 @@
+"""Append what waits in a channel to a file, and end: python examples/archive.py TOPIC/CHANNEL FILE ADDRESS...
+
+A script without async code, as cron would start it. Messages are finished when they are on the disk, a batch at a
+time, so that whatever happens none is lost; after a crash some may be in the file twice.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import trio_nsq
+import trio_nsq.sync
+
+IDLE_S = 0.5
+
+
+def main(source: str, path: str, addresses: Sequence[str]) -> int:
+    """Archive what there is; returns the exit code."""
+    topic, _, channel = source.partition("/")
+    count = 0
+    try:
+        with (
+            open(path, "ab") as file,
+            trio_nsq.sync.Consumer(
+                topic, channel, nsqd_tcp_addresses=addresses, max_in_flight=2500, idle_timeout_s=IDLE_S
+            ) as consumer,
+        ):
+            for batch in consumer.batches(max_messages=1000, max_wait_s=0.2):
+                file.writelines(body + b"\n" for body in batch.bodies)
+                file.flush()
+                os.fsync(file.fileno())
+                batch.finish()
+                count += len(batch)
+    except (trio_nsq.ConnectionFailed, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass  # what was not finished has been returned to the broker
+    print(f"{count} messages appended to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

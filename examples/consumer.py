@@ -1,0 +1,65 @@
+"""Work on the messages of a channel: python examples/consumer.py TOPIC/CHANNEL [--lookupd] ADDRESS...
+
+The addresses are those of brokers (TCP), or with --lookupd those of discovery services (HTTP). The work here is to
+read JSON: each message that is an object with a "name" is greeted. What is no JSON fails, is tried again with growing
+delays, and is put aside after three attempts, into the topic TOPIC-failed. Ctrl-C, or SIGTERM, ends it in good order:
+work under way is finished, and what had not been begun goes back to the channel.
+"""
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import trio
+
+import trio_nsq
+
+
+async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
+    """Work until told to end; returns the exit code."""
+    topic, _, channel = source.partition("/")
+
+    async def greet(message: trio_nsq.Message) -> None:
+        print("hello,", json.loads(message.body)["name"], flush=True)
+
+    async def put_aside(message: trio_nsq.Message) -> None:
+        async with trio_nsq.Producer(message.nsqd_address) as producer:
+            await producer.publish(f"{topic}-failed", message.body)
+
+    consumer = trio_nsq.Consumer(
+        topic,
+        channel,
+        nsqd_tcp_addresses=() if lookupd else addresses,
+        lookupd_http_addresses=addresses if lookupd else (),
+        max_in_flight=100,
+        default_requeue_delay_ms=100,
+        backoff_multiplier_s=0.05,
+    )
+    try:
+        async with consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(close_on_signal, consumer)
+            await consumer.run(greet, concurrency=10, max_attempts=3, given_up=put_aside, auto_touch=True)
+            nursery.cancel_scope.cancel()
+    except trio_nsq.ConnectionFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    stats = consumer.stats()
+    print(f"{stats.finished} done, {stats.requeued} put back", file=sys.stderr)
+    return 0
+
+
+async def close_on_signal(consumer: trio_nsq.Consumer) -> None:
+    """Close the consumer, which ends `run`, when the program is to end."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            await consumer.aclose()
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "--lookupd"]
+    if len(words) < 2:
+        sys.exit(__doc__)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    sys.exit(trio.run(main, words[0], "--lookupd" in sys.argv, words[1:]))

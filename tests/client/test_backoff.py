@@ -1,0 +1,149 @@
+"""When a consumer pauses after failures, and for how long: scenarios, and what holds whatever happens."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trio_nsq.client.backoff import Backoff
+
+
+def backoff(longest_s: float = 120.0, **options: Any) -> Backoff:
+    defaults: dict[str, Any] = {
+        "backoff_multiplier_s": 1.0,
+        "backoff_strategy": "exponential",
+        "random": lambda: 0.5,
+    }
+    return Backoff(max_backoff_duration_s=longest_s, **defaults | options)
+
+
+def state(made: Backoff) -> tuple[int, int | None, float]:
+    """Level, how many messages may be in flight, when the pause is over."""
+    return made.level, made.allowed, made.next_deadline()
+
+
+def test_failures_double_the_pause_up_to_the_longest_that_fits() -> None:
+    made, pauses, now = backoff(), [], 0.0
+    for _ in range(8):
+        made.failed(now)
+        pauses.append(made.next_deadline() - now)
+        now = made.next_deadline()
+        made.handle_timer(now)
+    assert pauses == [2, 4, 8, 16, 32, 64, 64, 64]  # 128 would be more than two minutes
+    assert made.level == 6
+
+
+def test_one_message_may_come_after_a_pause_and_none_during_it() -> None:
+    made = backoff()
+    assert state(made) == (0, None, math.inf)
+    made.failed(10)
+    assert state(made) == (1, 0, 12)
+    made.handle_timer(11.9)
+    assert state(made) == (1, 0, 12)
+    made.handle_timer(12)
+    assert state(made) == (1, 1, math.inf)
+    made.succeeded(13)
+    assert state(made) == (0, None, math.inf)
+
+
+def test_each_success_makes_up_for_a_failure_and_the_pauses_grow_shorter() -> None:
+    made = backoff()
+    for now in (0.0, 2.0, 6.0):
+        made.handle_timer(now)
+        made.failed(now)
+    assert (made.level, made.next_deadline()) == (3, 14)
+    made.handle_timer(14)
+    made.succeeded(20)
+    assert (made.level, made.next_deadline()) == (2, 24)
+    made.handle_timer(24)
+    made.succeeded(24)
+    assert (made.level, made.next_deadline()) == (1, 26)
+    made.handle_timer(26)
+    made.succeeded(26)
+    assert state(made) == (0, None, math.inf)
+
+
+def test_there_is_one_decision_for_each_pause() -> None:
+    made = backoff()
+    made.failed(0)
+    for now in (0.0, 1.0, 1.9):
+        made.failed(now)
+        made.succeeded(now)
+        made.undecided(now)
+    assert (made.level, made.next_deadline()) == (1, 2)
+
+
+def test_a_message_that_is_put_back_without_having_failed_decides_nothing() -> None:
+    made = backoff()
+    made.undecided(0)
+    assert state(made) == (0, None, math.inf)
+    made.failed(0)
+    made.handle_timer(2)
+    made.undecided(3)
+    assert state(made) == (1, 0, 5)
+
+
+@pytest.mark.parametrize("options", [{"longest_s": 0}, {"longest_s": 1.9}, {"backoff_multiplier_s": 0}])
+def test_it_can_be_turned_off(options: dict[str, Any]) -> None:
+    made = backoff(**options)
+    made.failed(0)
+    assert state(made) == (0, None, math.inf)
+
+
+def test_the_multiplier_is_half_of_the_first_pause() -> None:
+    made = backoff(backoff_multiplier_s=0.05)
+    made.failed(0)
+    assert made.next_deadline() == 0.1
+
+
+def test_full_jitter_takes_any_part_of_the_pause() -> None:
+    draws = iter([0.0, 0.25, 0.75])
+    made = backoff(backoff_strategy="full_jitter", random=lambda: next(draws))
+    for now, pause_s in ((0.0, 0.0), (10.0, 1.0), (20.0, 6.0)):
+        made.handle_timer(now)
+        made.failed(now)
+        assert made.next_deadline() - now == pause_s
+
+
+RESULTS = st.lists(
+    st.tuples(st.sampled_from(["failed", "succeeded", "undecided", "wait"]), st.floats(0, 100))
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    RESULTS,
+    st.floats(0, 3600),
+    st.floats(0, 3600),
+    st.sampled_from(["exponential", "full_jitter"]),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_happens_pauses_end_and_successes_bring_everything_back(
+    results: list[tuple[str, float]], longest_s: float, multiplier_s: float, strategy: Any, random: Any
+) -> None:
+    made = backoff(
+        longest_s, backoff_multiplier_s=multiplier_s, backoff_strategy=strategy, random=random.random
+    )
+    now = 0.0
+    for what, elapsed_s in results:
+        now += elapsed_s
+        before = made.level, made.next_deadline()
+        if what == "wait":
+            made.handle_timer(now)
+        else:
+            getattr(made, what)(now)
+        if before[1] < math.inf and what != "wait":
+            assert (made.level, made.next_deadline()) == before
+        assert 0 <= made.level <= before[0] + 1
+        assert made.allowed is None or made.level > 0
+        if made.next_deadline() < math.inf:
+            assert made.allowed == 0
+            assert made.next_deadline() <= now + longest_s
+    for _ in range(made.level):
+        assert made.level > 0
+        made.handle_timer(now := now + longest_s)
+        assert made.allowed == 1
+        made.succeeded(now)
+    assert made.allowed is None

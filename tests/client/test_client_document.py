@@ -1,0 +1,109 @@
+"""The programs in docs/client.md and examples/ do what they say."""
+
+import io
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from interop.peers import Broker, qcli_serve
+
+pytestmark = pytest.mark.slow  # for starting a broker
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "client.md"
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("documented") / "d", "--sync=interval") as running:
+        yield running
+
+
+def printed_by(words: str, broker: Broker) -> str:
+    """Run the program of docs/client.md that has these words in it; returns what it prints."""
+    programs = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    (program,) = [program for program in programs if words in program]
+    assert "127.0.0.1:4150" in program
+    source = program.replace("127.0.0.1:4150", broker.tcp_address)
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(compile(source, f"{DOCUMENT} ({words})", "exec"), {"__name__": "__main__"})
+    return printed.getvalue()
+
+
+def depth(broker: Broker, channel: str) -> int:
+    stats = broker.channel_stats("clicks", channel)
+    assert stats["in_flight_count"] == 0
+    return int(stats["depth"])
+
+
+@pytest.fixture
+def channels(broker: Broker) -> None:
+    broker.create("clicks", "archive", "asyncio", "guest")
+    for channel in ("archive", "asyncio", "guest"):
+        broker.http("POST", "/channel/empty", topic="clicks", channel=channel)
+
+
+@pytest.mark.usefixtures("channels")
+def test_publishing(broker: Broker) -> None:
+    assert printed_by("await producer.publish_many", broker) == ""
+    stats = broker.channel_stats("clicks", "archive")
+    assert (stats["depth"], stats["deferred_count"]) == (1003, 1)
+
+
+@pytest.mark.usefixtures("channels")
+def test_without_async_code(broker: Broker) -> None:
+    assert printed_by("consumer.batches()", broker).endswith("messages, the first one b'one'\n")
+    assert depth(broker, "archive") == 0
+
+
+@pytest.mark.usefixtures("channels")
+def test_under_asyncio_in_threads(broker: Broker) -> None:
+    threads = threading.active_count()
+    printed = printed_by("asyncio.to_thread(next", broker)
+    assert sorted(printed.split()) == ["b'0'", "b'1'", "b'2'"]
+    assert depth(broker, "asyncio") == 0
+    assert threading.active_count() == threads
+
+
+@pytest.mark.usefixtures("channels")
+def test_under_asyncio_as_a_guest(broker: Broker) -> None:
+    for body in (b"1", b"2", b"3"):
+        broker.post("/pub", body, topic="clicks")
+    assert printed_by("start_guest_run", broker) == "b'1'\nb'2'\nb'3'\n"
+    assert depth(broker, "guest") == 0
+
+
+def run_example(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False)
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_the_examples(broker: Broker, tmp_path: Path) -> None:
+    broker.create("lines", "archive")
+    lines = b"".join(b"line %d\n" % number for number in range(500))
+    published = run_example("producer.py", "lines", broker.tcp_address, "127.0.0.1:1", stdin=b"\n" + lines)
+    assert (published.stdout, published.returncode) == ("500 stored\n", 0), published.stderr
+    file = tmp_path / "archive"
+    archived = run_example("archive.py", "lines/archive", str(file), broker.tcp_address)
+    assert (archived.stdout, archived.returncode) == (f"500 messages appended to {file}\n", 0), (
+        archived.stderr
+    )
+    assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
+
+
+def test_the_examples_without_a_broker(tmp_path: Path) -> None:
+    programs = [("producer.py", "lines"), ("archive.py", "lines/archive", str(tmp_path / "file"))]
+    with ThreadPoolExecutor() as executor:
+        results = list(executor.map(lambda program: run_example(*program, "127.0.0.1:1"), programs))
+    for done in results:
+        assert (done.stdout, done.returncode) == ("", 1)
+        assert done.stderr == "could not connect to 127.0.0.1:1: Connection refused\n"

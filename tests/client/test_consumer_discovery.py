@@ -1,0 +1,308 @@
+"""Brokers that discovery services name: exact cases with fake peers, and all together with our own."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from broker.support import connected, running_broker
+from client.consumers import accept_and_subscribe
+from client.fake_broker import FakeBroker, bounded, fake_broker, message
+from client.lookupds import FakeLookupd, fake_lookupd, until
+from lookup.support import ours
+from trio_nsq.client import ConnectionFailed, Consumer
+from trio_nsq.client.addresses import lookupd_address
+from trio_nsq.http import HTTPError
+
+
+def consumer_of(*lookupds: FakeLookupd, **options: Any) -> Consumer:
+    """A consumer that connects again at once, and just hangs up at the end."""
+    defaults: Any = {
+        "reconnect_min_s": 0.001,
+        "reconnect_max_s": 0.001,
+        "close_timeout_s": 0,
+        "max_in_flight": 5,
+    }
+    addresses = [lookupd.address for lookupd in lookupds]
+    return Consumer("topic", "channel", lookupd_http_addresses=addresses, **defaults | options)
+
+
+def subscribing(nursery: trio.Nursery, broker: FakeBroker) -> trio.Event:
+    """Accept a consumer's connection, its SUB and its RDY, in a task; gives what is set then."""
+    subscribed = trio.Event()
+
+    async def accept() -> None:
+        await accept_and_subscribe(broker)
+        subscribed.set()
+
+    nursery.start_soon(accept)
+    return subscribed
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(each.levelno, each.message) for each in caplog.records if each.name == "trio_nsq.client"]
+
+
+# ------------------------------------------------------------------------------------------------ all together
+
+
+@bounded
+async def test_brokers_of_several_services_come_and_go(tmp_path: Path) -> None:
+    async with ours() as one, ours() as two, trio.open_nursery() as nursery:
+        ends = {}
+        bodies: set[bytes] = set()
+
+        async def run_broker(name: str, *known: Any, task_status: trio.TaskStatus[str]) -> None:
+            options: Any = {"nsqlookupd_tcp_addresses": tuple(lookupd.tcp_address for lookupd in known)}
+            async with running_broker(tmp_path / name, broadcast_address="127.0.0.1", **options) as bound:
+                async with connected(bound.tcp_address) as client:
+                    await client.publish("topic", name.encode())
+                ends[name] = trio.Event()
+                task_status.started(bound.tcp_address)
+                await ends[name].wait()
+
+        async def receive(consumer: Consumer) -> None:
+            async for received in consumer:
+                bodies.add(received.body)
+                received.finish()
+
+        await nursery.start(run_broker, "a", one)
+        await nursery.start(run_broker, "b", two)
+        await nursery.start(run_broker, "both", one, two)
+        async with Consumer(
+            "topic",
+            "channel",
+            lookupd_http_addresses=[one.http_address, f"http://{two.http_address}/"],
+            lookupd_poll_interval_s=0.05,
+            max_in_flight=5,
+        ) as consumer:
+            nursery.start_soon(receive, consumer)
+            await until(lambda: bodies == {b"a", b"b", b"both"})
+            assert consumer.stats().connections == 3
+            await nursery.start(run_broker, "late", two)
+            await until(lambda: b"late" in bodies)
+            assert consumer.stats().connections == 4
+            ends["both"].set()
+            await until(lambda: consumer.stats().connections == 3)
+        for end in ends.values():
+            end.set()
+
+
+# ------------------------------------------------------------------------------------------------ when it asks
+
+
+@bounded
+async def test_it_asks_at_once_then_with_jitter_then_at_every_interval(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
+        subscribed = subscribing(nursery, broker)
+        options: Any = {"lookupd_poll_interval_s": 4, "lookupd_poll_jitter": 0.5, "random": lambda: 0.5}
+        async with consumer_of(lookupd, **options):
+            await subscribed.wait()
+            for pause_s in (5, 4, 4):
+                asked = len(lookupd.asked_at)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                clock.jump(pause_s - 1)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert len(lookupd.asked_at) == asked
+                clock.jump(1)
+                await lookupd.asked(asked + 1)
+
+
+@bounded
+async def test_a_lost_connection_is_reason_to_ask(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
+        peers = []
+
+        async def accept() -> None:
+            peers.append(await accept_and_subscribe(broker))
+
+        nursery.start_soon(accept)
+        async with consumer_of(lookupd):
+            await until(lambda: peers)
+            lookupd.brokers = [broker.address, other_broker.address]
+            peers[0].hang_up()
+            await other_broker.accept()
+
+
+# ------------------------------------------------------------------------------------------------ what it does then
+
+
+@bounded
+async def test_a_broker_that_is_named_no_more_is_dropped_when_its_connection_ends(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
+        peers = []
+
+        async def accept() -> None:
+            peers.append(await accept_and_subscribe(broker))
+
+        nursery.start_soon(accept)
+        async with consumer_of(lookupd, lookupd_poll_interval_s=0.02, reconnect_max_s=0.5) as consumer:
+            await until(lambda: peers)
+            lookupd.brokers = []
+            await lookupd.asked(len(lookupd.asked_at) + 2)
+            assert consumer.stats().connections == 1
+            await peers[0].send(message(1))
+            assert (await anext(consumer)).body == b"body 1"
+            peers[0].hang_up()
+            await until(lambda: consumer.stats().connections == 0)
+            await lookupd.asked(len(lookupd.asked_at) + 2)
+            await broker.expect_no_connection()
+            lookupd.brokers = [broker.address]  # it is back
+            await accept_and_subscribe(broker)
+
+
+@bounded
+async def test_a_fixed_address_is_kept_whoever_names_it(broker: FakeBroker) -> None:
+    async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
+        peers = []
+
+        async def accept() -> None:
+            peers.append(await accept_and_subscribe(broker))
+
+        nursery.start_soon(accept)
+        options: Any = {"nsqd_tcp_addresses": [broker.address], "lookupd_poll_interval_s": 0.02}
+        async with consumer_of(lookupd, **options) as consumer:
+            await until(lambda: peers)
+            await lookupd.asked(2)
+            assert consumer.stats().connections == 1
+            lookupd.brokers = []
+            await lookupd.asked(len(lookupd.asked_at) + 2)
+            peers[0].hang_up()
+            await accept()
+
+
+@bounded
+async def test_a_service_that_fails_takes_no_broker_away(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
+        peers = []
+
+        async def accept() -> None:
+            peers.append(await accept_and_subscribe(broker))
+
+        nursery.start_soon(accept)
+        async with consumer_of(lookupd, lookupd_poll_interval_s=0.02):
+            await until(lambda: peers)
+            lookupd.brokers = HTTPError(500, "SO_IT_GOES")
+            await lookupd.asked(len(lookupd.asked_at) + 2)
+            peers[0].hang_up()
+            await accept()
+    assert (logging.WARNING, f"nsqlookupd {lookupd.address}: got response 500") in logged(caplog)
+
+
+# ------------------------------------------------------------------------------------------------ entering
+
+
+@bounded
+async def test_nobody_has_the_topic_yet(broker: FakeBroker) -> None:
+    async with fake_lookupd() as lookupd, consumer_of(lookupd, lookupd_poll_interval_s=0.02) as consumer:
+        assert consumer.stats().connections == 0
+        lookupd.brokers = [broker.address]
+        peer = await accept_and_subscribe(broker)
+        await peer.send(message(1))
+        assert (await anext(consumer)).body == b"body 1"
+
+
+@bounded
+async def test_a_broker_that_is_named_and_gone_is_tried_again(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.stop()
+    async with fake_lookupd(broker.address) as lookupd, consumer_of(lookupd) as consumer:
+        assert consumer.stats().connections == 0
+        await broker.start()
+        await accept_and_subscribe(broker)
+    assert f"could not connect to {broker.address}: Connection refused; next attempt in 0.0" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["a b", "a\0b", "x" * 100 + ".invalid"])
+@bounded
+async def test_a_host_that_cannot_be_one_is_left_out(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    async with fake_lookupd(f"{host}:4150", broker.address) as lookupd, trio.open_nursery() as nursery:
+        subscribed = subscribing(nursery, broker)
+        async with consumer_of(lookupd) as consumer:
+            await subscribed.wait()
+            assert consumer.stats().connections == 1
+            await until(lambda: caplog.records)
+    assert "which is no host" in caplog.text or "is not a host name" in caplog.text
+
+
+@bounded
+async def test_one_broker_is_enough_while_a_service_has_not_answered(broker: FakeBroker) -> None:
+    async with fake_lookupd(broker.address) as one, fake_lookupd() as two, trio.open_nursery() as nursery:
+        two.gate = trio.Event()
+        subscribed = subscribing(nursery, broker)
+        async with consumer_of(two, one) as consumer:
+            await subscribed.wait()
+            assert consumer.stats().connections == 1
+
+
+@bounded
+async def test_when_nobody_can_be_reached_all_are_named(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.stop()
+    async with fake_lookupd() as lookupd, fake_broker() as gone:
+        gone.stop()
+        lookupd.brokers = HTTPError(503, "LATER")
+        addresses = [lookupd.address, gone.address]
+        consumer = Consumer(
+            "topic", "channel", lookupd_http_addresses=addresses, nsqd_tcp_addresses=[broker.address]
+        )
+        with pytest.raises(ConnectionFailed) as caught:
+            await consumer.__aenter__()
+    assert sorted(caught.value.address.split(", ")) == sorted([broker.address, *addresses])
+    assert f"{broker.address}: Connection refused" in caught.value.reason
+    assert f"{lookupd.address}: got response 503" in caught.value.reason
+    assert not logged(caplog)  # what is raised is not logged as well
+
+
+@bounded
+async def test_leaving_while_a_service_does_not_answer() -> None:
+    async with fake_lookupd() as lookupd:
+        lookupd.gate = trio.Event()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(consumer_of(lookupd).__aenter__)
+                await lookupd.asked(1)
+                scope.cancel()
+        assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("localhost:4161", "localhost:4161"),
+        ("[::1]:4161", "[::1]:4161"),
+        ("http://localhost:4161/", "http://localhost:4161"),
+        ("https://me:secret@localhost:4161/nsq", "https://me:secret@localhost:4161/nsq"),
+        ("https://lookup.example", "https://lookup.example"),
+    ],
+)
+def test_addresses_of_services(given: str, taken: str) -> None:
+    assert lookupd_address(given) == taken
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        ("localhost:4161", "lookupd_http_addresses is the string 'localhost:4161'; it must be a list"),
+        (["localhost"], "no port"),
+        (["ftp://localhost:4161"], "not the HTTP address of an nsqlookupd"),
+        (["http://localhost:4161/?topic=x"], "not the HTTP address of an nsqlookupd"),
+        (["http://:4161"], "no host"),
+    ],
+)
+def test_addresses_that_cannot_work_are_refused(addresses: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Consumer("topic", "channel", lookupd_http_addresses=addresses)

@@ -1,0 +1,85 @@
+"""The consumer of docs/client.md and of examples/ does what they say, and the tables tell what is."""
+
+import dataclasses
+import io
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from interop.peers import Broker, qcli_serve
+from trio_nsq.client.consumer_options import ConsumerSettings
+from trio_nsq.client.options import ConnectionSettings
+
+ROOT = Path(__file__).parents[2]
+SECTION = (ROOT / "docs" / "client.md").read_text().partition("\n## Consuming\n")[2].partition("\n## ")[0]
+TIMEOUT_S = 30
+
+
+@pytest.mark.slow
+def test_the_program(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
+        broker.create("clicks", "archive")
+        broker.post("/mpub", b"one\ntwo\nthree\nend", topic="clicks")
+        source = program.replace("127.0.0.1:4150", broker.tcp_address)
+        assert source != program
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, "docs/client.md", "exec"), {"__name__": "__main__"})
+        assert printed.getvalue().splitlines() == ["b'one' 1", "b'two' 1", "b'three' 1", "b'end' 1"]
+        stats = broker.channel_stats("clicks", "archive")
+        assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+
+
+def test_the_table_of_options() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", SECTION, re.MULTILINE))
+    own = {field.name: field.default for field in dataclasses.fields(ConsumerSettings)}
+    for field in dataclasses.fields(ConnectionSettings):
+        del own[field.name]
+    told = {name: default for name, default in rows.items() if name in own}
+    assert told == {
+        name: str(default) if isinstance(default, str) else f"{default:g}" for name, default in own.items()
+    }
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
+        broker.create("people", "greeter")
+        broker.create("people-failed", "look")
+        broker.post("/mpub", b'{"name": "Ada"}\nnonsense\n{"name": "Bob"}', topic="people")
+        command = [
+            sys.executable,
+            str(ROOT / "examples" / "consumer.py"),
+            "people/greeter",
+            broker.tcp_address,
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                until(lambda: broker.channel_stats("people-failed", "look")["depth"] == 1)
+                until(lambda: unfinished(broker) == 0)
+                process.send_signal(signal.SIGTERM)
+                said, complained = process.communicate(timeout=TIMEOUT_S)
+            finally:
+                process.kill()
+    assert process.returncode == 0
+    assert sorted(said.split(b"\n")) == [b"", b"hello, Ada", b"hello, Bob"]
+    assert b"is given up after 3 attempts" in complained
+    assert complained.endswith(b"\n3 done, 3 put back\n")
+
+
+def unfinished(broker: Broker) -> int:
+    stats = broker.channel_stats("people", "greeter")
+    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until this holds; each question takes the broker a moment."""
+    while not condition():
+        time.sleep(0.02)

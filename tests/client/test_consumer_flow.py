@@ -1,0 +1,330 @@
+"""What a consumer asks of its brokers: turns, pauses after failures, delays of what failed."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from client.consumers import accept_up_to_sub, consumer_of, hold_open, opened
+from client.fake_broker import FakeBroker, Peer, bounded, fake_broker, fins, message, reqs
+from trio_nsq.client import Consumer
+from trio_nsq.protocol import OK_FRAME
+
+
+@asynccontextmanager
+async def consuming(
+    brokers: Sequence[FakeBroker], **options: Any
+) -> AsyncIterator[tuple[Consumer, list[Peer]]]:
+    """A consumer that is subscribed to all of these, and their ends of its connections; it just hangs up at the end."""
+    defaults: Any = {"close_timeout_s": 0, "random": lambda: 0.0}
+    consumer = consumer_of(*brokers, **defaults | options)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peers = []
+        for number, broker in enumerate(brokers, 1):
+            peer = await broker.accept()
+            await peer.greet()
+            await peer.expect(b"SUB topic channel\n")
+            await peer.send(OK_FRAME)
+            peers.append(peer)
+            while consumer.stats().connections < number:
+                await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
+        yield consumer, peers
+        nursery.cancel_scope.cancel()
+
+
+async def heard(peers: Sequence[Peer]) -> list[bytes]:
+    """What each has been told by now."""
+    await trio.testing.wait_all_tasks_blocked()
+    return [peer.receive_nowait() for peer in peers]
+
+
+# ------------------------------------------------------------------------------------------------ turns
+
+
+@bounded
+async def test_connections_that_outnumber_what_may_be_in_flight_take_turns(
+    clock: trio.testing.MockClock,
+) -> None:
+    async with fake_broker() as one, fake_broker() as two, fake_broker() as three:
+        async with consuming([one, two, three], max_in_flight=2) as (consumer, peers):
+            # The first had both, until the second came.
+            assert await heard(peers) == [b"RDY 2\nRDY 1\n", b"RDY 1\n", b""]
+            clock.jump(6)
+            await peers[0].send(message(1))
+            (await anext(consumer)).finish()
+            assert await heard(peers) == [fins(1), b"", b""]
+            clock.jump(4)  # for ten seconds now the second has had nothing
+            assert await heard(peers) == [b"", b"RDY 0\n", b"RDY 1\n"]
+            clock.jump(6)  # and so long the first
+            assert await heard(peers) == [b"RDY 0\n", b"RDY 1\n", b""]
+
+
+@bounded
+async def test_the_turn_of_a_lost_connection_goes_to_one_that_waits(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    async with consuming([broker, other_broker], max_in_flight=1) as (_, peers):
+        assert await heard(peers) == [b"RDY 1\n", b""]
+        peers[0].hang_up()
+        await peers[1].expect(b"RDY 1\n")
+
+
+@bounded
+async def test_a_connection_that_is_being_worked_for_keeps_its_turn_longer(
+    broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    options: Any = {"low_rdy_idle_timeout_s": 1, "low_rdy_timeout_s": 10, "rdy_redistribute_interval_s": 0.5}
+    async with consuming([broker, other_broker], max_in_flight=1, **options) as (_, peers):
+        await peers[0].send(message(1))
+        assert await heard(peers) == [b"RDY 1\n", b""]
+        for _ in range(9):
+            clock.jump(1)
+            assert await heard(peers) == [b"", b""]
+        clock.jump(1)
+        assert await heard(peers) == [b"RDY 0\n", b"RDY 1\n"]
+
+
+@bounded
+async def test_a_larger_max_in_flight_is_for_all_again(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    async with consuming([broker, other_broker], max_in_flight=1) as (consumer, peers):
+        assert await heard(peers) == [b"RDY 1\n", b""]
+        consumer.max_in_flight = 7
+        assert await heard(peers) == [b"RDY 4\n", b"RDY 3\n"]
+
+
+@bounded
+async def test_a_pause_and_its_end(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    async with consuming([broker, other_broker], max_in_flight=10) as (consumer, peers):
+        await heard(peers)
+        consumer.pause()
+        assert consumer.paused
+        assert await heard(peers) == [b"RDY 0\n", b"RDY 0\n"]
+        consumer.max_in_flight = 20  # is for later
+        assert await heard(peers) == [b"", b""]
+        await peers[0].send(message(1))  # was under way
+        (await anext(consumer)).finish()
+        assert await heard(peers) == [fins(1), b""]
+        consumer.unpause()
+        assert not consumer.paused
+        assert await heard(peers) == [b"RDY 10\n", b"RDY 10\n"]
+
+
+@bounded
+async def test_starving(broker: FakeBroker, other_broker: FakeBroker) -> None:
+    async with consuming([broker, other_broker], max_in_flight=40) as (consumer, peers):
+        await peers[0].send(*map(message, range(16)))
+        batch = await anext(consumer.batches())
+        assert not consumer.is_starved
+        await peers[0].send(message(16))  # 17 of 20
+        last = await anext(consumer)
+        assert consumer.is_starved
+        last.finish()
+        assert not consumer.is_starved
+        consumer.pause()
+        assert consumer.is_starved
+        batch.finish()
+        assert not consumer.is_starved
+
+
+# ------------------------------------------------------------------------------------------------ backoff
+
+
+@bounded
+async def test_a_failure_stops_all_connections_then_one_message_may_come_then_all(
+    broker: FakeBroker,
+    other_broker: FakeBroker,
+    clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with consuming([broker, other_broker], max_in_flight=10) as (consumer, peers):
+        await peers[0].send(message(1), message(2))
+        await heard(peers)
+        first, second = [await anext(consumer) for _ in range(2)]
+        first.requeue(0)
+        assert await heard(peers) == [reqs(1) + b"RDY 0\n", b"RDY 0\n"]
+        second.requeue(0)  # was here before: no second decision
+        assert await heard(peers) == [reqs(2), b""]
+        clock.jump(1)
+        assert await heard(peers) == [b"", b""]
+        clock.jump(1)
+        assert await heard(peers) == [b"RDY 1\n", b""]
+        await peers[0].send(message(2, attempts=2))
+        (await anext(consumer)).finish()
+        assert await heard(peers) == [fins(2) + b"RDY 5\n", b"RDY 5\n"]
+    told = [record for record in caplog.records if record.name == "trio_nsq.client"]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert "taking none for 2.0 s (backoff level 1)" in caplog.text
+
+
+@bounded
+async def test_each_failure_makes_the_pause_longer_and_each_success_shorter(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    results = [(True, 1), (True, 2), (True, 4), (False, 2), (False, 1)]
+    async with consuming([broker], backoff_multiplier_s=0.5) as (consumer, (peer,)):
+        await peer.expect(b"RDY 5\n")
+        for number, (fails, pause_s) in enumerate(results):
+            await peer.send(message(number))
+            received = await anext(consumer)
+            if fails:
+                received.requeue(0)
+            else:
+                received.finish()
+            await peer.expect(reqs(number) if fails else fins(number), b"RDY 0\n")
+            clock.jump(pause_s - 0.5)
+            await peer.expect_nothing()
+            clock.jump(0.5)
+            await peer.expect(b"RDY 1\n")
+        await peer.send(message(9))
+        (await anext(consumer.batches())).finish()
+        await peer.expect(fins(9), b"RDY 5\n")
+
+
+@bounded
+async def test_a_connection_that_is_made_during_a_pause_waits_for_its_end(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with consuming([broker], reconnect_min_s=0.5, reconnect_max_s=0.5) as (consumer, (peer,)):
+        await peer.send(message(1))
+        (await anext(consumer)).requeue(0)
+        await peer.expect(b"RDY 5\n", reqs(1), b"RDY 0\n")
+        peer.hang_up()
+        while consumer.stats().connections:
+            await trio.testing.wait_all_tasks_blocked()
+        clock.jump(0.5)
+        peer = await broker.accept()
+        await peer.greet()
+        await peer.expect(b"SUB topic channel\n")
+        await peer.send(OK_FRAME)
+        await peer.expect_nothing()
+        clock.jump(1.5)
+        await peer.expect(b"RDY 1\n")
+
+
+@bounded
+async def test_a_broker_that_has_nothing_to_try_gives_way_to_another(
+    broker: FakeBroker, other_broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with consuming([broker, other_broker], max_in_flight=10) as (consumer, peers):
+        await peers[0].send(message(1))
+        (await anext(consumer)).requeue(0)
+        await heard(peers)
+        clock.jump(2)
+        assert await heard(peers) == [b"RDY 1\n", b""]
+        clock.jump(10)
+        assert await heard(peers) == [b"RDY 0\n", b"RDY 1\n"]
+
+
+@bounded
+async def test_a_message_put_back_without_backoff_stops_nothing(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), message(2), message(3))
+        (await anext(consumer)).requeue(0, backoff=False)
+        (await anext(consumer.batches())).requeue(0, backoff=False)
+        await peer.expect(reqs(1, 2, 3))
+        await peer.expect_nothing()
+
+
+@bounded
+async def test_backoff_can_be_turned_off(broker: FakeBroker) -> None:
+    async with opened(broker, max_backoff_duration_s=0) as (consumer, peer):
+        await peer.send(message(1))
+        (await anext(consumer)).requeue(0)
+        await peer.expect(reqs(1))
+        await peer.expect_nothing()
+
+
+@bounded
+async def test_a_pause_after_failures_ends_no_pause_of_the_program(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with consuming([broker]) as (consumer, (peer,)):
+        await peer.send(message(1))
+        (await anext(consumer)).requeue(0)
+        await peer.expect(b"RDY 5\n", reqs(1), b"RDY 0\n")
+        consumer.pause()
+        clock.jump(2)
+        await peer.expect_nothing()
+        consumer.unpause()
+        await peer.expect(b"RDY 1\n")
+
+
+# ------------------------------------------------------------------------------------------------ requeue delays
+
+
+@bounded
+async def test_what_failed_stays_away_longer_with_every_attempt(broker: FakeBroker) -> None:
+    async with opened(broker, max_backoff_duration_s=0) as (consumer, peer):
+        await peer.send(message(1), message(2, attempts=3), message(3, attempts=11), message(4))
+        for _ in range(3):
+            (await anext(consumer)).requeue()
+        await peer.expect(reqs(1, delay_ms=90_000), reqs(2, delay_ms=270_000), reqs(3, delay_ms=900_000))
+        (await anext(consumer)).requeue(7)
+        await peer.expect(reqs(4, delay_ms=7))
+
+
+@bounded
+async def test_in_a_batch_each_has_its_own_delay(broker: FakeBroker) -> None:
+    delays: Any = {"default_requeue_delay_ms": 1000, "max_requeue_delay_ms": 2500}
+    async with opened(broker, max_backoff_duration_s=0, **delays) as (consumer, peer):
+        await peer.send(message(1), message(2, attempts=2), message(3, attempts=3), message(4, attempts=4))
+        batch = await anext(consumer.batches())
+        next(iter(batch)).finish()
+        batch.requeue()
+        await peer.expect(fins(1), reqs(2, delay_ms=2000), reqs(3, delay_ms=2500), reqs(4, delay_ms=2500))
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+def test_it_can_be_told_before_there_is_a_clock() -> None:
+    consumer = Consumer("topic", "channel")
+    consumer.max_in_flight = 7
+    consumer.pause()
+    assert (consumer.max_in_flight, consumer.paused, consumer.is_starved) == (7, True, False)
+
+
+@bounded
+async def test_what_it_was_told_before_counts(broker: FakeBroker) -> None:
+    consumer = consumer_of(broker, close_timeout_s=0)
+    consumer.max_in_flight = 7
+    consumer.pause()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        peer = await accept_up_to_sub(broker)
+        await peer.send(OK_FRAME)
+        await peer.expect_nothing()
+        consumer.unpause()
+        await peer.expect(b"RDY 7\n")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"backoff_strategy": "none"},
+            "backoff_strategy is 'none'; it must be one of exponential, full_jitter",
+        ),
+        ({"max_backoff_duration_s": -1}, "max_backoff_duration_s is -1; it must be within 0..3600"),
+        ({"backoff_multiplier_s": float("nan")}, "backoff_multiplier_s"),
+        ({"max_requeue_delay_ms": 3_600_001}, "max_requeue_delay_ms is 3600001"),
+        ({"default_requeue_delay_ms": -1}, "default_requeue_delay_ms is -1"),
+        ({"low_rdy_idle_timeout_s": 0}, "low_rdy_idle_timeout_s is 0; it must be more than 0"),
+        ({"low_rdy_timeout_s": -1}, "low_rdy_timeout_s is -1"),
+        ({"rdy_redistribute_interval_s": 0}, "rdy_redistribute_interval_s is 0"),
+        ({"lookupd_poll_interval_s": 0}, "lookupd_poll_interval_s is 0"),
+        ({"lookupd_poll_jitter": 1.1}, "lookupd_poll_jitter is 1.1; it must be within 0..1"),
+        ({"lookupd_poll_timeout_s": 0}, "lookupd_poll_timeout_s is 0"),
+        ({"close_timeout_s": -1}, "close_timeout_s is -1; it must be at least 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Consumer("topic", "channel", **options)

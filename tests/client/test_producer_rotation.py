@@ -1,0 +1,110 @@
+"""Which broker a producer chooses, without any broker."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_nsq.client.rotation import Rotation
+
+MIN_S, MAX_S = 0.1, 15.0
+
+
+def rotation(*addresses: str, random: Callable[[], float] = lambda: 0.0) -> Rotation:
+    return Rotation(addresses, MIN_S, MAX_S, random)
+
+
+def test_those_in_good_standing_take_turns() -> None:
+    turns = rotation("a", "b", "c")
+    for address in "abc":
+        turns.connected(address, 0)
+    assert [turns.choose() for _ in range(6)] == [*"abcabc"]
+    turns.failed("b", 1)
+    assert [turns.choose() for _ in range(4)] == [*"acac"]
+    turns.connected("b", 2)
+    assert sorted(str(turns.choose()) for _ in range(3)) == [*"abc"]
+
+
+def test_with_none_in_good_standing_the_next_to_be_tried_is_chosen() -> None:
+    turns = rotation("a", "b")
+    turns.failed("a", 0)
+    turns.failed("a", 0.1)
+    turns.failed("b", 0.1)
+    assert [turns.choose(), turns.choose()] == ["b", "b"]
+    assert turns.choose(without=["b"]) == "a"
+    assert turns.choose(without=["a", "b"]) is None
+
+
+def test_all_are_to_be_tried_at_first_and_those_that_failed_when_their_time_has_come() -> None:
+    turns = rotation("a", "b")
+    assert turns.due(-1e9) == ["a", "b"]
+    turns.connected("a", 0)
+    assert turns.failed("b", 0) == MIN_S
+    assert turns.due(MIN_S / 2) == []
+    assert turns.due(MIN_S) == ["b"]
+
+
+def test_delays_grow_until_a_connection_has_lasted() -> None:
+    turns = rotation("a")
+    now, delays = 0.0, []
+    for _ in range(10):
+        until = turns.failed("a", now)
+        delays.append(until - now)
+        now = until
+        turns.connected("a", now)  # and lost at once
+    assert delays == pytest.approx([min(MAX_S, MIN_S * 2**n) for n in range(10)])
+    assert turns.failed("a", now + MAX_S) == pytest.approx(now + MAX_S + MIN_S)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["connected", "failed", "choose", "due"]),
+        st.integers(0, 3),
+        st.floats(0, 20),
+        st.floats(0, 1, exclude_max=True),
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS, st.sets(st.integers(0, 3)))
+def test_whatever_happens(events: list[tuple[str, int, float, float]], shunned: set[int]) -> None:
+    """No broker is forgotten, none that failed is chosen before one that did not, and the turns are fair."""
+    addresses = [*"abcd"]
+    jitters = [0.0]
+    turns = rotation(*addresses, random=lambda: jitters[-1])
+    without = {addresses[number] for number in shunned}
+    now = 0.0
+    good: set[str] = set()
+    retry_at = dict.fromkeys(addresses, float("-inf"))
+    last_chosen = dict.fromkeys(addresses, -1)
+    for step, (event, number, passed_s, jitter) in enumerate(events):
+        now += passed_s
+        jitters.append(jitter)
+        address = addresses[number]
+        match event:
+            case "connected":
+                turns.connected(address, now)
+                good.add(address)
+            case "failed":
+                retry_at[address] = turns.failed(address, now)
+                assert MIN_S / 2 <= retry_at[address] - now <= MAX_S
+                good.discard(address)
+            case "choose":
+                chosen = turns.choose(without)
+                candidates = set(addresses) - without
+                if not candidates:
+                    assert chosen is None
+                    continue
+                assert chosen in candidates
+                if able := good & candidates:
+                    assert chosen in able
+                    assert last_chosen[chosen] == min(last_chosen[other] for other in able)
+                else:
+                    assert retry_at[chosen] == min(retry_at[other] for other in candidates)
+                last_chosen[chosen] = step
+            case "due":
+                assert sorted(turns.due(now)) == [
+                    a for a in addresses if a not in good and retry_at[a] <= now
+                ]

@@ -1,0 +1,378 @@
+"""The client for programs without async code, on real brokers."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from interop.peers import Broker, qcli_serve
+from trio_nsq import sync
+from trio_nsq.client import AlreadyAnswered, ConnectionFailed, ProducerClosed, PublishFailed
+from trio_nsq.protocol import pack_messages
+from trio_nsq.sync.portal import Portal
+
+pytestmark = pytest.mark.slow  # for starting a broker
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("sync") / "d", "--sync=interval") as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, broker: Broker) -> str:
+    name: str = request.node.name[:60].replace("[", "_").replace("]", "_")
+    broker.create(name, "c")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """Fail a test that hangs, also if it then hangs in cleaning up."""
+
+    def hung(*_: object) -> None:
+        raise AssertionError("the test hung")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, 1)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    # What trio keeps for a while to use again is not ours.
+    left = [t for t in threading.enumerate() if t not in before and not t.name.startswith("Trio")]
+    assert left == []
+
+
+def consumer_of(broker: Broker, topic: str, **options: Any) -> sync.Consumer:
+    """A consumer of the topic's channel."""
+    defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
+    return sync.Consumer(topic, "c", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextmanager
+def interrupting(when: Callable[[], bool]) -> Iterator[None]:
+    """Sends this thread what Ctrl-C does, as soon as something holds."""
+    this = threading.get_ident()
+
+    def interrupt() -> None:
+        until(when)
+        signal.pthread_kill(this, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as executor:
+        future = executor.submit(interrupt)
+        yield
+        future.result()
+
+
+# ------------------------------------------------------------------------------------------------ what it does
+
+
+def test_messages_go_through_and_are_finished(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish(topic, b"1")
+        producer.publish_many(topic, [b"2", b"3"])
+        producer.publish_set(topic, pack_messages([b"4"]))
+        producer.publish(topic, b"5", defer_ms=1)
+    with consumer_of(broker, topic) as consumer:
+        bodies = []
+        for message in consumer:
+            assert (message.attempts, message.answered) == (1, False)
+            assert message.nsqd_address == broker.tcp_address
+            message.touch()
+            message.finish()
+            assert message.answered
+            with pytest.raises(AlreadyAnswered):
+                message.requeue()
+            bodies.append(message.body)
+            if len(bodies) == 5:
+                break
+        assert sorted(bodies) == [b"1", b"2", b"3", b"4", b"5"]
+        assert consumer.stats().finished == 5
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
+
+
+def test_a_batch_costs_no_more_than_a_message(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    hop = Portal._soon
+
+    def counted(portal: Portal, work: Callable[[], object]) -> bool:
+        calls.append(work)
+        return hop(portal, work)
+
+    monkeypatch.setattr(Portal, "_soon", counted)
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"%d" % number for number in range(1000)])
+    with consumer_of(broker, topic, max_in_flight=2500, idle_timeout_s=0.5) as consumer:
+        calls.clear()
+        received = batches = 0
+        for batch in consumer.batches():
+            assert len(batch) == len(batch.bodies) == batch.unanswered_count == len(batch.unanswered_ids())
+            batch.touch()
+            batch.finish()
+            received += len(batch)
+            batches += 1
+            if received == 1000:
+                break
+        assert batches < 50
+        assert len(calls) == 4 * batches
+        assert consumer.stats().finished == 1000
+
+
+def test_a_batch_can_be_gathered_for_a_while(broker: Broker, topic: str) -> None:
+    with (
+        sync.Producer(broker.tcp_address) as producer,
+        consumer_of(broker, topic) as consumer,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        gathering = executor.submit(next, consumer.batches(2, max_wait_s=PATIENCE_S))
+        producer.publish(topic, b"1")
+        until(lambda: consumer.stats().received == 1)
+        producer.publish(topic, b"2")
+        batch = gathering.result(PATIENCE_S)
+        assert (batch.bodies, batch.unanswered_count) == ([b"1", b"2"], 2)
+        next(iter(batch)).finish()
+        assert batch.unanswered_count == len(batch.unanswered_ids()) == 1
+        batch.finish()
+        assert batch.unanswered_count == 0
+
+
+def test_what_fails_is_delivered_again_and_what_is_left_is_returned(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"1", b"2", b"3"])
+    with consumer_of(broker, topic, max_in_flight=3) as consumer:
+        batch = next(consumer.batches(1))
+        batch.requeue(0, backoff=False)
+        message = next(consumer)
+        message.requeue(0, backoff=False)
+        held = [next(consumer) for _ in range(3)]
+        assert sorted(message.attempts for message in held) in ([1, 1, 2], [1, 2, 2], [1, 1, 3])
+    held[0].finish()  # has no effect any more
+    assert broker.channel_stats(topic, "c")["depth"] == 3
+    with pytest.raises(StopIteration):
+        next(consumer)
+
+
+def test_a_loop_ends_when_nothing_comes_or_the_consumer_is_closed(broker: Broker, topic: str) -> None:
+    with consumer_of(broker, topic, idle_timeout_s=0.01) as consumer:
+        assert list(consumer) == []
+        assert list(consumer.batches()) == []
+    with consumer_of(broker, topic) as consumer, ThreadPoolExecutor(3) as executor:
+        messages = executor.submit(lambda: list(consumer))
+        batches = executor.submit(lambda: list(consumer.batches()))
+        running = executor.submit(consumer.run, print)
+        consumer.close()
+        assert messages.result(PATIENCE_S) == []
+        assert batches.result(PATIENCE_S) == []
+        running.result(PATIENCE_S)
+        consumer.close()
+
+
+def test_it_can_be_paused_and_told_to_take_more(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        consumer.pause()
+        assert consumer.paused
+        producer.publish(topic, b"1")
+        assert not consumer.is_starved
+        consumer.unpause()
+        consumer.max_in_flight = 1
+        assert consumer.max_in_flight == 1
+        message = next(consumer)
+        assert consumer.is_starved
+        message.finish()
+        with pytest.raises(ValueError, match="at least 0"):
+            consumer.max_in_flight = -1
+
+
+def test_many_threads_share_a_producer_and_a_consumer(broker: Broker, topic: str) -> None:
+    seen: list[bytes] = []
+
+    def publish(worker: int) -> None:
+        for number in range(50):
+            producer.publish(topic, b"%d %d" % (worker, number))
+
+    def consume() -> None:
+        for message in consumer:
+            message.finish()
+            seen.append(message.body)
+
+    with sync.Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        with ThreadPoolExecutor(12) as executor:
+            work = [executor.submit(publish, worker) for worker in range(8)]
+            work += [executor.submit(consume) for _ in range(4)]
+            until(lambda: len(seen) == 400)
+            consumer.close()
+            for each in work:
+                each.result(PATIENCE_S)
+    assert sorted(seen) == sorted(b"%d %d" % (worker, n) for worker in range(8) for n in range(50))
+
+
+# ------------------------------------------------------------------------------------------------ handlers
+
+
+def test_handlers_run_side_by_side_and_what_they_raise_is_tried_again(broker: Broker, topic: str) -> None:
+    at_work = threading.Barrier(4)  # as many as there are threads, or nobody gets on
+    tries: list[int] = []
+
+    def handle(message: sync.Message) -> None:
+        if message.body == b"fails once" and message.attempts == 1:
+            raise RuntimeError("for a test")
+        if message.body == b"fails once":
+            tries.append(message.attempts)
+            consumer.close()
+        else:
+            at_work.wait(PATIENCE_S)
+
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"1", b"2", b"3", b"4", b"fails once"])
+    options = {"default_requeue_delay_ms": 0, "backoff_multiplier_s": 0.01}
+    with consumer_of(broker, topic, **options) as consumer:
+        with pytest.raises(ValueError, match="concurrency is 0"):
+            consumer.run(handle, concurrency=0)
+        consumer.run(handle, concurrency=4)
+    assert tries == [2]
+    assert broker.channel_stats(topic, "c")["depth"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def test_errors_come_out_as_they_are(broker: Broker) -> None:
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: Connection refused"):
+        sync.Producer("127.0.0.1:1").__enter__()
+    with pytest.raises(ConnectionFailed, match="Connection refused"):
+        sync.Consumer("t", "c", nsqd_tcp_addresses=["127.0.0.1:1"]).__enter__()
+    with pytest.raises(ValueError, match="sample_rate"):
+        sync.Producer(sample_rate=100)
+    with pytest.raises(ValueError, match="idle_timeout_s is 0"):
+        sync.Consumer("t", "c", idle_timeout_s=0)
+    with sync.Producer(broker.tcp_address) as producer:
+        with pytest.raises(ValueError, match="not a valid topic name"):
+            producer.publish("a b", b"x")
+        with pytest.raises(PublishFailed, match="DPUB timeout") as caught:
+            producer.publish("t", b"x", defer_ms=2**40)
+        assert not caught.value.maybe_stored
+        with pytest.raises(RuntimeError, match="once"):
+            producer.__enter__()
+    with pytest.raises(ZeroDivisionError), sync.Producer(broker.tcp_address):
+        1 / 0
+
+
+def test_outside_the_block_is_an_error(broker: Broker) -> None:
+    producer = sync.Producer(broker.tcp_address)
+    with pytest.raises(ProducerClosed, match="not open yet"):
+        producer.publish("t", b"x")
+    producer.close()
+    with producer:
+        pass
+    with pytest.raises(ProducerClosed, match="is closed"):
+        producer.publish("t", b"x")
+    consumer = sync.Consumer("t", "c")
+    for use in (lambda: next(consumer), lambda: next(consumer.batches()), consumer.pause):
+        with pytest.raises(RuntimeError, match="inside its `with` block"):
+            use()
+
+
+def test_an_interrupt_ends_a_loop_and_nothing_is_lost(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"1", b"2", b"3"])
+
+    def loop() -> None:
+        with consumer_of(broker, topic) as consumer:
+            for count, message in enumerate(consumer):
+                if not count:
+                    message.finish()
+
+    with interrupting(lambda: broker.channel_stats(topic, "c")["in_flight_count"] == 2):
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+    stats = broker.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"]) == (2, 0)
+
+
+def sent_by(producer: sync.Producer, broker: Broker) -> Callable[[], bool]:
+    """Tells whether a publish waits for its acknowledgement."""
+    outbox = producer._producer._links[broker.tcp_address].outbox
+    return lambda: any(receipt.command.taken for receipt in outbox.receipts())
+
+
+@contextmanager
+def frozen(broker: Broker) -> Iterator[None]:
+    """It answers nothing meanwhile."""
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+
+
+def test_an_interrupt_ends_a_publish_that_is_not_acknowledged(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        with frozen(broker), interrupting(sent_by(producer, broker)), pytest.raises(KeyboardInterrupt):
+            producer.publish(topic, b"1")
+        producer.publish(topic, b"2")
+    assert broker.channel_stats(topic, "c")["depth"] == 2
+
+
+def test_an_interrupt_cuts_closing_short(broker: Broker, topic: str) -> None:
+    with (
+        ThreadPoolExecutor(1) as executor,
+        sync.Producer(broker.tcp_address, close_timeout_s=1000) as producer,
+    ):
+        with frozen(broker):
+            publishing = executor.submit(producer.publish, topic, b"x")
+            until(sent_by(producer, broker))
+            with interrupting(lambda: producer._producer._closing), pytest.raises(KeyboardInterrupt):
+                producer.close()
+            with pytest.raises(PublishFailed) as caught:
+                publishing.result(PATIENCE_S)
+            assert caught.value.maybe_stored
+
+
+def test_after_a_fork_it_says_so(broker: Broker) -> None:
+    script = """
+import os, sys, trio_nsq.sync
+with trio_nsq.sync.Producer(sys.argv[1]) as producer:
+    producer.publish("forked", b"parent")
+    child = os.fork()
+    if not child:
+        try:
+            producer.publish("forked", b"child")
+        except RuntimeError as error:
+            print(error)
+        producer.close()  # does nothing
+        with trio_nsq.sync.Producer(sys.argv[1]) as own:
+            own.publish("forked", b"own")
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    producer.publish("forked", b"parent again")
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, broker.tcp_address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "it was opened before the process forked: open another one in each process\n"

@@ -1,0 +1,74 @@
+"""The synchronous classes say and take what the asynchronous ones do."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+import trio_nsq
+from trio_nsq import client, sync
+
+PAIRS = [
+    (client.Producer, sync.Producer),
+    (client.Consumer, sync.Consumer),
+    (client.Message, sync.Message),
+    (client.MessageBatch, sync.MessageBatch),
+]
+NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aiter__": "__iter__"}
+LEFT_OUT = {(client.Message, "received_at")}  # on the clock of trio, which nobody there can read
+ADDED = {(sync.Consumer, "idle_timeout_s")}
+OWN_WORDS = {(client.Consumer, "run")}
+MEMBERS = [
+    (original, name, mirror)
+    for original, mirror in PAIRS
+    for name in vars(original)
+    if (not name.startswith("_") or name in NAMES or name in ("__init__", "__len__", "__iter__"))
+    and (original, name) not in LEFT_OUT
+    and not inspect.ismemberdescriptor(vars(original)[name])
+    and not (name == "__init__" and original in (client.Message, client.MessageBatch))
+]
+
+
+def ids(value: Any) -> str:
+    return value if isinstance(value, str) else value.__name__
+
+
+def parameters(function: Any, own: type) -> list[tuple[str, Any, Any]]:
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found if (own, p.name) not in ADDED]
+
+
+def annotations(function: Any, own: type) -> dict[str, str]:
+    found = {}
+    for name, annotation in inspect.get_annotations(function).items():
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        if (
+            own,
+            name,
+        ) not in ADDED and "Callable[[trio_nsq" not in text:  # the handlers, one of which is async
+            for word in ("Async", "trio_nsq.", "client.", "sync.", "message.", "'"):
+                text = text.replace(word, "")
+            found[name] = text
+    return found
+
+
+@pytest.mark.parametrize(("original", "name", "mirror"), MEMBERS, ids=ids)
+def test_signatures_and_docstrings_are_the_same(original: type, name: str, mirror: type) -> None:
+    theirs, ours = vars(original)[name], vars(mirror)[NAMES.get(name, name)]
+    if (original, name) not in OWN_WORDS and name != "__init__":
+        assert ours.__doc__ == theirs.__doc__
+    if isinstance(theirs, property):
+        assert (theirs.fset is None) == (ours.fset is None)
+        theirs, ours = theirs.fget, ours.fget
+    assert parameters(ours, mirror) == parameters(theirs, original)
+    if name != "__aiter__":  # each is its own iterator
+        assert annotations(ours, mirror) == annotations(theirs, original)
+
+
+def test_there_is_something_to_compare() -> None:
+    assert len(MEMBERS) > 25
+
+
+def test_it_is_found_from_the_package() -> None:
+    assert trio_nsq.sync is sync
+    assert "sync" in dir(trio_nsq)
