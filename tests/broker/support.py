@@ -27,7 +27,7 @@ async def running_broker(
     addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     settings = BrokerOptions(data_path=data_path, **(addresses | options))
     async with trio.open_nursery() as nursery:
-        with _time_limit(nursery.cancel_scope):
+        with time_limit(nursery.cancel_scope):
             started: Any = await nursery.start(lambda task_status: _serve(settings, files, task_status))
             scope, bound = started
             yield bound
@@ -35,7 +35,7 @@ async def running_broker(
 
 
 @contextmanager
-def _time_limit(scope: trio.CancelScope) -> Iterator[None]:
+def time_limit(scope: trio.CancelScope) -> Iterator[None]:
     """Fail a test that hangs under a mock clock, by which no time passes."""
     token = trio.lowlevel.current_trio_token()
     timer = threading.Timer(3 * PATIENCE_S, lambda: token.run_sync_soon(scope.cancel))

@@ -175,6 +175,45 @@ def test_what_is_known_to_be_too_old_is_dropped_everywhere() -> None:
     assert fixture.drain("ahead") == fixture.drain("behind") == [b"e"]
 
 
+def test_what_is_dropped_at_once_is_bounded_and_goes_on_later() -> None:
+    fixture = fixture_with(ttl_ms=TTL_MS)
+    channel = fixture.channel()
+    for n in range(1000):
+        publish_at(fixture, 0, b"%d" % n)
+    subscriber = fixture.subscriber(ready=1000)
+    for message in subscriber.receive():
+        subscriber.requeue(message)
+    subscriber.leave()
+    at(fixture, 5000)
+    fixture.subscriber()
+    dropped: list[int] = []
+    while not dropped or channel.stopped_short:
+        before = channel.expired_count
+        assert channel.dispatch(fixture.now_ns) == []
+        dropped.append(channel.expired_count - before)
+    assert dropped == [256, 256, 256, 232]
+    assert counts(channel) == (0, 1000, 0)
+
+
+def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -> None:
+    fixture = fixture_with()
+    fixture.channel("other")
+    channel = fixture.channel()
+    for n in range(600):
+        fixture.publish(b"%d" % n, only="other")
+    fixture.publish(b"for both")
+    fixture.drain()
+    channel.seek(0)
+    fixture.subscriber()
+    turns = 0
+    while not (grants := channel.dispatch(fixture.now_ns)):
+        assert channel.stopped_short
+        turns += 1
+    assert turns == 600 // 256
+    assert len(grants) == 1
+    assert not channel.stopped_short
+
+
 # ---------------------------------------------------------------------- limits
 
 
@@ -183,11 +222,19 @@ def test_a_full_topic_says_why_it_refuses() -> None:
     topic = fixture.topic
     fixture.publish(b"a", b"b")
     assert topic.why_full(1, 10) == ""
-    assert topic.why_full(2, 10) == "topic topic is full: 2 messages wait, max_messages is 3"
+    assert topic.why_full(2, 10) == (
+        "topic topic is full: 2 messages wait, 2 more are too many: max_messages is 3"
+    )
+    assert topic.why_full(1, 10, coming_messages=1) == (
+        "topic topic is full: 3 messages wait, 1 more are too many: max_messages is 3"
+    )
+    assert topic.why_full(4, 10) == "topic topic cannot take 4 messages at once: max_messages is 3"
     fixture.publish(b"c")
     subscriber = fixture.subscriber(ready=1)
     fixture.channel("later")
-    assert topic.why_full(1, 10) == "topic topic is full: 3 messages wait, max_messages is 3"
+    assert topic.why_full(1, 10) == (
+        "topic topic is full: 3 messages wait, 1 more are too many: max_messages is 3"
+    )
     subscriber.receive()
     assert topic.why_full(1, 10) == ""  # what is in flight waits no longer
     topic.pause()

@@ -1,6 +1,8 @@
 """Dead letters in a running broker: how they get to their topic, and that each gets there once."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,9 +12,13 @@ from typing import Any
 import pytest
 import trio
 
+from broker.state import Fixture, next_record
 from broker.support import PATIENCE_S, RawClient, Received, connected, identify, mpub
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
+from trio_nsq.broker.note import Origin, Reason, note_of_dead_letters
+from trio_nsq.log import Files
+from trio_nsq.protocol import pack_messages
 
 HOUR_MS = 3_600_000
 
@@ -95,6 +101,9 @@ async def test_a_message_goes_to_the_dead_letter_topic_as_it_is(tmp_path: Path, 
             stats[key] for key in ("depth", "in_flight_count", "dead_letter_count", "given_up_count")
         ] == [0, 0, 2, 0]
         assert (stats["max_attempts"], stats["dead_letter_topic"]) == (2, "dead")
+        assert 'nsq_channel_dead_letters_total{channel="c",topic="t"} 2.0' in (await api.get("/metrics")).text
+        await configure(api, "t", "c", max_attempts=0)
+        assert (await api.channel("t", "c"))["dead_letter_count"] == 2  # they do not vanish with the rule
 
 
 async def test_stats_do_not_show_what_is_not_switched_on(tmp_path: Path) -> None:
@@ -132,6 +141,30 @@ async def test_without_a_dead_letter_topic_it_is_dropped_and_counted(tmp_path: P
         await api.tcp.nothing_more()
         stats = await api.channel("t", "c")
         assert (stats["given_up_count"], stats["dead_letter_count"], stats["depth"]) == (2, 0, 0)
+        assert 'nsq_channel_given_up_total{channel="c",topic="t"} 2.0' in (await api.get("/metrics")).text
+
+
+async def test_a_stock_client_finds_out_where_its_letter_comes_from(tmp_path: Path) -> None:
+    """It gets the body as it was, and an id to ask with, also while it has the letter in flight."""
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await configure(api, "dead", "dead-letters")
+        await reader.subscribe("dead", "dead-letters", 1)
+        await api.tcp.publish("t", b"a", b"b")
+        await api.tcp.subscribe("t", "c", 1)
+        first, _ = await fail(api.tcp, 2)
+        message = await reader.message()
+        assert (message.body, message.attempts) == (first.body, 1)
+        (letter,) = await letters(api, id=message.id.decode())
+        assert letter["origin"] == {
+            "topic": "t",
+            "channel": "c",
+            "id": first.id.decode(),
+            "sequence": 0,
+            "attempts": 1,
+            "timestamp_ns": first.timestamp_ns,
+            "reason": "requeued",
+        }
 
 
 async def test_a_paused_dead_letter_topic_takes_letters_and_keeps_them(tmp_path: Path) -> None:
@@ -288,6 +321,40 @@ async def test_a_deleted_dead_letter_topic_is_made_again(tmp_path: Path) -> None
             await api.post("/topic/delete", topic="dead")
 
 
+class BadSector(Files):
+    """A real file system where a place with certain bytes cannot be read."""
+
+    def __init__(self) -> None:
+        self.bad = b""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().read(fd, size, offset)
+        if self.bad and self.bad in data:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return data
+
+
+async def test_a_message_that_cannot_be_read_now_does_not_hold_back_others(tmp_path: Path) -> None:
+    files = BadSector()
+    options = {"files": files, "mem_queue_size": 0, "cache_bytes": 0}
+    async with running_api(tmp_path / "d", **options) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 9)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        bodies = [letter * 100_000 for letter in (b"a", b"b", b"c")]
+        for body in bodies:
+            await api.tcp.publish("t", body)
+        await api.tcp.subscribe("t", "c", 3)
+        ids = [(await api.tcp.message()).id for _ in bodies]
+        files.bad = b"a" * 10
+        await api.tcp.send(b"".join(b"REQ %s 0\n" % message_id for message_id in ids))
+        assert [message.body[:1] for message in await take(reader, 2)] == [b"b", b"c"]
+        stats = await api.channel("t", "c")
+        assert (stats["depth"], stats["dead_letter_count"]) == (1, 2)
+        files.bad = b""
+        assert (await take(reader, 1))[0].body == bodies[0]
+        assert (await api.channel("t", "c"))["depth"] == 0
+
+
 # ---------------------------------------------------------------------- over a crash
 
 
@@ -417,6 +484,67 @@ async def test_what_is_settled_is_not_looked_at_again(tmp_path: Path) -> None:
         with trio.fail_after(PATIENCE_S):
             while json.loads(state.read_bytes())["settled"] != 1:
                 await trio.sleep(0.01)
+
+
+async def settled(data_path: Path) -> int:
+    """Up to where the saved state of the dead-letter topic says that its letters are out of their channels."""
+    state = json.loads((data_path / "topics" / "dead.topic" / "state.json").read_bytes())
+    sequence: int = state["settled"]
+    return sequence
+
+
+async def test_the_letters_of_a_deleted_topic_keep_nothing(tmp_path: Path) -> None:
+    """Its state, which might have them, is gone, too."""
+    data_path = tmp_path / "d"
+    async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 9)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.post("/pub", body=b"a", topic="t")
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            await take(reader, 1)
+        await api.post("/topic/pause", topic="dead")  # which saves it
+        assert await settled(data_path) == 0
+        await api.post("/topic/delete", topic="t")
+        await api.post("/topic/unpause", topic="dead")
+        assert await settled(data_path) == 1
+
+
+def test_letters_that_come_a_second_time_are_looked_for_in_their_last_place() -> None:
+    """A channel that was moved back may give up the very same again."""
+    fixture = Fixture(name="dead")
+    for sequence in (5, 6, 5):
+        note = note_of_dead_letters([Origin("t", "c", "0" * 16, sequence, 1, 0, Reason.REQUEUED)])
+        record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), note=note)
+        fixture.log.append([record], sync=False)
+        fixture.topic.accept([record])
+    assert list(fixture.topic.unsettled.values()) == [1, 2]
+    assert fixture.topic.snapshot()["settled"] == 1
+
+
+async def test_what_a_channel_was_moved_back_to_is_not_taken_from_it_by_a_restart(tmp_path: Path) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 9)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.post("/pub", body=b"a", topic="t")
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            await take(reader, 1)
+        await wait_until_unused(api)
+        moved = await api.send("POST", "/channel/seek?topic=t&channel=c&to=earliest")
+        assert moved.json()["delivered_again"] == 1
+        async with another(api, data_path) as after, client_of(after) as client:
+            await client.subscribe("t", "c", 1)
+            assert (await client.message()).body == b"a"
+
+
+async def wait_until_unused(api: Api) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while (await api.channel("t", "c"))["client_count"]:
+            await trio.lowlevel.checkpoint()
 
 
 async def test_many_at_once(tmp_path: Path) -> None:

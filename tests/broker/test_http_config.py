@@ -164,6 +164,15 @@ async def test_bad_changes_change_nothing(
         assert await get(api, option) == before
 
 
+async def test_settings_of_topics_are_not_changed_here_and_it_says_where(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for option in ("retention_time", "retention_bytes"):
+            status, text = await put(api, option, b"5")
+            assert status == 400
+            assert text.startswith('{"message":"INVALID_OPTION: ')
+            assert "PUT /topic/settings" in text
+
+
 async def test_our_own_options_can_be_read_too(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", sync="interval", checkpoint_interval_ms=5) as api:
         assert await get(api, "sync") == "interval"

@@ -8,6 +8,8 @@ import pytest
 
 from broker.support import dpub
 from broker.test_http_api import Api, running_api
+from broker.test_server_retention import FAST, fill, segments, until
+from trio_nsq.broker import retention
 from trio_nsq.protocol import Limits
 
 DAY_MS = 24 * 3_600_000
@@ -115,6 +117,26 @@ async def test_what_is_refused(tmp_path: Path, method: str, target: str, status:
         await make(api, "c")
         answer = await api.send(method, target)
         assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+async def test_what_was_carried_forward_is_found_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file it was published to is gone; a backlog of others is not searched for it."""
+    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.1)
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await make(api, "c")
+        await defer(api, b"later", DAY_MS)
+        await fill(api, 60)
+        await api.tcp.subscribe("t", "c", 1)
+        for _ in range(50):
+            await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        await until(lambda: segments(data_path)[0] > 20)
+        (found,) = await deferred(api)
+        assert await cancel(api, found["id"]) == {"cancelled": [found["id"]], "not_deferred": []}
+        assert (await api.channel("t", "c"))["deferred_count"] == 0
 
 
 # ---------------------------------------------------------------------- how far

@@ -131,6 +131,7 @@ async def test_from_here_to_there(
         assert await sequences(api, **query) == list(expected)
         answer = await api.get("/topic/read", topic="t", **query)
         assert places(answer) == (0, start, end)
+        assert answer.headers["x-nsq-next-sequence"] == "10"
 
 
 async def test_by_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, open_files, running_broker
 from broker.test_startup import refusal
 from trio_nsq.broker import StartupError
-from trio_nsq.broker.listening import listen
+from trio_nsq.listening import listen, loopback_host
 
 
 @pytest.fixture
@@ -193,3 +193,20 @@ async def test_no_host_is_every_interface(folder: Path) -> None:
         assert "0.0.0.0" in hosts
     finally:
         listening.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("127.0.0.1:1", "127.0.0.1"),
+        ("127.1.2.3:1", "127.1.2.3"),
+        ("[::1]:1", "::1"),
+        ("0.0.0.0:1", None),
+        ("[::]:1", None),
+        ("10.0.0.1:1", None),
+        ("[fe80::1%2]:1", None),
+        ("./127.0.0.1:1", None),
+    ],
+)
+def test_what_only_this_machine_reaches(address: str, host: str | None) -> None:
+    assert loopback_host(address) == host

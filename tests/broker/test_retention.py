@@ -1,12 +1,19 @@
 """What is kept of a topic's log when every channel has passed it, and when that is looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from trio_nsq.broker.retention import RetentionSchedule, kept_from, look_again_ns, wants_new_file
+from log.support import FailingFiles, HastyFiles
+from trio_nsq.broker import retention
+from trio_nsq.broker.cache import BatchCache
+from trio_nsq.broker.retention import Keeper, RetentionSchedule, kept_from, look_again_ns, wants_new_file
 from trio_nsq.broker.settings import TopicSettings
+from trio_nsq.broker.topic import Checkpoint, Topic
+from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.protocol import pack_messages
 
 MS = 1_000_000
 MINUTE = 60_000
@@ -21,6 +28,7 @@ class File:
     newest_age_ms: int
     size: int = 1000
     first_ns: int = 0
+    created_ns: int = 0
     reads: Sequence[int] = ()
 
     @property
@@ -96,6 +104,8 @@ def test_when_to_look_again() -> None:
     begun = File(30, 0, first_ns=NOW - MINUTE * MS)
     assert look_again_ns(FILES, settings, NOW) == NOW + 2 * MINUTE * MS
     assert look_again_ns(FILES[:1], settings, NOW) is None
+    assert look_again_ns(FILES[3:], settings, NOW) is None
+    assert look_again_ns(FILES[:2], TopicSettings(retention_time_ms=40 * MINUTE), NOW) == NOW
     assert look_again_ns([*FILES[:1], begun], settings, NOW) == NOW + 3 * MINUTE * MS
     assert look_again_ns([*FILES[:3], begun], settings, NOW) == NOW + 2 * MINUTE * MS
     for nothing_to_come in (TopicSettings(), TopicSettings(-1), TopicSettings(0, 5)):
@@ -123,3 +133,185 @@ def test_the_schedule_does_not_grow_with_every_look() -> None:
         schedule.look_at("a", now + 1)
         assert schedule.take_due(now + 1) == ["a"]
     assert len(schedule._heap) == 1
+
+
+# ---------------------------------------------------------------------- what is looked at
+
+
+class Kept:
+    """A topic with a log of two files, the second of them empty, and its keeper.
+
+    The first file is begun at NOW and has a message of this time, and another from five minutes later.
+    """
+
+    def __init__(self, folder: Path, settings: TopicSettings, files: HastyFiles) -> None:
+        self.now_ns = NOW
+        self.log = DiskLog(folder, files=files, now_ns=lambda: self.now_ns)
+        for sequence in (0, 1):
+            self.now_ns = NOW + 5 * sequence * MINUTE * MS
+            batch = RecordBatch(sequence, 1 + sequence, self.now_ns, 0, pack_messages([b"x" * 1000]))
+            self.log.append([batch], sync=True)
+        self.log.roll()
+        self.log.close()
+        self.log = DiskLog(folder, files=files, now_ns=lambda: self.now_ns)
+        self.topic = Topic("t", self.log, BatchCache(0), 0, 0, settings)
+        self.topic.add_channel("c")
+        self.keeper = Keeper(lambda: self.now_ns, self.roll)
+
+    async def roll(self, topic: Topic) -> bool:
+        raise AssertionError
+
+    def set_clock(self, minutes: float) -> None:
+        self.now_ns = NOW + int(minutes * MINUTE) * MS
+
+    def is_due(self) -> bool:
+        """Whether the topic is to be looked at now."""
+        return self.keeper.schedule.take_due(self.now_ns) == ["t"]
+
+    def checkpoint(self) -> Checkpoint:
+        checkpoint = self.topic.checkpoint()
+        for _ in checkpoint.encode():
+            pass
+        return checkpoint
+
+    def save(self) -> int | None:
+        return self.keeper.discard(self.topic, self.checkpoint(), self.now_ns)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kept]:
+    kept = Kept(tmp_path / "t", request.param, FailingFiles())
+    yield kept
+    kept.log.close()
+
+
+FORTY = TopicSettings(retention_time_ms=40 * MINUTE)
+
+
+@pytest.mark.parametrize("kept", [FORTY], indirect=True)
+async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_too_old(kept: Kept) -> None:
+    kept.topic.channels["c"].empty()
+    kept.keeper.found(kept.topic)
+    kept.set_clock(39.9)
+    assert not kept.is_due()
+    kept.set_clock(40)
+    assert kept.is_due()
+    assert not await kept.keeper.has_work(kept.topic)  # the last message is not that old
+    kept.set_clock(44.9)
+    assert not kept.is_due()
+    kept.set_clock(45.1)
+    assert kept.is_due()
+    assert await kept.keeper.has_work(kept.topic)
+    assert kept.save() is None
+    assert kept.log.first_sequence == 2
+
+
+@pytest.mark.parametrize("kept", [FORTY, TopicSettings()], indirect=True)
+async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
+    kept.keeper.found(kept.topic)
+    kept.set_clock(100)
+    assert not kept.is_due()
+    assert not await kept.keeper.has_work(kept.topic)
+    assert kept.save() is None
+    assert kept.log.first_sequence == 0
+
+
+@pytest.mark.parametrize("kept", [TopicSettings(), TopicSettings(retention_bytes=1000)], indirect=True)
+async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(kept: Kept) -> None:
+    kept.topic.channels["c"].empty()
+    kept.keeper.found(kept.topic)
+    assert kept.is_due()
+    assert await kept.keeper.has_work(kept.topic)
+
+
+@pytest.mark.parametrize("kept", [TopicSettings(-1), TopicSettings(retention_bytes=9000)], indirect=True)
+async def test_a_topic_that_was_loaded_and_keeps_all_is_not_looked_at(kept: Kept) -> None:
+    kept.topic.channels["c"].empty()
+    kept.keeper.found(kept.topic)
+    kept.set_clock(10**6)
+    assert not kept.is_due()
+
+
+@pytest.mark.parametrize("kept", [TopicSettings(ttl_ms=60 * MINUTE)], indirect=True)
+async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) -> None:
+    kept.keeper.found(kept.topic)
+    kept.set_clock(5 + 60 / 16)
+    assert kept.is_due()
+    assert not await kept.keeper.has_work(kept.topic)
+    assert not kept.is_due()
+    kept.set_clock(60.1)
+    assert kept.is_due()
+    assert await kept.keeper.has_work(kept.topic)
+    assert kept.topic.channels["c"].expired_count == 1
+    kept.set_clock(65.1)
+    assert kept.is_due()
+    assert await kept.keeper.has_work(kept.topic)
+    assert kept.topic.channels["c"].expired_count == 2
+    kept.save()
+    kept.set_clock(10**6)
+    assert kept.is_due()
+    assert not await kept.keeper.has_work(kept.topic)
+    assert not kept.is_due()  # nothing waits
+
+
+@pytest.mark.parametrize("kept", [TopicSettings()], indirect=True)
+async def test_what_could_not_be_carried_forward_is_tried_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Although nothing else happens to the topic."""
+    monkeypatch.setattr(retention, "_PINNED_BYTES", 1000)
+    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
+    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    channel = kept.topic.channels["c"]
+    channel.empty()
+    channel._requeued.append((1, 1, None))
+    files = kept.log._files
+    assert isinstance(files, FailingFiles)
+    files.failing["sync"] = 28
+    again_ns = kept.save()
+    assert again_ns == kept.now_ns + 30_000 * MS
+    assert kept.log.first_sequence == 0
+    assert "No space left" in caplog.text
+    files.heal()
+    assert kept.save() == again_ns  # not yet
+    assert not kept.log.has_stragglers
+    assert await kept.keeper.has_work(kept.topic)  # the file has been passed
+    kept.now_ns = again_ns
+    assert kept.save() is None
+    assert kept.log.first_sequence == 2
+    assert kept.log.read_straggler(1)
+    channel.empty()
+    assert kept.save() is None
+    assert not kept.log.has_stragglers
+
+
+@pytest.mark.parametrize("kept", [TopicSettings()], indirect=True)
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        ("_STRAGGLERS_SHARE", 0.4),
+        ("_STRAGGLERS_BYTES_SHARE", 0.4),
+        ("_MOST_STRAGGLERS", 0),
+        ("_MOST_STRAGGLERS_BYTES", 1000),
+        ("_PINNED_BYTES", 3000),
+    ],
+)
+def test_each_rule_says_by_itself_that_it_does_not_pay(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, rule: str, limit: float
+) -> None:
+    """One of two messages is not finished."""
+    for name, value in {
+        "_PINNED_BYTES": 1000,
+        "_STRAGGLERS_SHARE": 0.5,
+        "_STRAGGLERS_BYTES_SHARE": 0.5,
+    }.items():
+        monkeypatch.setattr(retention, name, value)
+    kept.topic.channels["c"].empty()
+    kept.topic.channels["c"]._requeued.append((1, 1, None))
+    with monkeypatch.context() as stricter:
+        stricter.setattr(retention, rule, limit)
+        kept.save()
+        assert (kept.log.first_sequence, kept.log.has_stragglers) == (0, False)
+    kept.set_clock(10)
+    kept.save()
+    assert (kept.log.first_sequence, kept.log.has_stragglers) == (2, True)

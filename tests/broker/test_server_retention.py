@@ -1,6 +1,7 @@
 """Retention, limits and the time to live, in a running broker."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker
+from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker, settle
 from broker.test_http_api import Api, running_api
+from trio_nsq import Producer, PublishFailed
 from trio_nsq.broker import retention
 from trio_nsq.broker.settings import TopicSettings
+from trio_nsq.log import Files
 
 FAST: dict[str, Any] = {"max_bytes_per_file": 2000, "checkpoint_interval_ms": 10}
 TOPIC = "/topic/settings?topic=t"
@@ -115,6 +118,157 @@ async def test_a_topic_on_which_nothing_happens_loses_what_is_too_old(tmp_path: 
             await until(lambda: segments(tmp_path / "d") == [10])
 
 
+class Counting(Files):
+    """Files that know what was done to them, and may refuse to let go."""
+
+    def __init__(self) -> None:
+        self.replaced = 0
+        self.read_bytes = 0
+        self.keeps = False
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self.replaced += path.name == "state.json"
+        super().replace(path, content)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self.read_bytes += size
+        return super().read(fd, size, offset)
+
+    def unlink(self, path: Path) -> None:
+        if self.keeps:
+            raise OSError(30, "Read-only file system")
+        super().unlink(path)
+
+
+async def pass_time(clock: trio.testing.MockClock, seconds: float, step_s: float = 1) -> None:
+    """Let it pass in steps, so that what is done every so often is done."""
+    for _ in range(int(seconds / step_s)):
+        clock.jump(step_s)
+        await settle()
+
+
+@pytest.mark.parametrize(
+    ("keep", "passed"),
+    [
+        (TopicSettings(retention_time_ms=3_600_000), True),
+        (TopicSettings(ttl_ms=60_000), True),
+        (TopicSettings(), False),
+    ],
+)
+async def test_after_a_start_topics_with_nothing_to_lose_cost_nothing(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, keep: TopicSettings, passed: bool
+) -> None:
+    """There may be ten thousand of them."""
+    options: dict[str, Any] = {"topic_defaults": keep, "max_bytes_per_file": 2000}
+    async with running_api(tmp_path / "d", **options) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 6)
+        if passed:
+            await pass_all(api)
+    files = Counting()
+    async with running_broker(tmp_path / "d", files=files, checkpoint_interval_ms=1000, **options):
+        await settle()
+        found = files.replaced, files.read_bytes
+        await pass_time(mock_clock, 30, step_s=5)
+        assert (files.replaced - found[0], files.read_bytes - found[1]) == (0, 0)
+
+
+async def test_a_start_begins_a_new_file_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else the only file of a topic on which nothing happens would stay for ever."""
+    monkeypatch.setattr(retention, "_LEAST_FILE_NS", 0)
+    async with running_api(tmp_path / "d", **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 1)
+        await pass_all(api)
+    assert segments(tmp_path / "d") == [0]
+    async with running_broker(tmp_path / "d", topic_defaults=TopicSettings(retention_time_ms=200), **FAST):
+        await until(lambda: segments(tmp_path / "d") == [1])
+
+
+@pytest.mark.parametrize(
+    "keep", [TopicSettings(), TopicSettings(retention_bytes=4000), TopicSettings(retention_time_ms=800)]
+)
+async def test_a_start_that_asks_for_less_takes_it_from_topics_on_which_nothing_happens(
+    tmp_path: Path, keep: TopicSettings
+) -> None:
+    before = TopicSettings(retention_time_ms=10**9)
+    async with running_api(tmp_path / "d", topic_defaults=before, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 10)
+        await pass_all(api)
+    assert segments(tmp_path / "d") == [0, 2, 4, 6, 8]
+    async with running_broker(tmp_path / "d", topic_defaults=keep, **FAST):
+        await until(lambda: segments(tmp_path / "d")[0] >= 6)
+
+
+async def test_a_message_is_as_old_as_the_machines_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is put right while the broker runs, as at the start of a machine; timestamps follow it."""
+    real, ahead_s = time.time_ns, 3600
+    monkeypatch.setattr(time, "time_ns", lambda: real() + ahead_s * 10**9)
+    keep = TopicSettings(retention_time_ms=600_000)
+    async with running_api(tmp_path / "d", topic_defaults=keep, **FAST) as api:
+        ahead_s = 0
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 10)
+        await pass_all(api)
+        await configure(api)  # saves it
+        assert segments(tmp_path / "d") == [0, 2, 4, 6, 8]
+        ahead_s = 601
+        await configure(api)
+        assert segments(tmp_path / "d") == [10]
+
+
+@pytest.mark.parametrize("set_back", [True, False])
+async def test_a_message_is_too_old_when_the_machines_clock_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_back: bool
+) -> None:
+    """For one that is fresh, and one that comes again."""
+    real, ahead_s = time.time_ns, 3600
+    monkeypatch.setattr(time, "time_ns", lambda: real() + ahead_s * 10**9)
+    async with running_api(tmp_path / "d", topic_defaults=TopicSettings(ttl_ms=600_000)) as api:
+        ahead_s = 0 if set_back else 3600
+        await api.tcp.publish("t", b"again")
+        await api.tcp.publish("t", b"fresh")
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        message = await api.tcp.message()
+        ahead_s += 0 if set_back else 601
+        await api.tcp.send(b"RDY 0\nREQ %s 0\nRDY 2\n" % message.id)
+        if set_back:
+            assert {(await api.tcp.message()).body for _ in range(2)} == {b"again", b"fresh"}
+        else:
+            await api.tcp.nothing_more()
+            assert (await api.channel("t", "c"))["depth"] == 0
+
+
+async def test_files_that_cannot_be_deleted_are_no_matter_of_those_who_wait_for_a_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Counting()
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 10)
+        files.keeps = True
+        await pass_all(api)
+        assert (await api.post("/channel/create", topic="t", channel="d"))[0] == 200
+        assert (await api.send("POST", "/channel/seek?topic=t&channel=c&to=4")).status_code == 200
+        await until(lambda: "Read-only file system" in caplog.text)
+        assert "NOK" in (await api.get("/ping")).text
+        assert segments(tmp_path / "d") == [0, 2, 4, 6, 8]
+        await pass_all(api)
+        files.keeps = False
+        await until(lambda: segments(tmp_path / "d") == [8])
+        with trio.fail_after(PATIENCE_S):
+            while (await api.get("/ping")).text != "OK":
+                await trio.sleep(0.01)
+
+
 async def test_publishes_wait_while_a_new_file_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +302,14 @@ async def test_a_full_topic_refuses_until_there_is_room(tmp_path: Path) -> None:
         await configure(api, max_messages=3)
         await api.tcp.publish("t", b"a", b"b")
         await api.tcp.send(mpub("t", b"c", b"d"))
-        reason = "topic t is full: 2 messages wait, max_messages is 3"
-        assert await api.tcp.error() == f"E_MPUB_FAILED MPUB failed {reason}"
+        stored = "nothing of it was stored"
+        reason = f"topic t is full: 2 messages wait, 2 more are too many: max_messages is 3; {stored}"
+        assert await api.tcp.error() == f"E_TOPIC_FULL MPUB failed {reason}"
+        reason = f"topic t cannot take 4 messages at once: max_messages is 3; {stored}"
+        assert await api.post("/mpub", b"1\n2\n3\n4", topic="t") == (503, reason)
         assert await api.post("/pub", b"c", topic="t") == (200, "OK")
         refused = await api.post("/pub", b"d", topic="t")
-        reason = "topic t is full: 3 messages wait, max_messages is 3"
+        reason = f"topic t is full: 3 messages wait, 1 more are too many: max_messages is 3; {stored}"
         assert refused == (503, reason)
         assert (await api.get("/ping")).text == "OK"  # nothing is wrong with the broker
         await api.post("/topic/empty", topic="t")
@@ -174,7 +331,7 @@ async def test_publishes_that_are_stored_together_do_not_exceed_the_limit(tmp_pa
                     frame = await client.frame()
                     if frame != (0, b"OK"):
                         assert frame is not None
-                        assert frame[1].startswith(b"E_PUB_FAILED PUB failed topic t is full")
+                        assert frame[1].startswith(b"E_TOPIC_FULL PUB failed topic t is full")
                         return
                     stored += 1
 
@@ -201,6 +358,16 @@ async def test_the_oldest_make_room_and_are_counted(tmp_path: Path) -> None:
         assert 'nsq_channel_dropped_total{channel="c",topic="t"} 2.0' in figures
         await api.tcp.subscribe("t", "c", 10)
         assert [(await api.tcp.message()).body for _ in range(3)] == [b"4", b"5", b"6"]
+
+
+async def test_a_lower_limit_holds_at_once(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.publish("t", b"0", b"1", b"2")
+        await configure(api, max_messages=1, when_full="drop-oldest")
+        channel = (await stats(api))["channels"][0]
+        assert (channel["depth"], channel["dropped_count"]) == (1, 2)
 
 
 async def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
@@ -237,3 +404,55 @@ async def test_what_waits_too_long_goes_after_a_restart(tmp_path: Path) -> None:
         await until(lambda: segments(tmp_path / "d") == [28])
         found = await stats(api)
         assert (found["depth"], found["expired_count"]) == (0, 30)
+
+
+async def test_what_comes_back_too_late_holds_nobody_back(tmp_path: Path) -> None:
+    """They are more than are dropped in one turn; it goes on though nothing else happens."""
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.publish("t", *[b"%d" % n for n in range(2000)])
+        address = "%s:%d" % api.tcp.stream.socket.getpeername()
+        async with connected(address) as client:
+            await client.subscribe("t", "c", 2500)
+            for _ in range(2000):
+                await client.message()
+        await until_depth(api, 2000)
+        await configure(api, ttl_ms=1)
+        await api.tcp.subscribe("t", "c", 1)
+        await until_depth(api, 0)
+        assert (await stats(api))["channels"][0]["expired_count"] == 2000
+
+
+async def until_depth(api: Api, depth: int) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while (await stats(api))["channels"][0]["depth"] != depth:
+            await trio.sleep(0.01)
+
+
+async def test_settings_that_are_switched_on_are_in_the_statistics(tmp_path: Path) -> None:
+    usual = {"retention_time_ms", "retention_bytes", "ttl_ms", "max_messages", "max_bytes", "when_full"}
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        assert not usual & (await stats(api)).keys()
+        await configure(api, ttl_ms=5, max_messages=7)
+    async with running_api(tmp_path / "d") as api:
+        found = await stats(api)
+        assert {name: found[name] for name in usual & found.keys()} == {
+            "ttl_ms": 5,
+            "max_messages": 7,
+            "when_full": "reject",
+        }
+
+
+async def test_a_producer_knows_that_a_full_topic_stored_nothing(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await configure(api, max_messages=1)
+        await api.tcp.publish("t", b"a")
+        async with Producer("%s:%d" % api.tcp.stream.socket.getpeername()) as producer:
+            with pytest.raises(
+                PublishFailed, match="E_TOPIC_FULL PUB failed topic t is full: 1 messages"
+            ) as failed:
+                await producer.publish("t", b"b")
+        assert not failed.value.maybe_stored

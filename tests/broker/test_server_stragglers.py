@@ -1,6 +1,7 @@
 """A few messages that are not finished do not keep gigabytes of log, and are delivered all the same."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ async def take_the_rest(api: Api, data_path: Path, bodies: set[bytes]) -> None:
 
 async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_again(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
-    async with running_api(data_path, **FAST) as api:
+    async with running_api(data_path, **FAST | {"checkpoint_interval_ms": 10**9}) as api:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
         await api.tcp.send(dpub("t", 3_000_000, b"later"))
@@ -109,7 +110,9 @@ async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_
             for end in (50, 100, 150):
                 await fill(api, 50)
                 await finish_all_but(client, 50, set())
-                await until(lambda end=end: segments(data_path)[0] > end - 30)  # type: ignore[misc]
+                await client.nothing_more()
+                await api.send("PUT", "/topic/settings?topic=t", body=b"{}")  # saves it
+                assert segments(data_path)[0] > end - 30
                 assert not verify_topic(carried(data_path).parent).damaged
         assert (await api.channel("t", "c"))["deferred_count"] == 1
     assert carried(data_path).stat().st_size < 200
@@ -117,6 +120,74 @@ async def test_a_message_deferred_by_its_publisher_is_carried_forward_again_and_
     async with running_api(data_path, **FAST) as api:
         (line,) = (await api.get("/channel/peek", topic="t", channel="c", state="deferred")).text.splitlines()
         assert json.loads(line)["body"] == "later"
+
+
+@pytest.mark.parametrize("past_them", [False, True])
+async def test_a_move_of_their_channel_outlasts_a_kill(tmp_path: Path, past_them: bool) -> None:
+    """One is in flight and one deferred; a move to the beginning of the log keeps both, one past it skips them."""
+    data_path, killed = tmp_path / "d", tmp_path / "killed"
+    async with running_api(data_path, **FAST | {"checkpoint_interval_ms": 10**9}) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.post("/channel/create", topic="t", channel="other")
+        await fill(api, 60)
+        await api.post("/channel/empty", topic="t", channel="other")
+        async with connected("%s:%d" % api.tcp.stream.socket.getpeername()) as client:
+            await ready_client(client)
+            _, deferred = await finish_all_but(client, 60, {0, 7})
+            await client.send(b"REQ %s 3000000\nRDY 0\n" % deferred)
+            await client.nothing_more()
+            keep = b'{"retention_bytes": 12000}'
+            assert (await api.send("PUT", "/topic/settings?topic=t", body=keep)).status_code == 200
+            first = segments(data_path)[0]
+            assert first == 48
+            assert carried(data_path).exists()
+            to = first + 5 if past_them else first
+            query = f"topic=t&channel=c&to={to if past_them else 'earliest'}"
+            answer = await api.send("POST", f"/channel/seek?{query}")
+            moved = answer.json()
+            assert (moved["to_sequence"], moved["delivered_again"], moved["in_flight"]) == (to, 60 - to, 1)
+            assert moved["skipped"] == (2 if past_them else 0)
+            shutil.copytree(data_path, killed)
+            other = await api.channel("t", "other")
+            assert (other["depth"], other["deferred_count"]) == (0, 0)
+    assert not verify_topic(killed / "topics" / "t.topic").damaged
+    async with running_api(killed, **FAST) as api:
+        channel = await api.channel("t", "c")
+        again = 0 if past_them else 1
+        assert (channel["depth"], channel["deferred_count"]) == (60 - to + again, again)
+        await ready_client(api.tcp)
+        messages = [await api.tcp.message() for _ in range(60 - to + again)]
+        came = {message.body: message.attempts for message in messages}
+        assert came == {body(n): 1 for n in range(to, 60)} | ({} if past_them else {body(0): 2})
+        if past_them:
+            await until(lambda: not carried(killed).exists())
+        else:
+            query = "topic=t&channel=c&state=deferred"
+            (line,) = (await api.send("GET", f"/channel/peek?{query}")).text.splitlines()
+            assert json.loads(line)["body"].encode() == body(7)
+
+
+async def test_what_is_too_much_to_hold_in_memory_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_MOST_STRAGGLERS_BYTES", 1500)
+    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    data_path = tmp_path / "d"
+    async with running_api(data_path, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 60)
+        await ready_client(api.tcp)
+        first, second = await finish_all_but(api.tcp, 60, {3, 8})  # 900 bytes each
+        await api.tcp.nothing_more()
+        await api.send("PUT", "/topic/settings?topic=t", body=b"{}")  # saves it
+        assert segments(data_path)[0] == 2
+        assert not carried(data_path).exists()
+        await api.tcp.send(b"FIN %s\n" % second)
+        await until(lambda: segments(data_path)[0] > 20)
+        await api.tcp.send(b"FIN %s\n" % first)
+        await until(lambda: not carried(data_path).exists())
 
 
 async def test_where_it_does_not_pay_nothing_is_copied(tmp_path: Path) -> None:
@@ -147,6 +218,7 @@ async def test_a_lost_file_of_theirs_is_reported(tmp_path: Path, caplog: pytest.
         await until(lambda: carried(data_path).exists())
         await until(lambda: segments(data_path)[0] > 20)
     carried(data_path).unlink()
-    assert [finding.sequence for finding in verify_topic(carried(data_path).parent).findings] == [3]
+    (finding,) = verify_topic(carried(data_path).parent).findings
+    assert (finding.sequence, finding.messages) == (3, 1)
     async with running_api(data_path, **FAST):
         assert "messages 3 to" in caplog.text

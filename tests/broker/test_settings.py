@@ -51,6 +51,7 @@ def test_json_and_back(settings: Any) -> None:
         (TopicSettings(), {"ttl_ms": "1"}, "whole number"),
         (TopicSettings(), {"when_full": "drop"}, "when_full is 'drop'; it must be reject or drop-oldest"),
         (TopicSettings(), {"when_full": ["reject"]}, "must be reject"),
+        (ChannelSettings(), {"max_attempts": 65536}, "max_attempts is 65536; 65535 is the most"),
         (ChannelSettings(), {"dead_letter_topic": "a|b"}, "must be the name of a topic"),
         (ChannelSettings(), {"dead_letter_topic": 5}, "must be the name of a topic"),
         (ChannelSettings(), {"ttl_ms": 1}, "there are max_attempts, dead_letter_topic"),

@@ -1,20 +1,22 @@
 """What is said of a topic's saved state beside its log, and of a data folder that a broker is using."""
 
 import json
+import os
 from collections.abc import Callable
+from errno import EACCES, EIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from broker.state import Fixture, disk_log, packed
+from broker.state import Fixture, disk_log, packed, records
 from broker.support import PATIENCE_S, running_broker
 from log.support import segment_files
 from trio_nsq.broker.deferred import DeferredMessages
 from trio_nsq.broker.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
-from trio_nsq.log import Files
+from trio_nsq.log import Files, LogReadError
 from trio_nsq.log.scan import Kind
 from trio_nsq.log.verify import LogReport
 
@@ -131,12 +133,15 @@ def test_a_log_whose_needed_beginning_is_gone(folder: Path) -> None:
     [
         lambda state: state.update(distribution_point=42),
         lambda state: state["channels"][0].update(cursor=42),
+        lambda state: state["channels"][1].update(cursor=42, holes=[], deferred=[]),
         lambda state: state["channels"][0]["unfinished"].append([12, 3]),
         lambda state: state["channels"][0]["unfinished"].append([39, 0]),
         lambda state: state["channels"][0]["deferred"].extend(packed([(2**63, 12, 0)])),
         lambda state: state["channels"][1].update(holes=[[5, 9], [8, 10]]),
         lambda state: state["channels"][1].update(holes=[[5, 99]]),
         lambda state: state["channels"][1].update(holes=[[9, 5]]),
+        lambda state: state["channels"][1].update(holes=[[5, 5]], deferred=[]),
+        lambda state: state["channels"][1].update(holes=[["5", "9"]], deferred=[]),
         lambda state: state["channels"][1].update(cursor="1", holes=[]),
     ],
 )
@@ -145,6 +150,103 @@ def test_a_state_that_contradicts_itself(folder: Path, edit: Callable[[State], o
     report = verify_topic(folder)
     assert report.damaged
     assert {finding.path.name for finding in report.findings} == {"state.json"}
+
+
+# ---------------------------------------------------------------------- messages that were carried forward
+
+
+@pytest.fixture
+def carried(folder: Path) -> Path:
+    """The same topic, but both channels are done with all before message 30, except for those of `a`."""
+    change(folder, lambda state: [channel.update(cursor=30) for channel in state["channels"]])
+    log = disk_log(folder, segment_bytes=300)
+    assert log.carry_forward(range(10, 17), 10**6)
+    log.discard_before(30)
+    assert 17 < log.first_sequence <= 30
+    log.close()
+    return folder
+
+
+def test_a_topic_with_messages_that_were_carried_forward(carried: Path) -> None:
+    assert verify_topic(carried).findings == []
+
+
+def test_of_those_that_are_lost_only_the_needed_ones_count(carried: Path) -> None:
+    (carried / "stragglers").unlink()
+    assert only(verify_topic(carried)) == (Kind.DAMAGE, "state.json", 10, 7)
+    change(carried, lambda state: state["channels"][1].update(cursor=15))
+    begin = int(segment_files(carried)[0].stem)
+    assert only(verify_topic(carried)) == (Kind.DAMAGE, "state.json", 10, begin - 10)
+
+
+def test_each_of_those_that_are_damaged_is_told_once(carried: Path) -> None:
+    path = carried / "stragglers"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert only(verify_topic(carried)) == (Kind.DAMAGE, "stragglers", 16, 1)
+    path.write_bytes(content[:50])
+    assert [(each.path.name, each.messages) for each in verify_topic(carried).findings] == [
+        ("stragglers", None),
+        ("state.json", 7),
+    ]
+
+
+class ReadOnly(Files):
+    """Files that may not be written to."""
+
+    def open(self, path: Path) -> int:
+        raise AssertionError(f"{path} is opened for writing")
+
+
+class BadDisk(ReadOnly):
+    """The disk cannot read what was carried forward."""
+
+    def __init__(self, error: int) -> None:
+        self._error = error
+        self._bad = -1
+
+    def open_read_only(self, path: Path) -> int:
+        fd = super().open_read_only(path)
+        if path.name == "stragglers":
+            self._bad = fd
+        return fd
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if fd == self._bad:
+            raise OSError(self._error, os.strerror(self._error))
+        return super().read(fd, size, offset)
+
+
+def test_a_bad_place_on_the_disk_is_damage_and_any_other_error_is_none(carried: Path) -> None:
+    found = verify_topic(carried, files=BadDisk(EIO)).findings
+    assert [(each.path.name, each.messages) for each in found] == [("stragglers", None), ("state.json", 7)]
+    with pytest.raises(LogReadError, match="Permission denied"):
+        verify_topic(carried, files=BadDisk(EACCES))
+
+
+def test_nothing_is_opened_for_writing(carried: Path) -> None:
+    assert verify_topic(carried, files=ReadOnly()).findings == []
+
+
+def test_what_is_carried_forward_again_meanwhile_is_not_missed(carried: Path) -> None:
+    """More is carried forward, and what was finished meanwhile is forgotten, while the log is read."""
+
+    def go_on() -> None:
+        def finish(state: State) -> None:
+            unfinished = state["channels"][0]["unfinished"]
+            state["channels"][0].update(cursor=39, unfinished=unfinished[3:])
+            state["channels"][1].update(cursor=39, unfinished=[[30, 1]])
+
+        change(carried, finish)
+        log = disk_log(carried, segment_bytes=300)
+        assert log.carry_forward([*range(13, 17), 30], 10**6)
+        log.discard_before(39)
+        log.close()
+
+    report = verify_topic(carried, files=Meanwhile(go_on))
+    assert not report.damaged, report.findings
+    assert verify_topic(carried).findings == []
 
 
 def test_broker_json(tmp_path: Path) -> None:
@@ -192,6 +294,49 @@ def test_what_is_deleted_meanwhile_no_later_state_needs(folder: Path) -> None:
     report = verify_topic(folder, files=Meanwhile(save_and_delete))
     assert not report.damaged
     assert {finding.kind for finding in report.findings} == {Kind.NOTE}
+
+
+def test_a_log_of_which_all_files_that_were_seen_are_deleted_meanwhile(folder: Path) -> None:
+    """It goes on in others."""
+
+    def finish(state: State) -> None:
+        for channel in state["channels"]:
+            channel.update(cursor=49, holes=[], unfinished=[], deferred=[])
+        state.update(end=49, distribution_point=49)
+
+    def go_on() -> None:
+        log = disk_log(folder, segment_bytes=300)
+        for sequence in range(41, 49):
+            log.append([records([b"x" * 200], base=sequence, first_id=1)], sync=True)
+        change(folder, finish)
+        log.discard_before(48)
+        log.close()
+
+    report = verify_topic(folder, files=Meanwhile(go_on))
+    assert not report.damaged, report.findings
+    assert report.next_sequence == 49
+
+
+def test_files_that_are_made_while_the_folder_is_listed(folder: Path) -> None:
+    def nothing_known(state: State) -> None:
+        state.update(end=0, distribution_point=0, settled=0, ephemeral_needed=0)
+        for channel in state["channels"]:
+            channel.update(cursor=0, holes=[], unfinished=[], deferred=[])
+
+    class Listing(Files):
+        listed = 0
+
+        def names(self, path: Path) -> list[str]:
+            names = super().names(path)
+            before, seen, unseen, newest = sorted(name for name in names if name.endswith(".log"))[-4:]
+            self.listed += 1
+            hidden = (before, unseen, newest) if self.listed == 1 else (unseen,)
+            assert seen not in hidden
+            return [name for name in names if name not in hidden]
+
+    change(folder, nothing_known)
+    report = verify_topic(folder, files=Listing())
+    assert not report.damaged, report.findings
 
 
 async def test_beside_a_busy_broker_nothing_is_found(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from faults.ledger import body_of
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses, data_folder, retention
+from trio_nsq.broker.settings import TopicSettings
 from trio_nsq.log import Files
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
@@ -54,7 +55,11 @@ def _stragglers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broker(
-    data_path: Path, files: Files, sync: str, checkpoint_interval_ms: int = 1000
+    data_path: Path,
+    files: Files,
+    sync: str,
+    checkpoint_interval_ms: int = 1000,
+    keep: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
 ) -> AbstractAsyncContextManager[BoundAddresses]:
     """A broker with small files, and much to do to them."""
     return running_broker(
@@ -65,6 +70,7 @@ def broker(
         max_bytes_per_file=3000,
         checkpoint_interval_ms=checkpoint_interval_ms,
         sync_timeout_ms=1500,
+        topic_defaults=keep,
     )
 
 

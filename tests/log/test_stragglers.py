@@ -8,7 +8,7 @@ import pytest
 
 from faults.disk import Disk, RecordingFiles, write_image
 from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered
-from trio_nsq.log import DiskLog, LogReadError, LogWriteError, RecordBatch
+from trio_nsq.log import DiskLog, LogReadError, LogWriteError, OpenFiles, RecordBatch
 from trio_nsq.log.stragglers import FILE_NAME
 from trio_nsq.protocol import pack_messages
 
@@ -41,7 +41,9 @@ def body(sequence: int) -> bytes:
     return b"%010d" % sequence
 
 
-def test_what_is_carried_forward_is_there_when_its_files_are_gone(tmp_path: Path) -> None:
+def test_what_is_carried_forward_is_there_when_its_files_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = full_log(tmp_path / "log")
     sequences = [1, 2, 3, 17, 40]
     assert log.carry_forward(sequences, PLENTY)
@@ -56,6 +58,30 @@ def test_what_is_carried_forward_is_there_when_its_files_are_gone(tmp_path: Path
         log.close()
         log = DiskLog(tmp_path / "log", files=HastyFiles())
     log.close()
+    assert not caplog.records
+
+
+def test_a_message_that_is_damaged_is_not_carried_forward(tmp_path: Path) -> None:
+    """Nor another in its place."""
+    log = full_log(tmp_path / "log")
+    for path in (tmp_path / "log").glob("*.log"):
+        path.write_bytes(path.read_bytes().replace(body(17), body(99)))
+    log.carry_forward([16, 17, 40], PLENTY)
+    log.discard_before(60)
+    assert bodies(log, 17, 40) == [None, body(40)]
+    assert log.read_straggler(18) == []
+    log.close()
+
+
+def test_a_file_of_theirs_that_somebody_has_deleted_can_be_forgotten(tmp_path: Path) -> None:
+    full_log(tmp_path / "log").close()
+    for fewest_open in (False, True):
+        log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0 if fewest_open else 100))
+        log.carry_forward([1], PLENTY)
+        (tmp_path / "log" / FILE_NAME).unlink()
+        log.carry_forward([], 0)
+        assert not log.has_stragglers
+        log.close()
 
 
 def test_all_of_a_record_but_its_other_messages_is_kept(tmp_path: Path) -> None:

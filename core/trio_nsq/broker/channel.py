@@ -37,6 +37,8 @@ _NS_PER_MS = 1_000_000
 _CONSUMERS_AT_ONCE = 16
 _REQUEUED_AT_ONCE = 256
 """Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
+_PASSED_AT_ONCE = 256
+"""So many records in a row that it is not to deliver are passed over at once, for the same reason."""
 
 Payload = bytes | memoryview
 Grant = tuple[Consumer, Payload]
@@ -61,6 +63,8 @@ class Channel:
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
         settings: Those in force.
+        stopped_short: The last `dispatch` came to so many messages that are not to be delivered, because they are too
+            old, damaged, or for others, that it gave up for this time: there may be more behind them.
     """
 
     def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
@@ -75,6 +79,7 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.given_up_count = 0
+        self.stopped_short = False
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
         self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
@@ -82,6 +87,7 @@ class Channel:
         # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
         self._unserved = 0
         self._share = 0
+        self._ahead_ns = 0  # as `dispatch` was told
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
         self._deferred = DeferredMessages()
@@ -167,6 +173,15 @@ class Channel:
         for consumer in self.consumers:
             for message_id, delivery in consumer.in_flight.items():
                 yield delivery.sequence_of(message_id), delivery.attempts
+
+    def waiting_before(self, sequence: int) -> list[int]:
+        """What is unfinished or deferred, and lies before a sequence, ascending.
+
+        For messages that were carried forward: what lies ahead of the cursor never is, and not looked at.
+        """
+        found = [each for each, _ in self.unfinished() if each < sequence]
+        found += [each for each in self._deferred.sequences() if each < sequence]
+        return sorted(found)
 
     @property
     def oldest_unfinished(self) -> int | None:
@@ -416,19 +431,25 @@ class Channel:
 
     # ------------------------------------------------------------------ delivery
 
-    def dispatch(self, now_ns: int) -> list[Grant]:
+    def dispatch(self, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
         """A round of delivery: what is ready, split evenly over the consumers that can take it.
 
         Many consumers are served a few at a time, by several calls.
 
+        Args:
+            now_ns: Unix nanoseconds, by a clock that never steps.
+            ahead_ns: By how much that of the messages' timestamps, which can be set, is ahead of it.
+
         Returns:
             Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
-            returned counts as in flight. Call again until it is empty.
+            returned counts as in flight. Call again until it is empty, and later if it `stopped_short`.
 
         Raises:
             LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
         """
         grants: list[Grant] = []
+        self.stopped_short = False
+        self._ahead_ns = ahead_ns
         if self._paused or not self._ready:
             return grants
         depth = self.ready_count
@@ -481,8 +502,14 @@ class Channel:
         frames: list[bytes] = []
         room = MAX_GRANT_BYTES
         ttl_ns = self.topic.ttl_ns
+        oldest_ns = now_ns + self._ahead_ns - ttl_ns
         count = min(count, _REQUEUED_AT_ONCE)
+        looks = _REQUEUED_AT_ONCE
         while self._requeued and len(frames) < count:
+            if not looks:
+                self.stopped_short = True
+                break
+            looks -= 1
             sequence, attempts, held = self._requeued[0]
             try:
                 batch = self.topic.batch_holding(sequence) if held is None else held
@@ -494,7 +521,7 @@ class Channel:
             if batch is None:
                 self._requeued.popleft()  # damaged on disk, and reported by the log
                 continue
-            if ttl_ns and batch.timestamp_ns(sequence - batch.base_sequence) < now_ns - ttl_ns:
+            if ttl_ns and batch.timestamp_ns(sequence - batch.base_sequence) < oldest_ns:
                 self._requeued.popleft()
                 self.expired_count += 1
                 continue
@@ -515,11 +542,15 @@ class Channel:
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         payloads: list[Payload] = []
         room = MAX_GRANT_BYTES
-        oldest_ns = now_ns - self.topic.ttl_ns if self.topic.ttl_ns else 0
+        passes = _PASSED_AT_ONCE
         while count > 0 and room > 0:
             try:
                 batch = self._at_cursor()
-                if batch is not None and oldest_ns and self._pass_expired(batch, oldest_ns):
+                if batch is not None and self._passes(batch, now_ns):
+                    passes -= 1
+                    if not passes:
+                        self.stopped_short = True
+                        break
                     continue
             except LogReadError:
                 if payloads:
@@ -527,12 +558,6 @@ class Channel:
                 raise
             if batch is None:
                 break
-            if batch.due_ns > now_ns:
-                self._put_off(batch)
-                continue
-            if batch.channel not in (None, self.name):
-                self.move_to(min(batch.next_sequence, self._limit))
-                continue
             cursor = self.cursor
             wanted = min(count, self._limit - cursor)
             if consumer.sample is not None:
@@ -560,6 +585,18 @@ class Channel:
             count -= len(ids)
             room -= len(frames)
         return payloads
+
+    def _passes(self, batch: Batch, now_ns: int) -> bool:
+        """Pass over what is at the cursor, if it is too old, for later or for others. Raises LogReadError."""
+        if self.topic.ttl_ns and self._pass_expired(batch, now_ns + self._ahead_ns - self.topic.ttl_ns):
+            return True
+        if batch.due_ns > now_ns:
+            self._put_off(batch)
+        elif batch.channel not in (None, self.name):
+            self.move_to(min(batch.next_sequence, self._limit))
+        else:
+            return False
+        return True
 
     def _pass_expired(self, batch: Batch, oldest_ns: int) -> bool:
         """Drop what was published before a time, if that is what is at the cursor. Raises LogReadError."""

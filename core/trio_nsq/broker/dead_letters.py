@@ -30,6 +30,8 @@ logger = logging.getLogger("trio_nsq.broker")
 
 DEAD_LETTERS = "dead-letters"
 """The channel that every dead-letter topic has from the beginning: it has what nobody has dealt with yet."""
+EXITING = "exiting"
+"""Why a broker that stops, or a topic that is being deleted, takes no more; nsqd's word."""
 _AT_ONCE = 256
 _AT_ONCE_BYTES = 1024 * 1024
 _AGAIN_S = 1.0
@@ -72,8 +74,8 @@ class DeadLetterMover:
             self._complaints.pop(channel, None)
 
     def _complain(self, channel: Channel, error: str) -> None:
-        """Say once what is wrong, not each time that it is tried again."""
-        if self._complaints.get(channel) != error:
+        """Say once what is wrong, not each time that it is tried again; nothing is if the broker stops."""
+        if error != EXITING and self._complaints.get(channel) != error:
             self._complaints[channel] = error
             name, topic = f"{channel.topic.name}/{channel.name}", channel.settings.dead_letter_topic
             logger.error("%s: dead letters cannot go to topic %s, tried again: %s", name, topic, error)
@@ -139,20 +141,22 @@ def _read(
 ) -> tuple[list[tuple[Aside, Origin, bytes]], list[Aside]]:
     """The first of these messages with all that is known of them, not too many bytes, and those that are damaged.
 
+    Those that cannot be read now do not keep others from being moved.
+
     Raises:
-        LogReadError: Not one of them could be read.
+        LogReadError: None of them could be read.
     """
     topic = channel.topic
     letters: list[tuple[Aside, Origin, bytes]] = []
     gone: list[Aside] = []
     size = 0
+    error: LogReadError | None = None
     for message in messages:
         try:
             batch = message.held or topic.batch_holding(message.sequence)
-        except LogReadError:
-            if letters:
-                break
-            raise
+        except LogReadError as exc:
+            error = exc
+            continue
         if batch is None:
             gone.append(message)  # and reported by the log
             continue
@@ -171,6 +175,8 @@ def _read(
             message.reason or Reason.REQUEUED,
         )
         letters.append((message, origin, body))
+    if error is not None and not letters and not gone:
+        raise error
     return letters, gone
 
 

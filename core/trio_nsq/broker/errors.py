@@ -1,14 +1,15 @@
 """What a broker can say of itself. All derive from `NSQError`."""
 
+from ..listening import StartupError as StartupError
 from ..protocol import NSQError
-
-
-class StartupError(NSQError):
-    """The broker cannot start; the text says what is wrong and what to do, for the person who started it."""
 
 
 class PublishRefused(NSQError):
     """Nothing of a publish was stored; the text is the reason for the client: `exiting`, or the disk's error."""
+
+
+class TopicFull(PublishRefused):
+    """Nothing of a publish was stored, because of a limit of the topic's; the text says which."""
 
 
 class SaveError(NSQError):

@@ -7,9 +7,10 @@ from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from ..http import Handler, HTTPError, Request, Response, Route, Router
+from ..listening import port_of
 from ..log import LogError
 from ..protocol import CommandError, MessageSet, pack_messages, walk_messages
-from .addresses import BoundAddresses, Broadcast, port_of
+from .addresses import BoundAddresses, Broadcast
 from .errors import PublishRefused, SaveError
 from .http_config import ConfigEndpoints
 from .http_dead_letters import DeadLetterEndpoints

@@ -26,6 +26,9 @@ _NS_PER_MS = 1_000_000
 _NO_FLAGS = ("limits", "topic_defaults", "node_id", "heartbeat_interval", "output_buffer_size")
 """What `BrokerOptions` and `Limits` hold besides options, or under another name."""
 
+_OF_TOPICS = ("retention_time", "retention_bytes")
+"""Options that are defaults of settings which each topic has for itself."""
+
 
 class ConfigEndpoints:
     """The handlers.
@@ -63,6 +66,12 @@ class ConfigEndpoints:
                 self._server.set_nsqlookupd_tcp_addresses(_parse_addresses(request.body))
             except ValueError as exc:
                 raise HTTPError(400, "INVALID_VALUE") from exc
+        elif option in _OF_TOPICS:
+            raise HTTPError(
+                400,
+                f"INVALID_OPTION: {option} can be changed for single topics, with PUT /topic/settings; for all of them "
+                f"it is what --{option.replace('_', '-')} said at the start",
+            )
         else:
             raise HTTPError(400, "INVALID_OPTION")
         return self._value(option)

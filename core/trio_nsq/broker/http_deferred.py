@@ -15,7 +15,6 @@ from .finding import find_ids
 from .http_read import NDJSON
 from .http_seek import MAX_PEEK_MESSAGES, WaitingLines
 from .http_targets import find_channel, given, whole_number
-from .seeking import STATES
 
 if TYPE_CHECKING:
     from .server import Server
@@ -84,10 +83,7 @@ async def find_sequences(server: "Server", channel: Channel, ids: list[str]) -> 
     topic = channel.topic
     carried: list[int] = []
     if topic.log.has_stragglers:
-        first = topic.log.first_sequence
-        carried = sorted(
-            each.sequence for state in STATES for each in channel.peek(state) if each.sequence < first
-        )
+        carried = channel.waiting_before(topic.log.first_sequence)
     try:
         work = partial(find_ids, topic, [int(message_id, 16) for message_id in ids], carried)
         found = await server.readers.call(topic, work)

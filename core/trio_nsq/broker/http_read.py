@@ -74,7 +74,11 @@ class ReadEndpoints:
             end = max(start, until.value)  # it may be yet to come
         # Only who asks for a sequence can be told that it is gone.
         begin = min(first.value, start) if first.kind == "sequence" else start
-        headers = {"X-NSQ-First-Sequence": str(topic.log.first_sequence), "X-NSQ-Start-Sequence": str(start)}
+        headers = {
+            "X-NSQ-First-Sequence": str(topic.log.first_sequence),
+            "X-NSQ-Next-Sequence": str(topic.log.next_sequence),
+            "X-NSQ-Start-Sequence": str(start),
+        }
         if end is not None:
             headers["X-NSQ-End-Sequence"] = str(end)
         log = topic.log

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..http import Request, Response, Route, Router, peer_of, serve_connection
-from .addresses import BoundAddresses, port_of
+from ..http import Request, Response, Route, Router, peer_of, request_log, serve_connection
+from ..listening import port_of
+from .addresses import BoundAddresses
 from .http_api import make_router
 
 if TYPE_CHECKING:
@@ -83,15 +84,6 @@ class TLSRequiredRouter(Router):
 
 
 def log_request(request: Request, status: int, elapsed_s: float) -> None:
-    """Log a request as nsqd does, all but publishes; one that could not be read shows what is known of it."""
+    """Log a request, unless it is a publish."""
     if (request.method, request.path) not in _UNLOGGED:
-        method, target = request.method or "-", request.target or "-"
-        logger.info("%d %s %s (%s) %s", status, method, target, request.peer, _duration(elapsed_s))
-
-
-def _duration(seconds: float) -> str:
-    """As Go writes it, but for the digits: `921ns`, `5.140µs`, `1.116ms`."""
-    for unit, size_s in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size_s:
-            return f"{seconds / size_s:.3f}{unit}"
-    return f"{seconds * 1e9:.0f}ns"
+        request_log.log_request(logger, request, status, elapsed_s)

@@ -41,6 +41,7 @@ class SettingsEndpoints:
         topic = find_topic(self._server, given(request, "topic"))
         with _refusing():
             topic.configure(_changes(request))
+        self._server.pump_topic(topic)  # there may be more than there may be now
         await self._server.save(topic)
         return Response.json(as_json(topic.settings))
 

@@ -4,7 +4,9 @@ import re
 from typing import TYPE_CHECKING
 
 from ..http import HTTPError, Request
-from ..protocol import is_valid_name
+from ..http.arguments import channel_names as channel_names
+from ..http.arguments import given as given
+from ..http.arguments import valid_name as valid_name
 from .channel import Channel
 from .topic import Topic
 
@@ -13,21 +15,6 @@ if TYPE_CHECKING:
 
 _NS_PER_MS = 1_000_000
 _DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
-
-
-def given(request: Request, parameter: str) -> str:
-    """A parameter that has to be there, whatever it says."""
-    if parameter not in request.query:
-        raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
-    return request.query[parameter]
-
-
-def valid_name(request: Request, parameter: str, invalid: str) -> str:
-    """A parameter that has to be a valid name; `invalid` is the error if it is none."""
-    name = given(request, parameter)
-    if not is_valid_name(name):
-        raise HTTPError(400, invalid)
-    return name
 
 
 def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
@@ -51,12 +38,6 @@ def due_given(request: Request, server: "Server") -> int:
     if not 0 <= defer_ms <= server.options.limits.max_defer_ms or (defer_ms and text.startswith("-")):
         raise HTTPError(400, "INVALID_DEFER")
     return server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
-
-
-def channel_names(request: Request) -> tuple[str, str]:
-    """The valid names of a topic and a channel, which need not be there."""
-    topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
-    return topic, valid_name(request, "channel", "INVALID_ARG_CHANNEL")
 
 
 def find_topic(server: "Server", name: str) -> Topic:

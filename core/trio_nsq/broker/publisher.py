@@ -19,7 +19,7 @@ from ..log import LogError, RecordBatch
 from ..log.records import HEADER_BYTES
 from ..protocol import MessageSet
 from .broker import MessageIds
-from .errors import PublishRefused
+from .errors import PublishRefused, TopicFull
 from .histogram import Histogram
 from .options import BrokerOptions
 from .topic import Topic
@@ -107,7 +107,7 @@ class Publisher:
         Not a checkpoint when nothing has to be waited for. Cancelling it does not take back what is being stored.
 
         Raises:
-            PublishRefused: Nothing of them was stored.
+            PublishRefused: Nothing of them was stored. TopicFull, if a limit of the topic's is the reason.
         """
         if self._closed:
             raise PublishRefused("exiting")
@@ -130,15 +130,13 @@ class Publisher:
             raise group.error
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication]) -> tuple[int, int]:
-        """How many messages and bytes of records these are. Raises PublishRefused if the topic is too full for them."""
+        """How many messages and bytes of records these are. Raises TopicFull if there is no room."""
         messages = sum(len(publication.messages) for publication in publications)
         size = sum(publication.record_bytes for publication in publications)
         waiting = [g for g in (self._gathering.get(topic), self._committing.get(topic)) if g is not None]
-        reason = topic.why_full(
-            messages + sum(g.messages for g in waiting), size + sum(g.size for g in waiting)
-        )
-        if reason:
-            raise PublishRefused(reason)
+        coming = sum(g.messages for g in waiting), sum(g.size for g in waiting)
+        if reason := topic.why_full(messages, size, *coming):
+            raise TopicFull(f"{reason}; nothing of it was stored")
         return messages, size
 
     async def roll(self, topic: Topic) -> bool:

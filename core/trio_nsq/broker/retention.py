@@ -6,6 +6,8 @@ more than an eighth, a new file is begun whenever the last one reaches back over
 What a channel still needs stays in any case. Where that is a few messages, deferred for long or never answered, among
 very many that are finished, they are carried forward: copied into a file of their own (see `stragglers` in `log`), so
 that those around them can go.
+
+Ages are told by the machine's clock, as the messages' timestamps are, though the clock may be set meanwhile.
 """
 
 import logging
@@ -13,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import trio
 
@@ -32,13 +35,16 @@ _PINNED_BYTES = 64 * 1024 * 1024
 _STRAGGLERS_SHARE = 0.01
 _STRAGGLERS_BYTES_SHARE = 0.1
 _MOST_STRAGGLERS = 20_000
+_MOST_STRAGGLERS_BYTES = 64 * 1024 * 1024
 """Unfinished messages are copied out of the way when so many bytes of files would then be deleted, if they are but so
 small a part of the messages and, as they lie on disk, of the bytes there, and no more than can be copied in a second or
-two."""
+two, and held in memory meanwhile."""
 _TRY_AGAIN_NS = 30 * 1_000_000_000
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000
 """Messages that wait are looked at this many times while one becomes too old, but not more often than this."""
+_SPREAD_NS = 300 * 1_000_000_000
+"""After a start, many topics are looked at one after the other within this time, or an eighth of what they keep."""
 
 
 def kept_from(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> int:
@@ -93,7 +99,7 @@ def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns
     kept_ns = settings.retention_time_ms * _NS_PER_MS
     times = [_new_file_ns(files[-1], settings.retention_time_ms)] if files[-1].first_ns else []
     for file in files[:-1]:
-        if file.last_ns() + kept_ns > now_ns:
+        if file.last_ns() + kept_ns >= now_ns:
             times.append(file.last_ns() + kept_ns)
             break
     return min(times, default=None)
@@ -133,7 +139,7 @@ class Keeper:
     """Lets messages go whose time is over. One for a broker.
 
     Args:
-        now_ns: The time, Unix nanoseconds.
+        now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: Lets a topic's log begin a new file; returns whether it did, an error being noted.
     """
 
@@ -145,12 +151,48 @@ class Keeper:
         self._in_vain: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
     def found(self, topic: Topic) -> None:
-        """A topic was loaded: see to it that it is looked at in time."""
-        now_ns, files = self._now_ns(), topic.log.files
-        if topic.ttl_ns or (topic.settings.retention_time_ms > 0 and len(files) > 1):
-            self.schedule.look_at(topic.name, now_ns)
-        elif files:
-            self.schedule.look_at(topic.name, look_again_ns(files, topic.settings, now_ns))
+        """A topic was loaded: see to it that it is looked at in time. Reads nothing."""
+        now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
+        if topic.ttl_ns and topic.oldest_waiting < topic.log.next_sequence:
+            self.schedule.look_at(topic.name, _some_time(topic, now_ns, topic.ttl_ns // _LOOKS))
+        if not files:
+            return
+        kept_ns = max(settings.retention_time_ms, 0) * _NS_PER_MS
+        soon_ns = _some_time(topic, now_ns, kept_ns // _FILES)
+        if (new_file_ns := look_again_ns(files[-1:], settings, now_ns)) is not None:
+            self.schedule.look_at(topic.name, max(soon_ns, new_file_ns))
+        if len(files) == 1 or topic.oldest_waiting < files[0].next_sequence:
+            return  # when a channel has passed a file the topic is saved, and looked at
+        if kept_ns:
+            self.schedule.look_at(topic.name, max(soon_ns, files[0].created_ns + kept_ns))
+        elif kept_from(files, settings, now_ns) > files[0].base_sequence:
+            self.schedule.look_at(topic.name, now_ns)  # less is to be kept than before
+
+    async def has_work(self, topic: Topic) -> bool:
+        """Look at a topic whose time has come; returns whether it has to be saved, so that something goes.
+
+        What has waited for too long is dropped. Errors are logged, or left for who saves it.
+        """
+        expired = bool(topic.ttl_ns) and await self._expire(topic)
+        at_ns = await trio.to_thread.run_sync(self._next_loss_ns, topic, topic.oldest_waiting)
+        if expired or (at_ns is not None and at_ns <= self._now_ns()):
+            return True
+        self.schedule.look_at(topic.name, at_ns)
+        return False
+
+    def _next_loss_ns(self, topic: Topic, needed: int) -> int | None:
+        """When a file has had its time, or one is to be begun, which may be long ago; None: never. May read.
+
+        From `needed` on messages are yet to be delivered.
+        """
+        now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
+        try:
+            passed = len(files) > 1 and needed >= files[0].next_sequence
+            if passed and kept_from(files, settings, now_ns) > files[0].base_sequence:
+                return now_ns
+            return look_again_ns(files, settings, now_ns) if files else None
+        except LogReadError:
+            return now_ns  # who saves it says so
 
     def discard(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
         """Let a topic's log lose what neither a channel needs nor retention keeps; to be called in a thread.
@@ -190,11 +232,12 @@ class Keeper:
             return 0
         limit = files[-1].next_sequence
         sequences = checkpoint.unfinished_before(limit)
+        max_bytes = int(pinned_bytes * _STRAGGLERS_BYTES_SHARE)
         try:
             carried = (
                 len(sequences) <= _MOST_STRAGGLERS
                 and len(sequences) <= (limit - log.first_sequence) * _STRAGGLERS_SHARE
-                and log.carry_forward(sequences, int(pinned_bytes * _STRAGGLERS_BYTES_SHARE))
+                and log.carry_forward(sequences, min(max_bytes, _MOST_STRAGGLERS_BYTES))
             )
         except LogError as exc:
             logger.error("%s", exc)
@@ -215,10 +258,11 @@ class Keeper:
         if topic.log.files and wants_new_file(topic.log.files, topic.settings, self._now_ns()):
             await self._roll(topic)
 
-    async def _expire(self, topic: Topic) -> None:
+    async def _expire(self, topic: Topic) -> bool:
+        """Drop what has waited for too long, and see to the next look; returns whether anything was."""
         if (oldest := topic.oldest_waiting) >= topic.log.next_sequence:
-            return
-        now_ns = self._now_ns()
+            return False
+        now_ns, expired = self._now_ns(), False
         oldest_ns = topic.timestamp_in_memory(oldest)
         try:
             if oldest_ns is None:
@@ -226,9 +270,15 @@ class Keeper:
             if oldest_ns < now_ns - topic.ttl_ns:
                 find = partial(topic.first_since, now_ns - topic.ttl_ns)
                 topic.expire_before(await trio.to_thread.run_sync(find))
-                oldest_ns = 0
+                oldest_ns, expired = 0, True
         except LogReadError as exc:
             logger.error("%s: %s", topic.name, exc)
         # Not each time that a single message has had its time.
         again_ns = now_ns + max(topic.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
         self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.ttl_ns))
+        return expired
+
+
+def _some_time(topic: Topic, now_ns: int, within_ns: int) -> int:
+    """A time soon: not that of most other topics, and the same for this one whenever it is asked for."""
+    return now_ns + crc32(topic.name.encode()) * min(within_ns, _SPREAD_NS) // 2**32

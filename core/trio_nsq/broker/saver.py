@@ -28,7 +28,7 @@ class Saver:
         folder: Where to.
         ids: The ids of messages; those reserved so far end at `reserved_ids`.
         reserved_ids: See there.
-        now_ns: The time, Unix nanoseconds.
+        now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: See `Keeper`.
 
     Attributes:
@@ -67,10 +67,11 @@ class Saver:
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, as it is now or later, is on disk.
 
-        Waiting callers are served by one write. What the log need not keep any more is deleted from it.
+        Waiting callers are served by one write. What the log need not keep any more is deleted from it; if that
+        fails, it is logged and noted, and tried again at the next checkpoint.
 
         Raises:
-            SaveError: It is not; that is logged and noted, and tried again at the next checkpoint.
+            SaveError: It is not; likewise.
         """
         if topic.ephemeral or self._broker.topics.get(topic.name) is not topic:
             self._mark_saved(topic.name)
@@ -87,28 +88,35 @@ class Saver:
             try:
                 for _ in checkpoint.encode():
                     await trio.lowlevel.checkpoint()
-                now_ns = self._now_ns()
-                look_at_ns = await trio.to_thread.run_sync(self._write, topic, checkpoint, now_ns)
-                self.keeper.schedule.look_at(topic.name, look_at_ns)
+                look_at_ns, error = await trio.to_thread.run_sync(self._write, topic, checkpoint)
             except BaseException as exc:  # cancelled, too: then nothing was written
                 self._saved.pop(topic, None)
                 self._broker.unsaved.add(topic.name)
-                if not isinstance(exc, OSError | LogError):
+                if not isinstance(exc, OSError):
                     raise
-                self._note_error(
-                    str(exc)
-                    if isinstance(exc, LogError)
-                    else f"cannot save the state of topic {topic.name}: {exc.strerror}"
-                )
+                self._note_error(f"cannot save the state of topic {topic.name}: {exc.strerror}")
                 raise SaveError(self.error) from exc
-            else:
+            self._broker.never_saved -= new
+            self._broker.changed.update(other.name for other in topic.saved(checkpoint))
+            self.keeper.schedule.look_at(topic.name, look_at_ns)
+            if error is None:
                 self.error = ""
-                self._broker.never_saved -= new
-                self._broker.changed.update(other.name for other in topic.saved(checkpoint))
+            else:
+                self._note_error(str(error))
+                self._broker.changed.add(topic.name)  # it is tried again at the next checkpoint
 
-    def _write(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
+    def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
+        """Save a topic's state, and let its log lose what nobody needs any more.
+
+        Returns:
+            As `Keeper.discard`, and what went wrong there: the state is saved all the same, and that is what callers
+            wait for.
+        """
         self._folder.write_state(topic.name, checkpoint.content)
-        return self.keeper.discard(topic, checkpoint, now_ns)
+        try:
+            return self.keeper.discard(topic, checkpoint, self._now_ns()), None
+        except LogError as exc:
+            return None, exc
 
     @asynccontextmanager
     async def locked(self, topic: Topic) -> AsyncIterator[None]:
@@ -138,9 +146,20 @@ class Saver:
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
-            self._broker.changed.update(self.keeper.schedule.take_due(self._now_ns()))
+            await self._look_at_due()
             await self._save_changed(1)
             took_s = trio.current_time() - started_s
+
+    async def _look_at_due(self) -> None:
+        """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
+        for name in self.keeper.schedule.take_due(self._now_ns()):
+            topic = self._broker.topics.get(name)
+            if topic is None or name in self._broker.changed:
+                continue
+            async with self.locked(topic):
+                is_there = self._broker.topics.get(name) is topic
+                if is_there and not topic.ephemeral and await self.keeper.has_work(topic):
+                    self._broker.changed.add(name)
 
     async def save_all(self) -> None:
         """Save everything, for the last time."""

@@ -22,7 +22,7 @@ from .channel import Channel
 from .connection import Connection
 from .consumer import Consumer
 from .data_folder import ID_RESERVE, STATE_FILE, DataFolder
-from .dead_letters import DeadLetterMover, refuse_loop, settle
+from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop, settle
 from .errors import PublishRefused, SaveError, StartupError
 from .options import BrokerOptions
 from .positions import Position
@@ -115,7 +115,7 @@ class Server:
         self.publisher = Publisher(options, ids, nursery, self._published)
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
-        self._saver = Saver(self.broker, folder, ids, reserved, self.now_ns, self.publisher.roll)
+        self._saver = Saver(self.broker, folder, ids, reserved, time.time_ns, self.publisher.roll)
         self._dead_letters = DeadLetterMover(self, nursery)
         self._load()
         self.process = ProcessFigures()
@@ -144,6 +144,10 @@ class Server:
             except OSError as exc:
                 folder = self._folder.topic_folder(name)
                 raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
+            if state is not None:
+                self.broker.unsaved.discard(name)
+                if not ahead and int(state["end"]) < topic.log.next_sequence:
+                    self.broker.changed.add(name)  # what came after the last checkpoint was found in the log
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
             self._saver.keeper.found(topic)
@@ -267,12 +271,14 @@ class Server:
                 self._line_up(channel)
                 break
             try:
-                grants = channel.dispatch(now_ns)
+                grants = channel.dispatch(now_ns, time.time_ns() - now_ns)
             except LogError as exc:
                 self._note_unreadable(channel, exc)
                 self.watch(channel, now_ns + _READ_AGAIN_NS)
                 break
             if not grants:
+                if channel.stopped_short:
+                    self._line_up(channel)
                 break
             self._unreadable.discard(channel)
             sent += len(grants)
@@ -442,7 +448,14 @@ class Server:
         if not dry_run:
             self.pump(channel)
             await self.save(topic)
+            await self._save_dead_letters()
         return move, oldest
+
+    async def _save_dead_letters(self) -> None:
+        """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
+        for topic in list(self.broker.topics.values()):
+            if DEAD_LETTERS in topic.channels and topic.name in self.broker.changed:
+                await self.save(topic)
 
     async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
         """Change settings of a channel, durably. Raises SettingsError, and nothing is changed; SaveError."""

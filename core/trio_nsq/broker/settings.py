@@ -60,7 +60,7 @@ class ChannelSettings:
 
     Attributes:
         max_attempts: After so many deliveries a message that comes back goes to the dead-letter topic, or is dropped
-            if there is none. 0: it is delivered for ever.
+            if there is none. 0: it is delivered for ever. At most 65535: nobody counts further.
         dead_letter_topic: Where it goes; empty: nowhere.
     """
 
@@ -72,6 +72,7 @@ Settings = TypeVar("Settings", TopicSettings, ChannelSettings)
 
 _MAY_BE_FOREVER = ("retention_time_ms", "retention_bytes")
 _BIGGEST = 2**53  # what every JSON reader can hold
+_MOST_ATTEMPTS = 0xFFFF  # what a message frame has room for
 
 
 def change(
@@ -107,6 +108,8 @@ def _checked(name: str, value: Any, default: object) -> Any:
         least = FOREVER if name in _MAY_BE_FOREVER else 0
         if type(value) is not int or not least <= value <= _BIGGEST:
             raise SettingsError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+        if name == "max_attempts" and value > _MOST_ATTEMPTS:
+            raise SettingsError(f"{name} is {value}; {_MOST_ATTEMPTS} is the most")
     elif name == "when_full":
         if value not in get_args(WhenFull):
             raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")

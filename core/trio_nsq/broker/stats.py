@@ -7,6 +7,7 @@ from .channel import Channel
 from .connection import Connection
 from .quantiles import Sketch
 from .server import Server
+from .settings import TopicSettings, as_json
 from .topic import Topic
 
 
@@ -91,7 +92,7 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
-        return stats | _losses(topic, topic)
+        return stats | _switched_on(topic.settings) | _losses(topic, topic)
 
     def channel(self, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
         stats = {
@@ -108,7 +109,7 @@ class _Figures:
             "paused": channel.paused,
             "e2e_processing_latency": self._latency([channel]),
         }
-        if channel.settings.max_attempts:
+        if channel.settings.max_attempts or channel.dead_letter_count or channel.given_up_count:
             stats |= {
                 "max_attempts": channel.settings.max_attempts,
                 "dead_letter_topic": channel.settings.dead_letter_topic,
@@ -139,12 +140,19 @@ class _Figures:
         }
 
 
+def _switched_on(settings: TopicSettings) -> dict[str, Any]:
+    """The settings that make a topic another than nsqd's would be."""
+    usual = as_json(TopicSettings())
+    found = {name: value for name, value in as_json(settings).items() if value != usual[name]}
+    return found | ({"when_full": settings.when_full} if settings.is_limited else {})
+
+
 def _losses(topic: Topic, where: Topic | Channel) -> dict[str, int]:
-    """What was dropped there, if the topic's settings let it be."""
+    """What was dropped there, if the topic's settings let it be, or did."""
     losses = {}
-    if topic.settings.ttl_ms:
+    if topic.settings.ttl_ms or where.expired_count:
         losses["expired_count"] = where.expired_count
-    if topic.settings.drops:
+    if topic.settings.drops or where.dropped_count:
         losses["dropped_count"] = where.dropped_count
     return losses
 

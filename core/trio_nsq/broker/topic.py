@@ -229,6 +229,8 @@ class Topic:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
             if record.note and not record.due_ns:
+                # A channel that was moved back may give up the very same again: it goes to the end.
+                self._unsettled.pop(record.note, None)
                 self._unsettled[record.note] = record.base_sequence
         for batch in make_batches(records):
             if batch.due_ns:
@@ -287,20 +289,29 @@ class Topic:
         cursors = [channel.cursor for channel in self.channels.values()]
         return min(cursors, default=self.distribution_point)
 
-    def why_full(self, messages: int, size: int) -> str:
-        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be."""
+    def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
+        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
+
+        Those that are on their way to the log already count as waiting.
+        """
         limits = self.settings
         if not self.may_refuse:
             return ""
         if limits.max_messages:
             waiting = self.depth + max((channel.depth for channel in self.channels.values()), default=0)
+            waiting += coming_messages
             if waiting + messages > limits.max_messages:
-                return f"topic {self.name} is full: {waiting} messages wait, max_messages is {limits.max_messages}"
+                return self._no_room(waiting, messages, "messages", limits.max_messages)
         if limits.max_bytes:
-            waiting = self.log.bytes_from(self.oldest_waiting)
+            waiting = self.log.bytes_from(self.oldest_waiting) + coming_bytes
             if waiting + size > limits.max_bytes:
-                return f"topic {self.name} is full: {waiting} bytes wait, max_bytes is {limits.max_bytes}"
+                return self._no_room(waiting, size, "bytes", limits.max_bytes)
         return ""
+
+    def _no_room(self, waiting: int, more: int, unit: str, limit: int) -> str:
+        if more > limit:
+            return f"topic {self.name} cannot take {more} {unit} at once: max_{unit} is {limit}"
+        return f"topic {self.name} is full: {waiting} {unit} wait, {more} more are too many: max_{unit} is {limit}"
 
     def make_room(self) -> None:
         """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
@@ -460,6 +471,9 @@ class Topic:
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
+        for topic, note in self.buried:
+            topic.settle(note)  # no saved state has them any more
+        self.buried.clear()
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self._recent.clear()

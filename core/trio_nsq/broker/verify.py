@@ -2,12 +2,14 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..log import Files, MemoryLog, OpenFiles, stragglers
+from ..log import Files, MemoryLog
 from ..log.scan import Finding, Kind
+from ..log.scan_stragglers import scan_stragglers
 from ..log.verify import LogReport, Progress, verify_log
 from ..protocol import is_valid_name
 from .cache import BatchCache
@@ -107,20 +109,21 @@ def _damage(path: Path, what: str, sequence: int | None = None, messages: int | 
 
 
 def _check_stragglers(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
-    """Read the messages that were carried forward; returns what tells whether a message is among them."""
-    path = folder / stragglers.FILE_NAME
-    there = path.exists()
-    found = stragglers.Stragglers.open(OpenFiles(files, 1), folder)
-    if found is None:
-        if there and path.exists():
-            report.findings.append(
-                _damage(path, "damaged: the messages carried forward to it are lost", None, None)
-            )
-        return lambda sequence: False
-    for sequence in found.sequences:
-        if found.read(sequence) is None:
-            report.findings.append(_damage(path, f"the record of message {sequence} is damaged", sequence, 1))
-    return lambda sequence: found.read(sequence) is not None
+    """Read the messages that were carried forward; returns what tells whether a message is, or was, among them."""
+    carried: list[range] = []
+    for found in scan_stragglers(folder, files):
+        if not isinstance(found, Finding):
+            carried.append(range(found.header.base_sequence, found.header.next_sequence))
+            continue
+        report.findings.append(found)
+        if found.sequence is not None:
+            carried.append(range(found.sequence, found.next_sequence))  # that it is damaged is said
+
+    def is_carried(sequence: int) -> bool:
+        at = bisect_right(carried, sequence, key=lambda span: span.start) - 1
+        return at >= 0 and sequence in carried[at]
+
+    return is_carried
 
 
 def _compare(
@@ -142,16 +145,33 @@ def _compare(
             yield _damage(path, what, start, end - start)
         else:
             yield Finding(Kind.NOTE, path, 0, 0, f"{what}; the messages were finished")
-    needed = Topic.first_needed(after, is_carried)
-    if needed < report.first_sequence:
+    lost = _needed_before(after, report.first_sequence, is_carried)
+    if lost:
+        needed = lost[0].start
         what = f"messages from sequence {needed} on are needed, the log begins at {report.first_sequence}"
-        yield _damage(path, what, needed, report.first_sequence - needed)
+        yield _damage(path, what, needed, sum(map(len, lost)))
     point = int(after["distribution_point"])
     if point > int(after["end"]):
         yield _damage(path, f"the distribution point, {point}, lies past the end, {after['end']}")
     for channel in after["channels"]:
         for what in _implausible(channel, point):
             yield _damage(path, f"channel {channel['name']}: {what}")
+
+
+def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int], bool]) -> list[range]:
+    """The messages before the beginning of a log that a topic of this state would read from it."""
+    all_from = min(Topic.first_needed(state, lambda _: True), begin)
+    single = {each for channel in state["channels"] for each in _waiting(channel)} | {
+        int(state["ephemeral_needed"])
+    }
+    lost = [range(each, each + 1) for each in sorted(single) if each < all_from and not is_carried(each)]
+    return [*lost, range(all_from, begin)] if all_from < begin else lost
+
+
+def _waiting(channel: dict[str, Any]) -> Iterator[int]:
+    """What a channel has taken from the log and not finished."""
+    unfinished = (sequence for sequence, *_ in channel["unfinished"])
+    return chain(unfinished, DeferredMessages.restore(channel["deferred"]).sequences())
 
 
 def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
@@ -165,10 +185,8 @@ def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
             yield f"the hole from {start} to {end} is out of place"
             return
         last = end
-    waiting = [sequence for sequence, *_ in channel["unfinished"]]
-    waiting += DeferredMessages.restore(channel["deferred"]).sequences()
     previous = None
-    for sequence in sorted(waiting):
+    for sequence in sorted(_waiting(channel)):
         hole = bisect_right(channel["holes"], sequence, key=itemgetter(0)) - 1
         passed = sequence < cursor or (hole >= 0 and sequence < channel["holes"][hole][1])
         if sequence == previous or not passed:

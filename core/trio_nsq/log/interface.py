@@ -15,6 +15,7 @@ class LogFileFacts(Protocol):
     Attributes:
         base_sequence, next_sequence: Where it begins, and where it ends.
         size: Bytes.
+        created_ns: When it was begun, Unix nanoseconds.
         first_ns: When the first message was published, Unix nanoseconds; 0 if there is none. Of the last file only.
     """
 
@@ -24,6 +25,8 @@ class LogFileFacts(Protocol):
     def next_sequence(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def created_ns(self) -> int: ...
     @property
     def first_ns(self) -> int: ...
 

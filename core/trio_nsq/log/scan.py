@@ -94,7 +94,11 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         LogReadError: The folder cannot be read.
     """
     try:
-        paths = sorted(folder / name for name in files.names(folder) if name.endswith(SUFFIX))
+        # Of two files that a broker makes meanwhile, only the second may be seen. One that is older than any that has
+        # been seen is seen the next time, if it is still there.
+        last = max((name for name in files.names(folder) if name.endswith(SUFFIX)), default="")
+        names = [name for name in files.names(folder) if name.endswith(SUFFIX) and name <= last]
+        paths = [folder / name for name in sorted(names)]
     except FileNotFoundError:
         return [], []
     except OSError as exc:

@@ -485,13 +485,18 @@ class Segment:
 
     # ------------------------------------------------------------------ looking up
 
+    @property
+    def created_ns(self) -> int:
+        """As `LogFileFacts.created_ns`."""
+        return int.from_bytes(self.head[_CREATED], "big")
+
     def last_ns(self) -> int:
         """As `LogFileFacts.last_ns`."""
         if self._last_ns is None:
             last = 0
             for header in self.headers(self.next_sequence - 1):
                 last = header.timestamp_ns
-            self._last_ns = last or int.from_bytes(self.head[_CREATED], "big")  # the end of it is damaged
+            self._last_ns = last or self.created_ns  # the end of it is damaged
         return self._last_ns
 
     def bytes_from(self, sequence: int) -> int:

@@ -1,11 +1,13 @@
 """Reading a part of a log's files without a broker, or beside one: by sequence, by time, past damage."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .files import Files
 from .records import RecordBatch, RecordHeader, decode_payload
 from .scan import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
+from .scan_stragglers import scan_stragglers
 from .segment import Segment
 
 _NO_END = 2**64
@@ -45,25 +47,32 @@ class Selection:
 
 
 def select_headers(
-    segments: Iterable[SegmentPath], selection: Selection, files: Files
+    segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path | None = None
 ) -> Iterator[ScannedRecord | Finding]:
     """The records that hold selected messages, without their payloads, and what is wrong among their headers.
 
+    Args:
+        segments: Those to read, the oldest first.
+        selection: See there.
+        files: The file system.
+        folder: Where also the messages lie that were carried forward from before the first segment; None: these are
+            not wanted.
+
     Raises:
         LogReadError: The operating system refused.
     """
-    return _select(segments, selection, files, payloads=False)
+    return _select(segments, selection, files, folder, payloads=False)
 
 
 def select_batches(
-    segments: Iterable[SegmentPath], selection: Selection, files: Files
+    segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path | None = None
 ) -> Iterator[RecordBatch | Finding]:
-    """The batches that hold selected messages, and what is wrong between them.
+    """The batches that hold selected messages, and what is wrong between them. Arguments as `select_headers`.
 
     Raises:
         LogReadError: The operating system refused.
     """
-    for found in _select(segments, selection, files, payloads=True):
+    for found in _select(segments, selection, files, folder, payloads=True):
         if isinstance(found, Finding):
             yield found
             continue
@@ -78,8 +87,15 @@ def select_batches(
 
 
 def _select(
-    segments: Iterable[SegmentPath], selection: Selection, files: Files, *, payloads: bool
+    segments: Sequence[SegmentPath],
+    selection: Selection,
+    files: Files,
+    folder: Path | None,
+    *,
+    payloads: bool,
 ) -> Iterator[ScannedRecord | Finding]:
+    if folder is not None:
+        yield from _select_stragglers(segments, selection, files, folder)
     for segment in segments:
         if segment.limit is not None and segment.limit <= selection.first_sequence:
             continue
@@ -93,6 +109,19 @@ def _select(
                 return
             elif found.payload if payloads else selection.touches(found.header):
                 yield found
+
+
+def _select_stragglers(
+    segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path
+) -> Iterator[ScannedRecord | Finding]:
+    begin = Segment.base_in_name(segments[0].path) if segments else _NO_END
+
+    def is_wanted(header: RecordHeader) -> bool:
+        return header.base_sequence < begin and selection.touches(header)
+
+    for found in scan_stragglers(folder, files, is_wanted):
+        if not isinstance(found, Finding) or selection._concerns(found):
+            yield found
 
 
 def _no_payload(_header: RecordHeader) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct, error
+from typing import NamedTuple
 from zlib import crc32
 
 from .errors import LogReadError, LogWriteError
@@ -37,6 +38,15 @@ _HEAD = Struct(">8sIIQ")
 _CRC_END = 16
 
 
+class Index(NamedTuple):
+    """What such a file says of itself: the seed of its records, where each begins, and its size in bytes."""
+
+    seed: int
+    sequences: "array[int]"
+    offsets: "array[int]"
+    size: int
+
+
 class Stragglers:
     """What such a file holds. Made by `open` or `replace`; to be read by any thread, also once it is replaced.
 
@@ -46,23 +56,15 @@ class Stragglers:
         size: Of the file, bytes.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        file: LogFile,
-        seed: int,
-        sequences: "array[int]",
-        offsets: "array[int]",
-        size: int,
-    ) -> None:
+    def __init__(self, files: Files, file: LogFile, index: Index) -> None:
         self.path = file.path
-        self.sequences = sequences
-        self.size = size
+        self.sequences = index.sequences
+        self.size = index.size
         self._file = file
         self._files = files
         self._release = weakref.finalize(self, file.close)  # not under a reader in another thread
-        self._seed = seed
-        self._offsets = offsets
+        self._seed = index.seed
+        self._offsets = index.offsets
         self._reported: set[int] = set()
 
     @classmethod
@@ -75,25 +77,17 @@ class Stragglers:
             return None
         except OSError as exc:
             raise LogReadError(path, exc) from exc
-        magic, version, crc, count, head, index = b"", 0, 0, 0, b"", b""
         try:
             with file as fd:
-                size = files.size(fd)
-                head = _read(files, fd, _HEAD.size, 0)
-                magic, version, crc, count = _HEAD.unpack(head)
-                if 16 * count <= size:
-                    index = _read(files, fd, 16 * count, _HEAD.size)
+                index = read_index(files, fd)
         except OSError as exc:
             file.close()
             raise LogReadError(path, exc) from exc
-        except error:
-            pass  # it is shorter than a head
-        if magic != _MAGIC or version != _VERSION or crc32(index, crc32(head[_CRC_END:])) != crc:
+        if index is None:
             file.close()
             logger.error("%s: damaged, the messages in it are lost", path)
             return None
-        half = 8 * count
-        return cls(files, file, crc, native(index[:half]), native(index[half:]), size)
+        return cls(files, file, index)
 
     @classmethod
     def replace(
@@ -122,7 +116,7 @@ class Stragglers:
             file = open_files.open(path)
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(open_files.files, file, seed, sequences, offsets, len(content))
+        return cls(open_files.files, file, Index(seed, sequences, offsets, len(content)))
 
     def read(self, sequence: int) -> RecordBatch | None:
         """The record that holds a message; None if it is not here, or is damaged, which is reported.
@@ -137,7 +131,7 @@ class Stragglers:
         end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self.size
         try:
             with self._file as fd:
-                data = _read(self._files, fd, end - offset, offset)
+                data = read_at(self._files, fd, end - offset, offset)
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
         header = decode_header(data, 0, self._seed)
@@ -152,6 +146,8 @@ class Stragglers:
         try:
             self._file.hold(True)
             self._files.unlink(self.path)
+        except FileNotFoundError:
+            pass  # somebody else did
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 
@@ -160,7 +156,23 @@ class Stragglers:
         self._release()
 
 
-def _read(files: Files, fd: int, size: int, offset: int) -> bytes:
+def read_index(files: Files, fd: int) -> Index | None:
+    """What the file of this descriptor says of itself; None if it is damaged. Raises OSError."""
+    size = files.size(fd)
+    head = read_at(files, fd, _HEAD.size, 0)
+    try:
+        magic, version, crc, count = _HEAD.unpack(head)
+    except error:
+        return None  # it is shorter
+    data = read_at(files, fd, 16 * count, _HEAD.size) if 16 * count <= size else b""
+    if magic != _MAGIC or version != _VERSION or crc32(data, crc32(head[_CRC_END:])) != crc:
+        return None
+    half = 8 * count
+    return Index(crc, native(data[:half]), native(data[half:]), size)
+
+
+def read_at(files: Files, fd: int, size: int, offset: int) -> bytes:
+    """So many bytes of a file, fewer at its end. Raises OSError."""
     data = b""
     while len(data) < size and (more := files.read(fd, size - len(data), offset + len(data))):
         data += more

@@ -62,7 +62,13 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     """
     files = files or Files()
     segments, findings = segment_paths(folder, files)
-    return _verify(LogReport(folder, findings=findings), segments, files, progress)
+    report = _verify(LogReport(folder, findings=findings), segments, files, progress)
+    while segments and not segments[-1].path.exists():
+        # A broker has gone on to another, and deleted it, before it was its turn.
+        last = segments[-1].path
+        segments = [segment for segment in segment_paths(folder, files)[0] if segment.path > last]
+        _verify(report, segments, files, progress)
+    return report
 
 
 def verify_segment(path: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:

@@ -1,0 +1,68 @@
+"""Reading the messages that were carried forward without a broker, or beside one, as `scan` reads a segment."""
+
+from collections.abc import Callable, Iterator
+from errno import EIO
+from pathlib import Path
+from zlib import crc32
+
+from .errors import LogReadError
+from .files import Files
+from .records import HEADER_BYTES, RecordHeader, decode_header
+from .scan import Finding, Kind, ScannedRecord
+from .stragglers import FILE_NAME, read_at, read_index
+
+
+def scan_stragglers(
+    folder: Path, files: Files, wanted: Callable[[RecordHeader], bool] = lambda _: True
+) -> Iterator[ScannedRecord | Finding]:
+    """Every record that was carried forward in a log, in order, and what is wrong with them; often there is none.
+
+    Some may be in a segment, too: look for segments first, and here only for what lies before them. For a message is
+    carried forward before its segment goes, and whoever looks in this order misses none.
+
+    Args:
+        folder: Of the log.
+        files: The file system.
+        wanted: Which of them.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    path = folder / FILE_NAME
+    try:
+        fd = files.open_read_only(path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise LogReadError(path, exc) from exc
+    try:
+        yield from _scan(
+            path, files, fd, wanted
+        )  # a broker may replace it meanwhile: this one stays as it is
+    except OSError as exc:
+        if exc.errno != EIO:
+            raise LogReadError(path, exc) from exc
+        yield Finding(Kind.DAMAGE, path, 0, 0, "the disk cannot read this", None, None)
+    finally:
+        files.close(fd)
+
+
+def _scan(
+    path: Path, files: Files, fd: int, wanted: Callable[[RecordHeader], bool]
+) -> Iterator[ScannedRecord | Finding]:
+    index = read_index(files, fd)
+    if index is None:
+        what = "damaged: the messages carried forward to it are lost"
+        yield Finding(Kind.DAMAGE, path, 0, files.size(fd), what, None, None)
+        return
+    ends = [*index.offsets[1:], index.size]
+    for sequence, offset, end in zip(index.sequences, index.offsets, ends, strict=True):
+        data = read_at(files, fd, end - offset, offset)
+        header = decode_header(data, 0, index.seed)
+        payload = memoryview(data)[HEADER_BYTES:]
+        if header is not None and len(payload) == header.length and crc32(payload) == header.payload_crc:
+            if wanted(header):
+                yield ScannedRecord(path, offset, header, payload)
+            continue
+        what = f"the record of message {sequence}, which was carried forward, is damaged"
+        yield Finding(Kind.DAMAGE, path, offset, end, what, sequence, header.count if header else 1)

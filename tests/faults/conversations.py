@@ -1,0 +1,294 @@
+"""What the tests of connections share: a broker behind a proxy, in all forms; where faults can be; and what leaks."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, product
+from pathlib import Path
+from struct import unpack_from
+from typing import Any
+
+import trio
+
+from broker.auth_server import running_auth_server
+from broker.certificates import Certificates
+from broker.support import running_broker
+from faults.proxy import Fault, Kind, Passage, Proxy, Towards, proxy_before
+from faults.scenario import stats
+from trio_nsq.client import Consumer
+
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 2 * HEARTBEAT_S
+"""After so much of it both client and broker give up."""
+HANDSHAKE_S = 10.0
+"""How long the client waits for each answer before that."""
+RECONNECT_MAX_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+FEW = 50 if COMPLETE else 7
+"""Places in one direction of a conversation that cannot be read: in the short form one for each kind of fault."""
+AT_A_TIME = 100
+"""Faults on one stage, which has a time limit by the real clock."""
+
+TOPIC, CHANNEL = "topic", "channel"
+MESSAGES = 3
+QUIET_S = 2.5 * HEARTBEAT_S
+"""How long a conversation goes on after all was said: two heartbeats are in it."""
+PATIENCE_S = 120.0
+"""By the mock clock: a message whose connection was stalled comes again long before."""
+STEPS = 20_000
+"""Of tasks, for one fault: ten times what it takes."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "snappy": {"snappy": True},
+    "deflate": {"deflate": True},
+    "tls": {"tls_v1": True},
+    "tls-snappy": {"tls_v1": True, "snappy": True},
+    "auth": {"auth_secret": "hush"},
+}
+"""What a connection can be, as options of our client."""
+
+
+@dataclass
+class Stage:
+    """A broker, a proxy before it, and the options with which clients connect.
+
+    Attributes:
+        tcp_address, http_address: The broker's own.
+    """
+
+    proxy: Proxy
+    tcp_address: str
+    http_address: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Stage]:
+    """A stage for connections of this form."""
+    folder.mkdir(exist_ok=True)
+    options: dict[str, Any] = {"heartbeat_interval_ms": int(1000 * heartbeat_s), **FORMS[form]}
+    settings: dict[str, Any] = {"sync": "interval"}
+    if options.get("tls_v1"):
+        certificates = Certificates(folder / "certificates")
+        settings |= certificates.options
+        options["tls_context"] = certificates.client_context()  # made once, as it takes time
+    async with running_auth_server() as auth:
+        if options.get("auth_secret"):
+            settings["auth_http_addresses"] = (auth.address,)
+        async with (
+            running_broker(folder / "broker", **settings) as bound,
+            proxy_before(str(bound.tcp_address)) as proxy,
+        ):
+            yield Stage(proxy, str(bound.tcp_address), str(bound.http_address), options)
+
+
+# ------------------------------------------------------------------------------------------ where faults can be
+
+
+def frame_points(data: bytearray) -> Iterator[int]:
+    """Where a broker's frames begin and end, and in their sizes, types and data; 0 is before the first."""
+    start = 0
+    while start + 8 <= len(data):
+        end = start + 4 + unpack_from(">i", data, start)[0]
+        yield from (start, start + 2, start + 4, start + 8, (start + 8 + end) // 2, end - 1, end)
+        start = end
+
+
+def command_points(data: bytearray) -> Iterator[int]:
+    """Where a client's commands begin and end, and in them, if they are the magic, IDENTIFY, PUBs, MPUBs and lines."""
+    yield from (0, 2, 4)
+    start = 4
+    while start < len(data):
+        end = data.index(b"\n", start) + 1
+        yield from (start, (start + end) // 2, end)
+        if data.startswith((b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"), start):
+            body, end = end, end + 4 + unpack_from(">i", data, end)[0]
+            yield from (body + 2, body + 4, (body + 4 + end) // 2, end - 1, end)
+        start = end
+
+
+def faults(
+    passage: Passage,
+    kinds: Sequence[Kind],
+    *,
+    in_the_clear: bool = False,
+    start: dict[Towards, int] | None = None,
+) -> list[Fault]:
+    """Faults for a conversation like this one: one at every step; in the long form all, and one at every byte.
+
+    If it is not in the clear, nothing can be known of its steps, and evenly spread places have to do.
+
+    Args:
+        passage: What was said.
+        kinds: What can happen.
+        in_the_clear: See above.
+        start: The faults count from here; None: from the beginning.
+    """
+    found: list[Fault] = []
+    chance = random.Random(SEED)
+    for towards, said in passage.passed.items():
+        first = start[towards] if start else 0
+        size = len(said) - first
+        if in_the_clear:
+            steps = frame_points(said) if towards is Towards.CLIENT else command_points(said)
+            places = sorted({step - first for step in steps if first <= step < len(said)})
+        else:
+            places = [size * number // FEW for number in range(FEW)]
+        some = cycle(chance.sample(kinds, len(kinds)))
+        if COMPLETE:
+            found += [Fault(kind, towards, place) for place, kind in product(places, kinds)]
+            found += [Fault(next(some), towards, place) for place in range(size)] if in_the_clear else []
+        else:
+            found += [Fault(next(some), towards, place) for place in places]
+    return found
+
+
+def longest_absence_s(fault: Fault) -> float:
+    """After so much time from the fault on a consumer must be back."""
+    detected_s = {
+        Kind.HANG_UP: 0.0,
+        Kind.RESET: 0.0,
+        Kind.END: 0.0,
+    }.get(fault.kind, HANDSHAKE_S + SILENCE_S + HEARTBEAT_S)
+    return detected_s + RECONNECT_MAX_S
+
+
+# ------------------------------------------------------------------------------------------ what leaks
+
+
+class Steps(trio.abc.Instrument):
+    """Counts how often tasks run; too often is a busy loop, which a mock clock would let go on for ever.
+
+    Args:
+        scope: Cancelled then.
+    """
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self.count = 0
+        self.limit = 0
+        self._scope = scope
+
+    def allow(self, count: int) -> None:
+        """So many from now on."""
+        self.limit = self.count + count
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See `trio.abc.Instrument`."""
+        self.count += 1
+        if self.limit and self.count > self.limit:
+            self._scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What this process has open and running."""
+
+    fds: int
+    tasks: int
+
+    @staticmethod
+    def now() -> "Footprint":
+        """Of this moment."""
+        return Footprint(len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living)
+
+    async def returns(self, within_s: float) -> None:
+        """Wait until there is no more than this; fail if that takes too long."""
+        with trio.move_on_after(within_s):
+            while (now := Footprint.now()).fds > self.fds or now.tasks > self.tasks:
+                await trio.sleep(HEARTBEAT_S / 4)
+            return
+        raise AssertionError(f"something leaks: {self} became {now}")
+
+
+@asynccontextmanager
+async def watched(nursery: trio.Nursery) -> AsyncIterator[Steps]:
+    """Nothing runs in circles."""
+    steps = Steps(nursery.cancel_scope)
+    trio.lowlevel.add_instrument(steps)
+    try:
+        yield steps
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+        assert steps.count <= steps.limit, "tasks run in circles"
+
+
+@asynccontextmanager
+async def patience(what: str, seconds: float = PATIENCE_S) -> AsyncIterator[None]:
+    """Fail if it takes longer, and say what did."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    assert not scope.cancelled_caught, what
+
+
+# ------------------------------------------------------------------------------------------ consumers
+
+
+class Receiver:
+    """A consumer behind the proxy, which finishes all that comes.
+
+    Attributes:
+        came: How often each message came.
+        strict: Messages that nobody published are wrong.
+    """
+
+    def __init__(self, stage: Stage, **options: Any) -> None:
+        self.came: Counter[bytes] = Counter()
+        self.strict = True
+        self._proxy = stage.proxy
+        self._options = {
+            "nsqd_tcp_addresses": [stage.proxy.address],
+            "max_in_flight": 2,
+            "reconnect_max_s": RECONNECT_MAX_S,
+            "close_timeout_s": 0,
+            **stage.options,
+            **options,
+        }
+        self._published_before: dict[bytes, int] = {}
+        self._news = trio.Event()
+
+    def expect(self, bodies: list[bytes]) -> None:
+        """These are published from now on."""
+        self._published_before.update(dict.fromkeys(bodies, len(self._proxy.passages)))
+
+    async def run(self, *, task_status: trio.TaskStatus[Consumer]) -> None:
+        """Receive until cancelled."""
+        async with Consumer(TOPIC, CHANNEL, **self._options) as consumer:
+            task_status.started(consumer)
+            async for message in consumer:
+                self._note(message.body)
+                message.finish()
+
+    def _note(self, body: bytes) -> None:
+        self.came[body] += 1
+        if self.strict or body in self._published_before:
+            connections = len(self._proxy.passages) - self._published_before[body]
+            assert self.came[body] <= 1 + connections, f"{body!r} comes again and again"
+        self._news.set()
+        self._news = trio.Event()
+
+    async def has(self, bodies: list[bytes]) -> None:
+        """Wait until all of them came."""
+        while not all(body in self.came for body in bodies):
+            await self._news.wait()
+
+
+def bodies_of(number: int) -> list[bytes]:
+    """Messages for one fault, all of the same size, so that the places of faults stay what they are."""
+    return [b"message %d of %06d" % (n, number) for n in range(MESSAGES)]
+
+
+async def drained(address: str) -> None:
+    """Wait until the broker says that everything is finished."""
+    async with patience("messages stay in the channel"):
+        while True:
+            channel = (await stats(address))[TOPIC]["channels"][CHANNEL]
+            if channel["depth"] == channel["in_flight_count"] == channel["deferred_count"] == 0:
+                return
+            await trio.sleep(HEARTBEAT_S)

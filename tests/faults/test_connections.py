@@ -1,0 +1,291 @@
+"""Connections that end, stall and trickle at every step: the client comes back by itself, and loses nothing.
+
+Client, proxy and broker share one trio run with real sockets and a mock clock, so that minutes of waiting take no
+time, and what is measured is exact. One fault at every step by default; every fault at every step, and one at every
+byte, with `FAULT_COMPLETE=1`. `FAULT_SEED` chooses others.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from faults.conversations import (
+    AT_A_TIME,
+    CHANNEL,
+    CLOSE_TIMEOUT_S,
+    COMPLETE,
+    FORMS,
+    HANDSHAKE_S,
+    HEARTBEAT_S,
+    MESSAGES,
+    PATIENCE_S,
+    QUIET_S,
+    SILENCE_S,
+    STEPS,
+    TOPIC,
+    Footprint,
+    Receiver,
+    bodies_of,
+    drained,
+    faults,
+    longest_absence_s,
+    patience,
+    stage,
+    watched,
+)
+from faults.proxy import CUTS, STALLS, Kind, Towards
+from faults.scenario import http
+from trio_nsq.client import Consumer, Producer, PublishFailed
+
+pytestmark = pytest.mark.slow
+
+LONG_HEARTBEAT_S = 25.0
+"""Nobody gives up a connection for its silence while a consumer leaves."""
+KINDS = [*CUTS, *STALLS, Kind.TRICKLE]
+
+Scene = Callable[[Path, str, slice], Awaitable[tuple[int, Counter[Kind]]]]
+
+
+async def play(scene: Scene, folder: Path, form: str) -> None:
+    """Play a scene with all its faults, some at a time: it returns how many there are, and those that happened."""
+    happened = Counter[Kind]()
+    for start in count(0, AT_A_TIME):
+        part = slice(start, start + AT_A_TIME)
+        total, of_part = await scene(folder / str(start), form, part)
+        happened += of_part
+        if part.stop >= total:
+            break
+    # The length of what TLS says differs by a few bytes.
+    assert happened.total() >= 0.9 * total
+    assert happened.keys() == set(KINDS)
+
+
+# ------------------------------------------------------------------------------------------ consumers
+
+
+async def faults_of_a_consumer(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
+    """One consumer lives through all of them."""
+    happened = Counter[Kind]()
+    async with stage(folder, form) as at, trio.open_nursery() as nursery, watched(nursery) as steps:
+        proxy, receiver = at.proxy, Receiver(at)
+        async with Producer(at.tcp_address, **at.options) as producer:
+            receiver.expect(bodies_of(0))
+            await producer.publish_many(TOPIC, bodies_of(0))
+            await nursery.start(receiver.run)
+            await receiver.has(bodies_of(0))
+            await trio.sleep(QUIET_S)
+            footprint = Footprint.now()
+            planned = faults(proxy.passages[0], KINDS, in_the_clear=form == "plain")
+            for number, fault in enumerate(planned[part], 1):
+                steps.allow(STEPS)
+                before = len(proxy.passages)
+                proxy.plan(fault)
+                proxy.passages[-1].cut()
+                receiver.expect(bodies_of(number))
+                await producer.publish_many(TOPIC, bodies_of(number))
+                async with patience(f"it does not come back before {fault}"):
+                    passage = await proxy.accepted(before + 1)
+                with trio.move_on_after(QUIET_S):
+                    await passage.struck.wait()
+                if passage.struck.is_set():
+                    happened[fault.kind] += 1
+                    if fault.kind is not Kind.TRICKLE:
+                        async with patience(f"it does not come back after {fault}"):
+                            await proxy.accepted(before + 2)
+                        absence_s = proxy.accepted_at[before + 1] - passage.struck_at
+                        assert absence_s <= longest_absence_s(fault), f"{absence_s} s away after {fault}"
+                async with patience(f"messages do not come after {fault}"):
+                    await receiver.has(bodies_of(number))
+                await footprint.returns(PATIENCE_S)
+            steps.allow(STEPS)
+            await drained(at.http_address)
+        nursery.cancel_scope.cancel()
+    return len(planned), happened
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_consumer_comes_back_and_nothing_is_lost(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
+) -> None:
+    await play(faults_of_a_consumer, tmp_path, form)
+
+
+async def faults_of_leaving(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
+    """Consumers leave with messages that they have not answered."""
+    happened = Counter[Kind]()
+    async with (
+        stage(folder, form, heartbeat_s=LONG_HEARTBEAT_S) as at,
+        trio.open_nursery() as nursery,
+        watched(nursery) as steps,
+    ):
+        proxy = at.proxy
+        said_before: dict[Towards, int] = {}
+
+        async def receive(number: int) -> float:
+            """Returns how long leaving took, in seconds."""
+            await producer.publish_many(TOPIC, bodies_of(number))
+            options = {"max_in_flight": MESSAGES, "close_timeout_s": CLOSE_TIMEOUT_S, **at.options}
+            async with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=[proxy.address], **options) as consumer:
+                for _ in range(MESSAGES):
+                    await anext(consumer)
+                passage = proxy.passages[-1]
+                if number == 0:
+                    said_before.update(passage.lengths)
+                else:
+                    passage.plan(fault)
+                began_at = trio.current_time()
+            return trio.current_time() - began_at
+
+        async def take_over(number: int) -> float:
+            began_at = trio.current_time()
+            left = set(bodies_of(number))
+            async with Consumer(
+                TOPIC, CHANNEL, nsqd_tcp_addresses=[at.tcp_address], **at.options
+            ) as consumer:
+                while left:
+                    message = await anext(consumer)
+                    left.remove(message.body)
+                    message.finish()
+            return trio.current_time() - began_at
+
+        async with Producer(at.tcp_address, **at.options) as producer:
+            steps.allow(STEPS)
+            await receive(0)
+            assert await take_over(0) < HEARTBEAT_S
+            footprint = Footprint.now()
+            planned = faults(proxy.passages[0], KINDS, in_the_clear=form == "plain", start=said_before)
+            for number, fault in enumerate(planned[part], 1):
+                steps.allow(STEPS)
+                async with patience(f"leaving does not end after {fault}"):
+                    took_s = await receive(number)
+                assert took_s <= CLOSE_TIMEOUT_S, f"leaving takes {took_s} s after {fault}"
+                happened[fault.kind] += proxy.passages[-1].struck.is_set()
+                async with patience(f"messages do not come after {fault}"):
+                    await take_over(number)
+                await footprint.returns(PATIENCE_S)
+            steps.allow(STEPS)
+            await drained(at.http_address)
+        nursery.cancel_scope.cancel()
+    return len(planned), happened
+
+
+@pytest.mark.parametrize("form", FORMS if COMPLETE else ["plain", "tls-snappy"])
+async def test_leaving_ends_in_time_and_what_is_unanswered_goes_to_others(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
+) -> None:
+    await play(faults_of_leaving, tmp_path, form)
+
+
+# ------------------------------------------------------------------------------------------ producers
+
+
+class Publisher:
+    """Publishes until it is acknowledged, a new message each time, and keeps account of what it was told of each."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.acknowledged: set[bytes] = set()
+        self.maybe_stored: set[bytes] = set()
+        self.not_stored: set[bytes] = set()
+        self.failures: list[PublishFailed] = []
+        self._producer = producer
+        self._numbers = count()
+
+    def _new(self, number: int) -> list[bytes]:
+        return [b"message %06d" % next(self._numbers) for _ in range(number)]
+
+    async def say_everything(self) -> None:
+        """PUB, DPUB, MPUB, and several at the same time."""
+        await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies), 1)
+        await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies, defer_ms=1), 1)
+        await self._insist(lambda bodies: self._producer.publish_many(TOPIC, bodies), 5)
+        async with trio.open_nursery() as nursery:
+            for size in (1, 3, 1):
+                nursery.start_soon(
+                    self._insist, lambda bodies: self._producer.publish_many(TOPIC, bodies), size
+                )
+
+    async def _insist(self, publish: Callable[[list[bytes]], Awaitable[None]], size: int) -> None:
+        for _ in range(MESSAGES):  # one connection fails, but others may be waiting for it
+            bodies = self._new(size)
+            began_at = trio.current_time()
+            try:
+                await publish(bodies)
+            except PublishFailed as failure:
+                self.failures.append(failure)
+                (self.maybe_stored if failure.maybe_stored else self.not_stored).update(bodies)
+            else:
+                self.acknowledged.update(bodies)
+                return
+            finally:
+                took_s = trio.current_time() - began_at
+                assert took_s <= HANDSHAKE_S + SILENCE_S + HEARTBEAT_S, f"a publish took {took_s} s"
+        raise AssertionError(f"publishing fails again and again: {self.failures}")
+
+    def judge(self, stored: Counter[bytes]) -> None:
+        """Compare with what a broker has."""
+        assert self.acknowledged <= stored.keys(), "acknowledged, and lost"
+        assert not self.not_stored & stored.keys(), '"not stored", and stored'
+        assert stored.keys() <= self.acknowledged | self.maybe_stored
+        assert set(stored.values()) == {1}, "stored twice"
+
+
+async def stored(address: str) -> Counter[bytes]:
+    """How often each message is in the topic."""
+    status, content = await http(address, "GET", "/topic/read", topic=TOPIC)
+    assert status == 200
+    # It comes in chunks, whose sizes are lines of their own.
+    lines = [line for line in content.replace(b"\r\n", b"\n").splitlines() if line.startswith(b"{")]
+    return Counter(json.loads(line)["body"].encode() for line in lines)
+
+
+async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[int, Counter[Kind]]:
+    """One producer lives through all of them."""
+    happened = Counter[Kind]()
+    async with stage(folder, form) as at, trio.open_nursery() as nursery, watched(nursery) as steps:
+        proxy = at.proxy
+        async with Producer(proxy.address, close_timeout_s=CLOSE_TIMEOUT_S, **at.options) as producer:
+            steps.allow(STEPS)
+            publisher = Publisher(producer)
+            introduced = proxy.passages[0].lengths
+            await publisher.say_everything()
+            assert publisher.failures == []
+            await trio.sleep(QUIET_S)
+            footprint = Footprint.now()
+            planned = faults(proxy.passages[0], KINDS, in_the_clear=form == "plain")
+            for fault in planned[part]:
+                steps.allow(STEPS)
+                before = len(proxy.passages)
+                proxy.plan(fault)
+                proxy.passages[-1].cut()
+                await trio.testing.wait_all_tasks_blocked()
+                publisher.failures.clear()
+                await publisher.say_everything()
+                passage = proxy.passages[before]
+                with trio.move_on_after(QUIET_S):
+                    await passage.struck.wait()
+                happened[fault.kind] += passage.struck.is_set()
+                if (
+                    "tls_v1" not in at.options
+                    and passage.lengths[Towards.CLIENT] < introduced[Towards.CLIENT]
+                ):
+                    doubts = [failure for failure in publisher.failures if failure.maybe_stored]
+                    assert not doubts, f"may be stored, before anything was sent, after {fault}: {doubts}"
+                await publisher.say_everything()
+                await footprint.returns(PATIENCE_S)
+            steps.allow(10 * STEPS)
+            publisher.judge(await stored(at.http_address))
+        nursery.cancel_scope.cancel()
+    return len(planned), happened
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_producer_comes_back_and_tells_what_is_stored(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, form: str
+) -> None:
+    await play(faults_of_a_producer, tmp_path, form)
