@@ -15,16 +15,20 @@ from trio_nsq._version import __version__
 
 from .commands import Example, LazyGroup
 from .completing import COMPLETE_VARIABLE, answer_shell
+from .environment import notices
 from .errors import Failure, OutputClosed, Terminated, leaves, translate
 from .exit_codes import ExitCode
 from .output import talk
 
 _MODULES = {
     "serve": "qcli.serve",
+    "lookupd": "qcli.lookupd",
     "pub": "qcli.pub",
     "tail": "qcli.tail",
     "peek": "qcli.peek",
     "replay": "qcli.replay",
+    "to-parquet": "qcli.to_parquet",
+    "spark": "qcli.spark",
     "stat": "qcli.stat",
     "topic": "qcli.topic",
     "channel": "qcli.channel",
@@ -46,8 +50,9 @@ _MODULES = {
     ],
     notes={
         "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
-        "--nsqd-http-address, of every command that talks to a broker. QCLI_COMPLETION_TIMEOUT is how long completion "
-        "waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
+        "--nsqd-http-address, of every command that talks to a broker; the options under Connection have variables "
+        "whose names begin with QCLI_CLIENT_, such as QCLI_CLIENT_TLS_ROOT_CA_FILE. QCLI_COMPLETION_TIMEOUT is how "
+        "long completion waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
     },
 )
 @click.version_option(
@@ -80,6 +85,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    for line in notices(os.environ, root):
+        talk(line)
     try:
         # Not click's `main`, which takes a closed pipe for a failure.
         with root.make_context("qcli", list(arguments)) as ctx:

@@ -1,4 +1,4 @@
-"""The broker's HTTP interface, as `stat`, `topic`, `channel` and completion need it.
+"""The broker's HTTP interface, as `stat`, `topic`, `channel` and completion need it; over TCP, TLS or a unix socket.
 
 With the standard library's client: one request after the other is all there is to do, and a command that has to
 import more than that is three times as slow to start.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from .errors import Failure, no_broker, reason_of, unreachable
+from .connecting import Connecting, refuse_plain_http
+from .errors import Failure, no_broker, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
+from .params import is_unix_path, without_scheme
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
@@ -38,13 +41,29 @@ class BrokerHTTP:
     """One broker's HTTP address.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, `https://host:port`, or the path of a unix socket.
+        connecting: How; None: as the command that runs was told.
+
+    Raises:
+        click.UsageError: The command was told to use TLS, and this is no address for it.
+        Failure: A file for TLS cannot be used.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connecting: Connecting | None = None) -> None:
+        if connecting is None:
+            refuse_plain_http(address)
+            connecting = Connecting.of_command()
         self.address = address
-        host, _, port = address.rpartition(":")
-        self._host, self._port = host.strip("[]"), int(port)
+        self._tls = connecting.https_context(address)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if is_unix_path(self.address):
+            return _UnixHTTPConnection(self.address, timeout=CONNECT_TIMEOUT_S)
+        host, _, port = without_scheme(self.address).rpartition(":")
+        host = host.strip("[]")
+        if self._tls is None:
+            return http.client.HTTPConnection(host, int(port), timeout=CONNECT_TIMEOUT_S)
+        return http.client.HTTPSConnection(host, int(port), timeout=CONNECT_TIMEOUT_S, context=self._tls)
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """The answer of `/stats`, without clients and memory.
@@ -86,7 +105,7 @@ class BrokerHTTP:
         return self._request(method, path, params, body)
 
     def _request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        connection = self._connection()
         try:
             connection.connect()
             connection.sock.settimeout(REQUEST_TIMEOUT_S)
@@ -94,6 +113,8 @@ class BrokerHTTP:
             answer = connection.getresponse()
             answered = answer.read()
         except OSError as error:
+            if failure := no_tls(self.address, error):
+                raise failure from error
             reason = "it took too long" if isinstance(error, TimeoutError) else reason_of(error)
             raise unreachable(self.address, HTTP_OPTION, reason) from error
         except http.client.HTTPException as error:
@@ -108,7 +129,23 @@ class BrokerHTTP:
             if answer.status == http.client.NOT_FOUND:
                 raise self._no_broker() from None  # a broker would say what it did not find
             text = " ".join(answered.decode("utf-8", "replace").split())[:200] or answer.reason
+        if text == "TLS_REQUIRED":
+            raise wants_https(self.address, HTTP_OPTION)
         raise Refused(self.address, answer.status, text)
 
     def _no_broker(self) -> Failure:
         return no_broker(self.address, HTTP_OPTION, "HTTP", "TCP")
+
+
+class _UnixHTTPConnection(http.client.HTTPConnection):
+    """HTTP over the unix socket of this path."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

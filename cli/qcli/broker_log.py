@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .errors import Failure, leaves, reason_of, unreachable
+from .errors import Failure, leaves, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .output import talk
 from .params import Source
+from .positions import is_in_future
 
 if TYPE_CHECKING:
     from trio_nsq.client.topic_reader import TopicReader
@@ -30,6 +32,8 @@ def reading_errors() -> Iterator[None]:
                 wanted = Source(error.topic, None)
                 raise not_readable(error.address, wanted, error.status, error.text) from error
             if isinstance(error, ConnectionFailed):
+                if failure := no_tls(error.address, error):
+                    raise failure from error
                 cause = error.__cause__
                 reason = reason_of(cause) if isinstance(cause, OSError) else error.reason
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
@@ -42,6 +46,8 @@ def not_readable(address: str, wanted: Source, status: int, text: str) -> Failur
         return Failure(
             f"The broker at {address} cannot be read by sequence or time: it is an nsqd, or an older 'qcli serve'."
         )
+    if text == "TLS_REQUIRED":
+        return wants_https(address, HTTP_OPTION)
     if text == "TOPIC_NOT_FOUND":
         return Failure(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
@@ -49,8 +55,30 @@ def not_readable(address: str, wanted: Source, status: int, text: str) -> Failur
     return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
 
 
-def note_beginning(topic: str, reader: TopicReader) -> None:
-    """Say so if there may have been more that is no longer kept; where a sequence was asked for, a gap says so."""
+def note_beginning(topic: str, reader: TopicReader, first: str | None) -> None:
+    """Say so if it begins elsewhere than was asked for, and if nothing can come of it.
+
+    Where a sequence is no longer kept, a gap says so later.
+
+    Args:
+        topic: Its name.
+        reader: Just opened.
+        first: What was asked for; None: nothing.
+    """
+    why = ""
+    if first is not None and is_in_future(first, time.time()):
+        why = "--from is in the future"
+    elif first is not None and first.isdecimal() and int(first) > reader.start_sequence:
+        newest = (
+            f"the newest message is {reader.start_sequence - 1}" if reader.start_sequence else "it is empty"
+        )
+        why = f"there is no message {first} yet, {newest}"
+    if reader.end_sequence is None:
+        if why:
+            talk(f"Note: {topic}: {why}; what is published from now on is read.")
+    elif reader.position >= reader.end_sequence:
+        why = why or f"both its ends are at message {reader.end_sequence}"
+        talk(f"Note: {topic}: no message is in this range: {why}.")
     if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
         talk(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
 

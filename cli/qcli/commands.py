@@ -19,6 +19,7 @@ import click
 from .exit_codes import ExitCode
 
 OTHER_OPTIONS = "Options"
+CONNECTION_OPTIONS = "Connection"
 
 _GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -65,9 +66,10 @@ def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click
     for param in command.get_params(ctx):
         if isinstance(param, click.Option) and not param.hidden:
             found.setdefault(getattr(param, "section", OTHER_OPTIONS), []).append(param)
-    # -h belongs last, wherever the other options without a heading stand.
-    if OTHER_OPTIONS in found:
-        found[OTHER_OPTIONS] = found.pop(OTHER_OPTIONS)
+    # What every command has belongs last, -h most of all, wherever these options stand.
+    for title in (CONNECTION_OPTIONS, OTHER_OPTIONS):
+        if title in found:
+            found[title] = found.pop(title)
     return found
 
 
@@ -134,12 +136,11 @@ class GoFlagsCommand(DocumentedCommand):
         options = self._options_by_name(ctx)
         for flag, word in itertools.pairwise(args):
             param = options.get(flag.lstrip("-")) if flag.startswith("-") else None
-            if (
-                isinstance(param, GroupedOption)
-                and param.alone
-                and isinstance(param.type, click.Choice)
-                and word.lower() in param.type.choices
-            ):
+            if not isinstance(param, GroupedOption) or not param.alone or word.startswith("-"):
+                continue
+            if ignored := getattr(param, "ignored", None):
+                raise click.UsageError(f"{flag} has no effect here, {ignored}: leave '{word}' out.", ctx)
+            if isinstance(param.type, click.Choice) and word.lower() in param.type.choices:
                 raise click.UsageError(f"Write {flag}={word}: the value belongs behind '='.", ctx)
         return super().parse_args(ctx, self.as_click_has_it(ctx, args))
 
@@ -202,13 +203,19 @@ class DocumentedGroup(DocumentedCommand, click.Group):
         """
         name = args[0]
         if not (name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name)):
-            near = _alike(name, self.list_commands(ctx))
+            near = alike(name, self.list_commands(ctx))
             hint = f" Did you mean '{near}'?" if near else ""
             raise click.UsageError(f"No such command '{name}'.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _alike(name: str, names: Sequence[str]) -> str | None:
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """What is put behind a sentence about a name that is not known, before its full stop; may be nothing."""
+    near = alike(name, names)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def alike(name: str, names: Sequence[str]) -> str | None:
     """The name that was probably meant: one that is written alike, or one that this begins, or is begun by."""
     # Below this, 'rename' is like 'create'.
     if close := difflib.get_close_matches(name, names, 1, cutoff=0.7):

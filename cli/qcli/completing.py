@@ -21,6 +21,8 @@ from click.shell_completion import (
 )
 
 from .commands import GoFlagsCommand
+from .connecting import Connecting
+from .errors import Failure
 from .options import DEFAULT_HTTP_ADDRESS
 from .params import duration
 
@@ -132,11 +134,15 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
         timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
+    try:
+        broker = BrokerHTTP(address, Connecting.of_command(ctx))
+    except (Failure, click.UsageError):
+        return {}
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:
         try:
-            topics = BrokerHTTP(address).stats()["topics"]
+            topics = broker.stats()["topics"]
             answer.append(
                 {
                     each["topic_name"]: [channel["channel_name"] for channel in each["channels"] or []]

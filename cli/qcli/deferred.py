@@ -90,6 +90,8 @@ def list_deferred(
     elif messages:
         headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]
         write(plain_table(with_bodies(headings, rows, messages), 5))
+    if not messages:
+        talk(f"Note: nothing deferred waits in {wanted}.")
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:

@@ -91,6 +91,13 @@ def _selected(origin: Source | None, reason: str | None) -> dict[str, str]:
     return params | ({"reason": reason} if reason is not None else {})
 
 
+def _why_none(origin: Source | None, reason: str | None) -> str:
+    """What is added where no letter was found."""
+    of_these = f" from {origin}" if origin is not None else ""
+    of_these += f" with the reason {reason}" if reason is not None else ""
+    return f": no letter{of_these} waits there"
+
+
 def _pages(ids: Sequence[str]) -> Iterator[dict[str, str]]:
     """The ids as parameters, not too many at a time; without any one page for all letters."""
     if not ids:
@@ -142,6 +149,8 @@ def list_letters(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: st
     elif records:
         rows = [_row(record) for record in records]
         write(plain_table([("TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"), *rows], 5))
+    if not records:
+        talk(f"{topic or 'All topics'}{_why_none(None, None)}")
 
 
 def _dead_letter_topics(address: str) -> list[str]:
@@ -245,6 +254,8 @@ def show(
             table = plain_table(with_bodies(headings, rows, messages), 6)
             write(table.partition("\n")[2] if begun else table)
         begun = True
+    if not begun:
+        talk(f"{topic}{_why_none(origin, reason)}")
 
 
 def _read(
@@ -336,7 +347,7 @@ def requeue(
     params = _selected(origin, reason) | {"to": "topic" if to_topic else "channel"}
     kept: dict[str, int] = {}
     done = _do(nsqd_http_address, topic, "requeue", params, ids, count, kept)
-    _finish(topic, "requeued", done, ids)
+    _finish(topic, "requeued", done, ids, "" if done or kept or ids else _why_none(origin, reason))
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
         hint = "" if to_topic else " Say --to-topic to publish them for all channels of their topics."
@@ -396,7 +407,7 @@ def drop(
         if not click.confirm(f"Drop {which} dead letters in {topic} on {nsqd_http_address}?", err=True):
             raise Failure("Nothing was done.")
     done = _do(nsqd_http_address, topic, "drop", _selected(origin, reason), ids, count, {})
-    _finish(topic, "dropped", done, ids)
+    _finish(topic, "dropped", done, ids, "" if done or ids else _why_none(origin, reason))
 
 
 def _do(
@@ -434,7 +445,7 @@ def _do(
     return done
 
 
-def _finish(topic: str, what: str, done: int, ids: Sequence[str]) -> None:
-    talk(f"{topic}: {done:,} {what}")
+def _finish(topic: str, what: str, done: int, ids: Sequence[str], why_none: str) -> None:
+    talk(f"{topic}: {done:,} {what}{why_none}")
     if ids and not done:
         raise Failure(f"No such letter waits in {topic}.")

@@ -69,6 +69,40 @@ def no_broker(address: str, option: str, wanted: str, other: str) -> Failure:
     )
 
 
+def wants_https(address: str, option: str) -> Failure:
+    """The failure of a command that spoke to a broker in the clear which does not want that.
+
+    Args:
+        address: Where it looked.
+        option: The option that names another address.
+    """
+    return Failure(
+        f"The broker at {address} wants TLS: write {option} https://HOST:PORT, with its --https-address."
+    )
+
+
+def no_tls(address: str, error: BaseException) -> Failure | None:
+    """The failure of a command that could not speak TLS with a broker; None if that is not what happened.
+
+    Args:
+        address: Where it looked.
+        error: What came of it; an `ssl.SSLError` is among its causes.
+    """
+    import ssl
+
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = f"its certificate is not trusted: {cause.verify_message}. See --tls-root-ca-file."
+        elif isinstance(cause, ssl.SSLError):
+            why = f"{(cause.reason or str(cause)).lower().replace('_', ' ')}."
+            why += " See --tls-cert." if "certificate" in why else ""
+            why += " Is that the port of plain HTTP?" if "wrong version number" in why else ""
+        else:
+            continue
+        return Failure(f"No TLS with the broker at {address}: {why}", ExitCode.UNREACHABLE)
+    return None
+
+
 def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure:
     """The failure of a command that could not open its connection, whatever the reason.
 
@@ -82,7 +116,19 @@ def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure
 
     cause = error.__cause__
     if isinstance(cause, BrokerError):
-        return Failure(f"The broker at {address} refused: {cause}.")
+        hint = " Say --tls." if "TLS required" in cause.text else ""
+        return Failure(f"The broker at {address} refused: {cause}.{hint}")
+    if failure := no_tls(address, error):
+        return failure
+    # These two are no errors of the protocol; the library knows them by their words only.
+    if "give auth_secret" in error.reason:
+        return Failure(
+            f"The broker at {address} wants to know who we are: give --auth-secret, or QCLI_CLIENT_AUTH_SECRET."
+        )
+    if "does not offer TLS" in error.reason:
+        return Failure(
+            f"The broker at {address} does not offer TLS, and nothing is to be sent in the clear; --no-tls allows it."
+        )
     # What is no frame, or no answer to IDENTIFY; a UnicodeError is about the host's name.
     if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
         cause, UnicodeError

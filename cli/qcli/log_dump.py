@@ -56,7 +56,9 @@ _WRITE_BYTES = 256 * 1024
     },
     notes={
         "What is printed": "What is in the log: a message stays there until every channel has finished it, and those "
-        "beside it. So this is more than the channels would deliver. Channels and their positions are in state.json.",
+        "beside it. So this is more than the channels would deliver. Channels and their positions are in state.json. "
+        "Unfinished messages that were carried forward, so that the files around them could go, come first: they lie "
+        "in the file stragglers of the topic's folder.",
         "Positions": "--from and --to take a sequence, such as 1000 (messages of a topic are counted from 0); a time, "
         "such as 2026-11-21T04:14 or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which "
         "is Unix seconds; or how long ago, such as 15m. A time is that of the publish.",
@@ -222,7 +224,7 @@ def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _Ren
     from trio_nsq.log.selection import select_batches
 
     segments, findings = place.segments()
-    for found in chain(findings, select_batches(segments, selection, Files())):
+    for found in chain(findings, select_batches(segments, selection, Files(), place.folder)):
         if isinstance(found, Finding):
             sink.note(found)
             continue
@@ -240,7 +242,7 @@ def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _Rend
 
     segments, findings = place.segments()
     path = None
-    for found in chain(findings, select_headers(segments, selection, Files())):
+    for found in chain(findings, select_headers(segments, selection, Files(), place.folder)):
         if isinstance(found, Finding):
             sink.note(found)
             continue

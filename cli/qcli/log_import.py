@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from .commands import DocumentedCommand, Example, option
 from .errors import Failure, translate
 from .exit_codes import ExitCode
 from .log_findings import finding_lines, finding_record
+from .log_paths import is_data_folder
 from .log_progress import progress_bar
 from .output import json_lines, plain_table, size, write
 
@@ -99,6 +101,7 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
     """
     from trio_nsq.nsqd_import import NsqdFolder
 
+    _refuse_ours(nsqd_data_path)
     with closing(NsqdFolder(nsqd_data_path)) as source:
         reports, failure = _import(source, data_path, if_exists, dry_run)
         write(_json(source, reports) if form == "json" else _text(source, reports))
@@ -106,6 +109,25 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
         raise failure
     findings = [*source.findings, *(finding for report in reports for finding in report.findings)]
     return ExitCode.DAMAGED if any(finding.kind == "damage" for finding in findings) else ExitCode.OK
+
+
+def _refuse_ours(path: Path) -> None:
+    """Raises Failure if the folder is that of a broker of ours."""
+    from trio_nsq.broker.data_folder import BROKER_FILE, NSQD_FILE
+    from trio_nsq.nsqd_import import ImportRefused
+    from trio_nsq.nsqd_import.folder import lock
+
+    if (path / NSQD_FILE).exists() or not ((path / BROKER_FILE).exists() or is_data_folder(path)):
+        return
+    try:
+        os.close(lock(path, "a running broker"))
+        state = ""
+    except ImportRefused:
+        state = ", in use by a running broker"
+    raise Failure(
+        f"{path} is a data folder of 'qcli serve'{state}, and not of an nsqd: there is nothing to import. To read what "
+        "is in it, see 'qcli log dump'."
+    )
 
 
 def _import(

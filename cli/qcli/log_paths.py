@@ -24,6 +24,11 @@ class Place:
     path: Path
     topic: str | None
 
+    @property
+    def folder(self) -> Path | None:
+        """That of the log, if all of it is meant."""
+        return self.path if self.path.is_dir() else None
+
     def segments(self) -> tuple[list[SegmentPath], list[Finding]]:
         """Its segments, or the one, each with where it has to end; and files that are none. Raises LogReadError."""
         from trio_nsq.log import Files

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trio_nsq._version import __version__
-
+from . import params
 from .commands import option
-from .params import address
+from .connecting import http_connection, tcp_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,9 +17,6 @@ TCP_VARIABLE = "QCLI_NSQD_TCP_ADDRESS"
 HTTP_VARIABLE = "QCLI_NSQD_HTTP_ADDRESS"
 DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
-
-USER_AGENT = f"qcli/{__version__}"
-"""How commands introduce themselves to a broker."""
 
 BROKER = "Which broker"
 
@@ -35,7 +31,7 @@ def tcp_address(text: str, *, used: bool = True) -> Callable[[_F], _F]:
     return option(
         BROKER,
         TCP_OPTION,
-        type=address,
+        type=params.tcp_address,
         default=DEFAULT_TCP_ADDRESS,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
@@ -50,10 +46,10 @@ def http_address(text: str) -> Callable[[_F], _F]:
     return option(
         BROKER,
         HTTP_OPTION,
-        type=address,
+        type=params.http_address,
         default=DEFAULT_HTTP_ADDRESS,
         envvar=HTTP_VARIABLE,
-        metavar="HOST:PORT",
+        metavar="[https://]HOST:PORT|PATH",
         show_default=True,
         show_envvar=True,
         help=text,
@@ -61,13 +57,15 @@ def http_address(text: str) -> Callable[[_F], _F]:
 
 
 def streams_from_broker(command: _F) -> _F:
-    """The addresses, for a command that speaks the TCP protocol."""
+    """The addresses, and how to connect, for a command that speaks the TCP protocol."""
+    command = tcp_connection(command)
     command = http_address("The broker's HTTP address; asked for names by shell completion only.")(command)
     return tcp_address("The broker to connect to.")(command)
 
 
 def asks_broker(command: _F) -> _F:
-    """The addresses, for a command that speaks HTTP."""
+    """The addresses, and how to connect, for a command that speaks HTTP."""
+    command = http_connection(command)
     command = http_address("The broker's HTTP address.")(command)
     # Every command takes both, so that all can be called alike.
     return tcp_address("Accepted, not used.", used=False)(command)

@@ -32,15 +32,17 @@ def quiet_library() -> None:
 
 
 def hear_library() -> None:
-    """Pass warnings of the library, such as a lost connection, on to the user."""
+    """Pass on to the user what the library warns of, such as a lost connection, and that it is back."""
     import logging
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            talk(f"{record.levelname.capitalize()}: {record.getMessage()}")
+            title = "Note" if record.levelno == logging.INFO else record.levelname.capitalize()
+            talk(f"{title}: {record.getMessage()}")
 
     logger = logging.getLogger("trio_nsq")
     logger.addHandler(Handler())
+    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 

@@ -25,7 +25,9 @@ _NS_PER_UNIT = {
 }
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
-_BYTES_PER_UNIT = {
+_MS_PER_DAY = 24 * 3600 * 1000
+_MS_PER_UNIT = {"d": _MS_PER_DAY, "h": 3600 * 1000, "m": 60 * 1000, "s": 1000, "ms": 1}
+BYTES_PER_UNIT = {
     "": 1,
     "kB": 10**3,
     "MB": 10**6,
@@ -36,7 +38,7 @@ _BYTES_PER_UNIT = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_BYTE_SIZE = re.compile(rf"(\d{{1,15}})({'|'.join(_BYTES_PER_UNIT)})")
+_BYTE_SIZE = re.compile(rf"(\d{{1,15}})({'|'.join(BYTES_PER_UNIT)})")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 _TRUE = ("1", "t", "true")
@@ -66,15 +68,40 @@ def positive_duration(text: str) -> int:
     return value_ms
 
 
+def long_duration(text: str, besides: str = "") -> int:
+    """Milliseconds of a length of time, of which the first part may be days: `7d`, `1d12h`.
+
+    Args:
+        text: As it was written.
+        besides: For the complaint: what else it might have been.
+    """
+    if re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) and text != "0":
+        raise click.BadParameter(f"{text!r} has no unit: write {text}s for seconds, or ms, m, h, d.")
+    days = re.match(r"(\d{1,9})d", text)
+    rest = text[days.end() :] if days else text
+    try:
+        rest_ms = duration(rest) if rest or not days else 0
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{text!r} is not a duration such as 500ms, 1m30s, 12h, 7d or 1d12h{besides}."
+        ) from None
+    return rest_ms + (int(days[1]) * _MS_PER_DAY if days else 0)
+
+
+def duration_text(value_ms: int) -> str:
+    """A length of time as `long_duration` takes it."""
+    text = ""
+    for unit, unit_ms in _MS_PER_UNIT.items():
+        count, value_ms = divmod(value_ms, unit_ms)
+        text += f"{count}{unit}" if count else ""
+    return text or "0"
+
+
 def retention_time(text: str) -> int:
-    """Milliseconds of a length of time, of which the first part may be days: `7d`, `1d12h`; `forever` is -1."""
+    """Milliseconds of a length of time, with days, as `long_duration`; `forever` is -1."""
     if text == "forever":
         return -1
-    days = re.match(r"(\d+)d", text)
-    if days is None:
-        return duration(text)
-    rest = text[days.end() :]
-    return int(days[1]) * 24 * 3600 * 1000 + (duration(rest) if rest else 0)
+    return long_duration(text, ", nor forever")
 
 
 def byte_size(text: str) -> int:
@@ -84,7 +111,7 @@ def byte_size(text: str) -> int:
     found = _BYTE_SIZE.fullmatch(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a size such as 4096, 500MB or 10GiB, nor unlimited.")
-    return int(found[1]) * _BYTES_PER_UNIT[found[2]]
+    return int(found[1]) * BYTES_PER_UNIT[found[2]]
 
 
 def address(text: str) -> str:
@@ -102,6 +129,44 @@ def optional_address(text: str) -> str:
     return address(text) if text else text
 
 
+_HTTPS = "https://"
+
+
+def is_https(text: str) -> bool:
+    """Whether an address that `http_address` made is to be spoken to over TLS."""
+    return text.startswith(_HTTPS)
+
+
+def is_unix_path(text: str) -> bool:
+    """Whether an address is the path of a unix socket, which has a slash in it."""
+    return text.startswith(("/", ".")) or ("/" in text and ":" not in text)
+
+
+def without_scheme(text: str) -> str:
+    """An address that `http_address` made, without what says that it is to be spoken to over TLS."""
+    return text.removeprefix(_HTTPS)
+
+
+def tcp_address(text: str) -> str:
+    """A broker's TCP address, `host:port`."""
+    if is_unix_path(text):
+        raise click.BadParameter(
+            f"{text!r} is a unix socket, over which only --nsqd-http-address can be reached: name host:port."
+        )
+    return address(text)
+
+
+def http_address(text: str) -> str:
+    """A broker's HTTP address: `host:port`, as a URL too, the path of a unix socket, or `https://host:port`."""
+    if is_unix_path(text):
+        return text
+    scheme, separator, rest = text.rpartition("://")
+    rest = rest.removesuffix("/") if separator else rest
+    if scheme.lower() == "https":
+        return _HTTPS + address(rest)
+    return address(rest if scheme.lower() == "http" else text)
+
+
 def tcp_listen_address(text: str) -> str:
     """`host:port` to listen on; port 0 is a free one, no host is every interface, as in Go."""
     _host_port(text)
@@ -114,10 +179,8 @@ def optional_tcp_listen_address(text: str) -> str:
 
 
 def listen_address(text: str) -> str:
-    """`host:port` to listen on, or the path of a unix socket, which has a slash in it."""
-    if text.startswith(("/", ".")) or ("/" in text and ":" not in text):
-        return text
-    return tcp_listen_address(text)
+    """`host:port` to listen on, or the path of a unix socket."""
+    return text if is_unix_path(text) else tcp_listen_address(text)
 
 
 def optional_listen_address(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,10 +16,10 @@ from .completing import complete_source
 from .exit_codes import ExitCode
 from .log_positions import moment
 from .options import asks_broker
-from .output import RawOutput, plain_table, write
+from .output import RawOutput, plain_table, talk, write
 from .params import Source, source
 from .positions import NOTE as POSITIONS
-from .positions import from_option
+from .positions import from_option, is_in_future
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -116,7 +117,23 @@ def command(
         write("".join(json.dumps(message, ensure_ascii=False) + "\n" for message in messages))
     elif messages:
         write(_table(messages))
+    if not lines:
+        talk(_why_none(nsqd_http_address, wanted, first, states))
     return ExitCode.DAMAGED if damaged else ExitCode.OK
+
+
+def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
+    """A line for somebody who is shown nothing."""
+    if wanted.channel is not None:
+        what = f"nothing {' or '.join(states)}" if states else "nothing"
+        return f"Note: {what} waits in {wanted}."
+    (bounds,) = _ask(address, wanted, "/topic/bounds", {"topic": wanted.topic})
+    if bounds["first_sequence"] == bounds["next_sequence"]:
+        return f"Note: {wanted}: no messages are kept."
+    newest = f"the newest message is {bounds['next_sequence'] - 1}"
+    if first is not None and is_in_future(first, time.time()):
+        return f"Note: {wanted}: --from is in the future; {newest}."
+    return f"Note: {wanted}: nothing comes after --from; {newest}."
 
 
 def _ask_channel(address: str, wanted: Source, count: int, states: Sequence[str]) -> list[dict[str, Any]]:

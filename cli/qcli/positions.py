@@ -9,7 +9,7 @@ import click
 
 from .commands import option
 from .log_positions import position
-from .params import retention_time
+from .params import long_duration
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -37,8 +37,7 @@ class BrokerPosition(click.ParamType[str]):
         if text in _WORDS or (text.isascii() and text.isdigit()):
             return text
         try:
-            if text != "forever":
-                return f"-{retention_time(text.removeprefix('-'))}ms"  # which takes days, too
+            return f"-{long_duration(text.removeprefix('-'))}ms"
         except click.BadParameter:
             pass
         try:
@@ -55,6 +54,35 @@ class BrokerPosition(click.ParamType[str]):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
+
+
+def check_range(first: str | None, end: str | None) -> None:
+    """Raises UsageError if nothing can lie between two positions, whatever is in the log."""
+    if first is None or end is None:
+        return
+    kinds = [_kind(first), _kind(end)]
+    if kinds[0] != kinds[1] or kinds[0] is None:
+        return  # which one comes first is for the broker to say
+    begins, ends = _value(first), _value(end)
+    if begins > ends:
+        raise click.UsageError("--from lies behind --to: there is nothing between them.")
+
+
+def _kind(text: str) -> str | None:
+    """`0` for a sequence, `@` for a time, `-` for how long ago; None for one that has no number."""
+    return None if text in _WORDS else text[0] if text[0] in "@-" else "0"
+
+
+def _value(text: str) -> float:
+    """A number that is larger for what comes later."""
+    if text.startswith("-"):
+        return -int(text[1:].removesuffix("ms"))
+    return int(text.removeprefix("@").replace(".", ""))  # nanoseconds always have nine digits
+
+
+def is_in_future(text: str, now_s: float) -> bool:
+    """Whether a position is a time that is yet to come."""
+    return text.startswith("@") and _value(text) > now_s * _NS_PER_S
 
 
 def from_option(section: str, text: str) -> Callable[[_F], _F]:

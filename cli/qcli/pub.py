@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from trio_nsq.protocol import Limits
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
+from .connecting import Connecting
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, USER_AGENT, streams_from_broker
+from .options import TCP_OPTION, streams_from_broker
 from .output import quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
-from .params import delimiter, duration, topic_name
+from .params import delimiter, duration_text, long_duration, topic_name
 
 if TYPE_CHECKING:
     from .publishing import Outcome
@@ -30,6 +32,8 @@ LIMITS = Limits()
 DEFAULT_BATCH_SIZE = 1000
 RATED_READ_BYTES = 4096
 """With --rate: what is read is published soon, also when a signal ends the reading."""
+
+_OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 INPUT, SENDING = "Input", "Sending"
 
@@ -129,10 +133,11 @@ class _Request:
     SENDING,
     "--defer",
     "defer_ms",
-    type=duration,
+    type=long_duration,
     default="0",
     metavar="DURATION",
-    help="Deliver each message so long after it is published, such as 500ms or 1m30s. Slower: one DPUB per message.",
+    help="Deliver each message so long after it is published, such as 500ms, 1m30s or 7d. Slower: one DPUB per "
+    "message.",
 )
 @option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors only.")
 def command(
@@ -217,9 +222,8 @@ async def _publish(request: _Request) -> Outcome:
                 max_msg_size=request.max_msg_size,
                 # A message may be the only one of its MPUB, which holds two numbers besides.
                 max_body_size=max(LIMITS.max_body_size, request.max_msg_size + 8),
-                # Whether it is too long is for the broker to say, whose limit we do not know.
-                max_req_timeout_ms=max(LIMITS.max_req_timeout_ms, request.defer_ms),
-                user_agent=USER_AGENT,
+                ordered=True,  # so that what is acknowledged are the first messages, without a gap
+                **Connecting.of_command().options(),
             ) as producer,
             trio.open_nursery() as nursery,
         ):
@@ -281,12 +285,24 @@ def _is_gone(outcome: Outcome) -> bool:
 
 
 def _failure(request: _Request, outcome: Outcome) -> str | None:
+    from trio_nsq.client import BrokerError
+
     error = outcome.publish_failure
     if error is None:
         return outcome.input_failure
     if _is_gone(outcome):
         return f"The broker at {request.address} went away ({error.reason})."
-    return f"The broker refused: {error.reason}."
+    cause = error.__cause__
+    if request.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
+        return (
+            f"The broker defers for no longer than {duration_text(int(most[1]))} (--max-defer of 'qcli serve', "
+            f"--max-req-timeout of nsqd), and --defer is {duration_text(request.defer_ms)}."
+        )
+    if isinstance(cause, BrokerError) and cause.code == "E_TOPIC_FULL":
+        limit = cause.text.partition(" failed ")[2] or cause.text
+        return f"The broker refused: {limit}."  # which says that nothing of it was stored
+    hint = " Say --tls." if isinstance(cause, BrokerError) and "TLS required" in cause.text else ""
+    return f"The broker refused: {error.reason}.{hint}"
 
 
 def _report(request: _Request, outcome: Outcome, elapsed_s: float) -> str:

@@ -12,14 +12,15 @@ import click
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
+from .connecting import Connecting, tcp_connection
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, USER_AGENT, http_address, tcp_address
+from .options import TCP_OPTION, http_address, tcp_address
 from .output import hear_library, quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
-from .params import Source, source, topic_name
+from .params import Source, source, topic_name, without_scheme
 from .positions import NOTE as POSITIONS
-from .positions import from_option, to_option
+from .positions import check_range, from_option, to_option
 
 if TYPE_CHECKING:
     from .replaying import ReplayOutcome
@@ -127,6 +128,7 @@ def destination(text: str) -> str:
 @click.argument("topic", metavar="DESTINATION", type=destination, shell_complete=complete_topic)
 @tcp_address("The broker to publish to.")
 @http_address("The HTTP address of the broker to read from.")
+@tcp_connection
 @from_option(
     SELECTION,
     "Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
@@ -186,6 +188,7 @@ def command(
 
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other.")
+    check_range(first, end)
     request = _Request(
         wanted,
         topic,
@@ -216,15 +219,20 @@ async def _replay(request: _Request) -> ReplayOutcome:
     from .signals import watch_signals
 
     quiet_library()
+    connecting = Connecting.of_command()
     try:
         async with Producer(
-            request.tcp_address, max_msg_size=_MAX_BYTES, max_body_size=_MAX_BYTES, user_agent=USER_AGENT
+            request.tcp_address,
+            max_msg_size=_MAX_BYTES,
+            max_body_size=_MAX_BYTES,
+            **connecting.options(),
         ) as producer:
             with reading_errors():
                 async with (
                     TopicReader(
-                        request.http_address,
+                        without_scheme(request.http_address),
                         request.source,
+                        tls=connecting.https_context(request.http_address),
                         start=request.first,
                         end=request.end,
                         max_messages=request.count if request.pattern is None else None,
@@ -232,7 +240,7 @@ async def _replay(request: _Request) -> ReplayOutcome:
                     trio.open_nursery() as nursery,
                 ):
                     hear_library()
-                    note_beginning(request.source, reader)
+                    note_beginning(request.source, reader, request.first)
                     replay = Replay(
                         request.source,
                         reader,

@@ -13,12 +13,18 @@ from .exit_codes import ExitCode
 from .extensions import get_json, put_json
 from .options import asks_broker
 from .output import json_lines, write
-from .params import Source, byte_size, channel_source, retention_time, topic_name
+from .params import (
+    BYTES_PER_UNIT,
+    Source,
+    byte_size,
+    channel_source,
+    duration_text,
+    retention_time,
+    topic_name,
+)
 
 DEFAULT = "default"
 _WHAT = "settings of topics and channels"
-_MS_PER_UNIT = {"d": 24 * 3600 * 1000, "h": 3600 * 1000, "m": 60 * 1000, "s": 1000, "ms": 1}
-_BYTES_PER_UNIT = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def _whole_number(text: str) -> int:
@@ -29,23 +35,16 @@ def _whole_number(text: str) -> int:
 
 def _time_text(value_ms: int) -> str:
     """As `retention_time` takes it."""
-    if value_ms < 0:
-        return "forever"
-    text = ""
-    for unit, unit_ms in _MS_PER_UNIT.items():
-        count, value_ms = divmod(value_ms, unit_ms)
-        text += f"{count}{unit}" if count else ""
-    return text or "0"
+    return "forever" if value_ms < 0 else duration_text(value_ms)
 
 
 def _size_text(size: int) -> str:
     """As `byte_size` takes it."""
     if size < 0:
         return "unlimited"
-    for unit, unit_bytes in _BYTES_PER_UNIT.items():
-        if size and size % unit_bytes == 0:
-            return f"{size // unit_bytes}{unit}"
-    return str(size)
+    units = sorted(BYTES_PER_UNIT, key=lambda unit: BYTES_PER_UNIT[unit], reverse=True)
+    unit = next(unit for unit in units if size % BYTES_PER_UNIT[unit] == 0)
+    return f"{size // BYTES_PER_UNIT[unit]}{unit}" if size else "0"
 
 
 class Setting(NamedTuple):
@@ -200,9 +199,11 @@ def _set_command(kind: str) -> DocumentedCommand:
         assignments: Sequence[tuple[str, Any]],
         nsqd_tcp_address: str,
         nsqd_http_address: str,
+        form: str,
     ) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
-        put_json(nsqd_http_address, source, f"/{kind}/settings", dict(assignments), _WHAT)
+        values = put_json(nsqd_http_address, source, f"/{kind}/settings", dict(assignments), _WHAT)
+        _print(kind, values, form)
 
     words = click.argument(
         "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
@@ -211,32 +212,23 @@ def _set_command(kind: str) -> DocumentedCommand:
     return click.command(
         "set",
         cls=DocumentedCommand,
-        help=f"Change settings of a {kind}.\n\nThey hold from now on, also after a restart of the broker. Those "
-        "that are not named stay as they are.",
+        help=f"Change settings of a {kind}, and show those that are now in force.\n\nThey hold from now on, also after "
+        "a restart of the broker. Those that are not named stay as they are.",
         examples=_SET_EXAMPLES[kind],
         exits={
             ExitCode.FAILURE: f"Nothing was changed: no such {kind}, or the broker refused.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
-    )(_wanted(kind)(words(asks_broker(run))))
+    )(_wanted(kind)(words(asks_broker(_format(kind)(run)))))
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
     def run(wanted: str | Source, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
         values = get_json(nsqd_http_address, source, f"/{kind}/settings", {}, _WHAT)
-        write(json_lines([values]) if form == "json" else "".join(_lines(kind, values)))
+        _print(kind, values, form)
 
-    form = option(
-        "Output",
-        "--format",
-        "form",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help=f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
-    )
     return click.command(
         "settings",
         cls=DocumentedCommand,
@@ -246,7 +238,23 @@ def _settings_command(kind: str) -> DocumentedCommand:
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         },
-    )(_wanted(kind)(asks_broker(form(run))))
+    )(_wanted(kind)(asks_broker(_format(kind)(run))))
+
+
+def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return option(
+        "Output",
+        "--format",
+        "form",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
+    )
+
+
+def _print(kind: str, values: Mapping[str, Any], form: str) -> None:
+    write(json_lines([values]) if form == "json" else "".join(_lines(kind, values)))
 
 
 def _wanted(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,13 +10,14 @@ import click
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_source
+from .connecting import Connecting, refuse_plain_http, tcp_connection
 from .errors import leaves, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, USER_AGENT, http_address, tcp_address
+from .options import TCP_OPTION, http_address, tcp_address
 from .output import RawOutput, quiet_library
-from .params import Source, delimiter, positive_duration, source
+from .params import Source, delimiter, positive_duration, source, without_scheme
 from .positions import NOTE as POSITIONS
-from .positions import from_option, to_option
+from .positions import check_range, from_option, to_option
 
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
@@ -68,7 +69,8 @@ class _Request:
     notes={
         "Delivery": "A message is finished once it is written to standard output, and not before. What was "
         "received and not written goes back to the channel at the end, so nothing stays in flight. A message may "
-        "come twice if the broker or the connection fails.",
+        "come twice if the broker or the connection fails. A topic or channel that is not there is made, as by any NSQ "
+        "consumer.",
         "Pipes": "What has gone into a pipe is written, whether or not its reader takes it: 'qcli tail clicks/archive "
         "| head -1' prints one message and finishes as many as the pipe holds, hundreds or thousands, which the "
         "channel then has no more. To take a number of messages and leave the others, use -n, such as -n 1.",
@@ -94,6 +96,7 @@ class _Request:
 @tcp_address("The broker to connect to.")
 @http_address("The broker's HTTP address, for --from and --to, and for names to be completed.")
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
+@tcp_connection
 @to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
 @option(
     OUTPUT,
@@ -189,6 +192,8 @@ def command(
 
 def _check_history(request: _Request, ctx: click.Context) -> None:
     """Raises UsageError for what does not go with a log."""
+    check_range(request.first, request.end)
+    refuse_plain_http(request.http_address)
     for each in request.sources:
         if each.channel is not None:
             raise click.UsageError(
@@ -207,6 +212,7 @@ async def _tail(request: _Request) -> ExitCode:
     from .tailing import Tail, json_renderer, raw_renderer
 
     quiet_library()
+    connecting = Connecting.of_command().options()
     consumers = [
         (
             each.topic,
@@ -215,7 +221,7 @@ async def _tail(request: _Request) -> ExitCode:
                 each.channel or f"tail{random.randrange(10**6):06d}#ephemeral",
                 nsqd_tcp_addresses=[request.address],
                 max_in_flight=request.max_in_flight,
-                user_agent=USER_AGENT,
+                **connecting,
             ),
         )
         for each in request.sources
@@ -248,12 +254,14 @@ async def _tail_log(request: _Request) -> ExitCode:
     from .tail_log import LogTail, json_log_renderer, raw_log_renderer
 
     quiet_library()
+    tls = Connecting.of_command().https_context(request.http_address)
     readers = [
         (
             each.topic,
             TopicReader(
-                request.http_address,
+                without_scheme(request.http_address),
                 each.topic,
+                tls=tls,
                 start=request.first or "earliest",
                 end=request.end,
                 follow=request.end is None,
@@ -269,6 +277,7 @@ async def _tail_log(request: _Request) -> ExitCode:
         else raw_log_renderer(request.delimiter, request.print_topic),
         count=request.count,
         idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
+        first=request.first,
     )
     with reading_errors():
         async with trio.open_nursery() as nursery:

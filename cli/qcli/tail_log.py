@@ -52,21 +52,29 @@ class LogTail(Printer[TopicReader]):
     Args:
         output, count, idle_timeout_s: As of Printer.
         render: Makes bytes of messages.
+        first: Where the readers were told to begin; None: nowhere in particular.
 
     Attributes:
         damaged: Whether messages were passed over that are damaged.
     """
 
     def __init__(
-        self, output: RawOutput, render: RenderLog, *, count: int | None, idle_timeout_s: float
+        self,
+        output: RawOutput,
+        render: RenderLog,
+        *,
+        count: int | None,
+        idle_timeout_s: float,
+        first: str | None,
     ) -> None:
         super().__init__(output, count=count, idle_timeout_s=idle_timeout_s)
+        self._first = first
         self.damaged = False
         self._render = render
 
     async def pass_on(self, topic: str, source: TopicReader) -> None:
         """Print what a reader reads."""
-        note_beginning(topic, source)
+        note_beginning(topic, source, self._first)
         while found := await source.receive():
             batches: list[RecordBatch] = []
             for each in found:

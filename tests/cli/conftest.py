@@ -1,13 +1,15 @@
 """One broker for all tests of the commands; each test has a topic of its own."""
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, Result, Run
 from interop.peers import Broker, nsqd, qcli_serve
+from qcli.app import run
 
 _numbers = itertools.count()
 
@@ -36,3 +38,22 @@ def topic() -> str:
 def nowhere() -> Cli:
     """Commands that find no broker."""
     return Cli("127.0.0.1:1", "127.0.0.1:1")
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs a command without input in this process, which takes a tenth of the time, as `run_here(qcli, "stat")`."""
+    logger = logging.getLogger("trio_nsq")
+    before = logger.handlers[:], logger.propagate, logger.level
+
+    def run_here(cli: Cli, *args: str) -> Result:
+        with monkeypatch.context() as patch:
+            for name, value in cli.environment().items():
+                patch.setenv(name, value)
+            code = run(args)
+        out, err = capfd.readouterr()
+        return Result(code, out.encode(), err)
+
+    yield run_here
+    logger.handlers[:], logger.propagate, level = before
+    logger.setLevel(level)

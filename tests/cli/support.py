@@ -115,6 +115,9 @@ class Cli:
             os.close(ours)
 
 
+Run = Callable[..., Result]
+
+
 def command_line(*args: str) -> list[str]:
     """The words that run `qcli` with these arguments."""
     return [sys.executable, "-m", "qcli", *args]

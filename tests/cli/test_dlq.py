@@ -75,6 +75,10 @@ def test_stat_shows_what_was_given_up(qcli: Cli, topic: str, dead: str) -> None:
 
 def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     before = broker.channel_stats(topic, "d")["depth"]
+    nothing = qcli("dlq", "requeue", dead, "--origin", f"{topic}/d", "--reason", "timed_out")
+    assert (
+        nothing.err == f"{dead}: 0 requeued: no letter from {topic}/d with the reason timed_out waits there\n"
+    )
     result = qcli("dlq", "requeue", dead, "-n", "1")
     assert (result.code, result.out, result.err) == (0, b"", f"{dead}: 1 requeued\n")
     assert qcli("tail", f"{topic}/c", "-n", "1").out == b"one\n"
@@ -82,7 +86,7 @@ def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     assert qcli("tail", f"{topic}/c", "-n", "2").out.split() == [b"two", b"three"]
     assert broker.channel_stats(topic, "d")["depth"] == before
     assert qcli("dlq", "list", dead).out == b""
-    assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued\n"
+    assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued: no letter waits there\n"
 
 
 def test_requeue_to_the_topic(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import DEADLINE_S, Cli, command_line
-from qcli.app import run
+from cli.support import DEADLINE_S, Cli, Run, command_line
+from qcli.app import root, run
+from qcli.environment import notices
 from qcli.errors import Failure, reason_of, translate
 from qcli.exit_codes import ExitCode
 from trio_nsq._version import __version__
@@ -180,3 +181,22 @@ def test_reasons_are_those_of_the_system() -> None:
 def test_every_exit_code_has_a_meaning() -> None:
     assert [code for code in ExitCode if not code.meaning] == []
     assert run(["--version"]) == 0
+
+
+def test_variables_that_no_command_knows_are_named() -> None:
+    names = ["QCLI_NSQD_TCP_ADRESS", "QCLI_CLIENT_TLS_CERTS", "QCLI_FOO", "HOME"]
+    known = ["QCLI_NSQD_TCP_ADDRESS", "QCLI_CLIENT_TLS_CERT", "QCLI_TCP_ADDRESS", "QCLI_DATA_PATH"]
+    assert notices(names + known, root) == [
+        "Note: the variable QCLI_CLIENT_TLS_CERTS means nothing to qcli (did you mean QCLI_CLIENT_TLS_CERT?).",
+        "Note: the variable QCLI_FOO means nothing to qcli.",
+        "Note: the variable QCLI_NSQD_TCP_ADRESS means nothing to qcli (did you mean QCLI_NSQD_TCP_ADDRESS?).",
+    ]
+
+
+def test_they_are_named_on_standard_error(run_here: Run) -> None:
+    result = run_here(Cli("127.0.0.1:1", "127.0.0.1:1", {"QCLI_DATA_PAHT": "x"}), "topic", "list", "--help")
+    assert result.code == 0
+    assert (
+        result.err
+        == "Note: the variable QCLI_DATA_PAHT means nothing to qcli (did you mean QCLI_DATA_PATH?).\n"
+    )

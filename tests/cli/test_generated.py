@@ -73,15 +73,19 @@ def test_help_has_examples_and_exit_codes(ctx: click.Context) -> None:
 
 @everywhere
 def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None:
-    if isinstance(ctx.command, click.Group) or ctx.info_name == "serve":
+    if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd"):
         return
-    if ctx.parent is not None and ctx.parent.info_name == "log":
+    if ctx.parent is not None and ctx.parent.info_name in ("log", "spark"):
         return  # they work on files
     options = {param.opts[0]: param for param in ctx.command.params if isinstance(param, click.Option)}
     tcp, http = options["--nsqd-tcp-address"], options["--nsqd-http-address"]
     assert (tcp.default, tcp.envvar) == ("127.0.0.1:4150", TCP_VARIABLE)
     assert (http.default, http.envvar) == ("127.0.0.1:4151", HTTP_VARIABLE)
     assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
+    for name in ("tls-root-ca-file", "tls-cert", "tls-key", "tls-insecure-skip-verify"):
+        # Not QCLI_TLS_CERT, which is the broker's own.
+        assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
+    assert ("--auth-secret" in options) == (ctx.info_name in ("pub", "tail", "replay"))
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
 
 

@@ -145,6 +145,41 @@ def test_headers(nowhere: Cli, clicks: str) -> None:
     assert len(nowhere("log", "dump", clicks, "--headers", "--from", "3", "-n", "2").out.splitlines()) == 4
 
 
+def test_what_was_carried_forward_comes_first(nowhere: Cli, tmp_path: Path) -> None:
+    """And what is in a segment, too, comes once; a segment alone is only what is in it."""
+    folder = tmp_path / "clicks.topic"
+    log = DiskLog(folder, segment_bytes=100, files=HastyFiles())
+    append_each(log, BATCHES)
+    assert log.carry_forward([1, 4, 6], 10**6)
+    log.discard_before(5)
+    log.close()
+    result = nowhere("log", "dump", str(folder))
+    assert (result.code, result.out, result.err) == (0, lines([b"b", b"\xff\0", *BODIES[5:]]), "")
+    records = nowhere("log", "dump", str(folder), "--format", "json").records
+    assert [record["sequence"] for record in records] == [1, 4, 5, 6, 7]
+    assert records[0]["id"] == "000000000000abc1"
+    assert nowhere("log", "dump", str(folder), "--from", "2", "-n", "1").out == b"\xff\0\n"
+    assert nowhere("log", "dump", str(folder), "--to", "2023-11-14T22:14Z").out == b"b\n"
+    headers = nowhere("log", "dump", str(folder), "--headers", "--format", "json").records
+    assert [(record["sequence"], Path(record["file"]).name) for record in headers[:2]] == [
+        (1, "stragglers"),
+        (4, "stragglers"),
+    ]
+    (segment, *_) = sorted(folder.glob("*.log"))
+    assert nowhere("log", "dump", str(segment)).out == lines(BODIES[5:6])
+    path = folder / "stragglers"
+    content = bytearray(path.read_bytes())
+    content[headers[1]["offset"] - 1] ^= 1
+    path.write_bytes(content)
+    result = nowhere("log", "dump", str(folder))
+    assert (result.code, result.out) == (5, lines([b"\xff\0", *BODIES[5:]]))
+    assert "record of message 1, which was carried forward, is damaged; 1 message lost" in result.err
+    path.write_bytes(content[:30])
+    result = nowhere("log", "dump", str(folder))
+    assert (result.code, result.out) == (5, lines(BODIES[5:]))
+    assert "how many messages it costs is not known" in result.err
+
+
 def test_damage_is_passed_over_and_told(nowhere: Cli, clicks: str) -> None:
     path = Path(clicks) / FIRST
     content = bytearray(path.read_bytes())

@@ -1,11 +1,12 @@
 """`qcli log import`: report and exit codes. What it imports is tested in tests/nsqd_import and tests/interop."""
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, Run
 from nsqd_import.nsqd_files import Queued, write_metadata, write_queue
 
 
@@ -88,7 +89,7 @@ def test_refusals(nowhere: Cli, tmp_path: Path, source: Path) -> None:
     assert nowhere("log", "import", str(source), "--data-path", str(ours), "--if-exists", "skip").code == 0
     assert nowhere("log", "import", str(source), "--data-path", str(ours), "--if-exists", "replace").code == 0
     for arguments, code, says in (
-        ([str(ours), "--data-path", str(tmp_path / "x")], 1, "is not the data folder of an nsqd"),
+        ([str(tmp_path), "--data-path", str(tmp_path / "x")], 1, "is not the data folder of an nsqd"),
         ([str(source), "--data-path", str(source / "x")], 1, "nsqd's own folder"),
         ([str(source), "--data-path", str(tmp_path / "no" / "x")], 1, "does not exist"),
         ([str(source)], 2, "Missing option '--data-path'"),
@@ -116,3 +117,23 @@ def test_a_failure_after_some_of_the_topics(nowhere: Cli, tmp_path: Path, source
         0,
         ["imported earlier", "imported"],
     )
+
+
+def test_a_folder_of_ours_is_told_from_one_of_nsqd(nowhere: Cli, run_here: Run, tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    (ours / "topics").mkdir(parents=True)
+    args = ("log", "import", str(ours), "--data-path", str(tmp_path / "other"))
+    expected = (
+        f"Error: {ours} is a data folder of 'qcli serve'{{}}, and not of an nsqd: there is nothing to import."
+    )
+    result = run_here(nowhere, *args)
+    assert result.code == 1
+    assert result.err.startswith(expected.format(""))
+    fd = os.open(ours, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # as a broker does
+        result = run_here(nowhere, *args)
+    finally:
+        os.close(fd)
+    assert result.code == 1
+    assert result.err.startswith(expected.format(", in use by a running broker"))

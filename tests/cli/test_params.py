@@ -16,13 +16,16 @@ from qcli.params import (
     channel_source,
     delimiter,
     duration,
+    duration_text,
     http_service,
     listen_address,
+    long_duration,
     optional_address,
     optional_listen_address,
     optional_tcp_listen_address,
     percentiles,
     positive_duration,
+    retention_time,
     source,
     topic_name,
 )
@@ -62,6 +65,23 @@ def test_what_is_no_duration(text: str) -> None:
 def test_a_duration_without_a_unit_is_told_how_to_get_one(text: str) -> None:
     with pytest.raises(click.BadParameter, match=f"write {text}s for seconds"):
         duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value_ms"),
+    [("7d", 7 * 86_400_000), ("1d12h30m", 131_400_000), ("90s", 90_000), ("0", 0), ("0d", 0)],
+)
+def test_durations_with_days(text: str, value_ms: int) -> None:
+    assert long_duration(text) == value_ms
+    assert long_duration(duration_text(value_ms)) == value_ms
+
+
+@pytest.mark.parametrize("text", ["7x", "7dx", "7d1", "1h7d", "d", "", "-7d", "99999999999d"])
+def test_the_whole_of_what_is_no_duration_is_told_and_that_there_are_days(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"^'{text}' is not a duration such as .*, 7d or 1d12h.$"):
+        long_duration(text)
+    with pytest.raises(click.BadParameter, match=f"^'{text}' is not a .*, 7d or 1d12h, nor forever.$"):
+        retention_time(text)
 
 
 def test_some_durations_may_not_be_zero() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from broker.state import damage
 from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli, Run, lines
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours
@@ -64,11 +64,25 @@ def test_the_newest_of_a_topic(qcli: Cli, topic: str) -> None:
     assert bodies(qcli("peek", topic, "--since", "1h", "-n", "2").out) == ["0", "1"]
 
 
-def test_nothing_to_see(qcli: Cli, broker: Broker, topic: str) -> None:
+def test_nothing_to_see(qcli: Cli, run_here: Run, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
-    for source in (topic, f"{topic}/c"):
-        result = qcli("peek", source)
-        assert (result.code, result.out, result.err) == (0, b"", "")
+    broker.create(f"{topic}.used", "c")
+    broker.post("/mpub", b"1\n2", topic=f"{topic}.used")
+    for args, why in (
+        ([topic], f"{topic}: no messages are kept"),
+        ([f"{topic}/c"], f"nothing waits in {topic}/c"),
+        ([f"{topic}/c", "--state", "deferred"], f"nothing deferred waits in {topic}/c"),
+        (
+            [f"{topic}.used", "--from", "2"],
+            f"{topic}.used: nothing comes after --from; the newest message is 1",
+        ),
+        (
+            [f"{topic}.used", "--from", "2100-01-01"],
+            f"{topic}.used: --from is in the future; the newest message is 1",
+        ),
+    ):
+        result = run_here(qcli, "peek", *args)
+        assert (result.code, result.out, result.err) == (0, b"", f"Note: {why}.\n")
 
 
 def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:

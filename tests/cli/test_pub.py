@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.ours import only_ours
 from cli.support import Cli, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.output import rate
@@ -167,12 +168,6 @@ def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
     assert time.monotonic() - begun >= 1.5
 
 
-def test_deferring_for_too_long_is_the_brokers_word(qcli: Cli, topic: str) -> None:
-    result = qcli("pub", topic, "--defer", "9000h", stdin=b"x")
-    assert result.code == 1
-    assert "The broker refused: " in result.err
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_publishes_what_was_read(
     qcli: Cli, broker: Broker, topic: str, number: signal.Signals, code: int
@@ -313,3 +308,22 @@ def test_interactive_input_is_not_disturbed(qcli: Cli, topic: str) -> None:
         terminal.type(b"\x04")  # the end of input
         assert terminal.end() == 0
     assert b"\x1b" not in terminal.shown
+
+
+@only_ours
+def test_a_topic_that_is_full(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    qcli("topic", "set", topic, "max_messages=3")
+    assert qcli("pub", topic, stdin=b"1\n2\n").code == 0
+    result = qcli("pub", topic, "-q", stdin=b"3\n4\n")
+    assert result.code == 1
+    assert result.err.startswith(f"Error: The broker refused: topic {topic} is full: ")
+    assert result.err.endswith("; nothing of it was stored. 0 messages acknowledged, 2 more had been read.\n")
+
+
+def test_a_longer_delay_than_the_broker_allows(qcli: Cli, topic: str) -> None:
+    result = qcli("pub", topic, "-q", "--defer", "9000h", stdin=b"1\n")
+    assert result.code == 1
+    allowed = r"Error: The broker defers for no longer than (365d|1h) \(--max-defer of 'qcli serve', "
+    assert re.match(allowed, result.err)
+    assert "--defer is 375d. 0 messages acknowledged, 1 more had been read." in result.err

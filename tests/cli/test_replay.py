@@ -32,7 +32,6 @@ def stored(qcli: Cli, topic: str) -> list[bytes]:
         ([], range(50), "; sequences 0 to 49"),
         (["--from", "10", "--to", "20"], range(10, 20), "; sequences 10 to 19"),
         (["--since", "1h", "-n", "7"], range(7), "; sequences 0 to 6"),
-        (["--until", "1h"], [], ""),
         (["--match", "^[0-3]$"], range(4), "; sequences 0 to 49; 46 left out, which do not match"),
         (["--match", "7", "-n", "2"], [7, 17], "; sequences 0 to 17; 16 left out, which do not match"),
         (["--rate", "1000"], range(50), "; sequences 0 to 49"),

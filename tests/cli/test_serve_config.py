@@ -137,14 +137,20 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
-        "tcp-address = 'x'\nnode_id = 5000\nworker_id = 3\nqueue_scan_worker_pool_max = 8\n[nsqd]\nid = 5\n"
+        "tcp-address = 'x'\nnode_id = 5000\nmem_que_size = 5\n"
+        "worker_id = 3\nqueue_scan_worker_pool_max = 8\n[nsqd]\nid = 5\n"
     )
     with serving(tmp_path, "--config", str(tmp_path / "c.toml")) as broker:
         warnings = [line.partition("WARNING: ")[2] for line in hear_until_ready(broker) if "WARNING" in line]
     said = "".join(warnings)
-    assert len(warnings) == 5
-    for key in ("tcp-address", "node_id", "nsqd"):
-        assert f"the key {key} is not known\n" in said
+    assert len(warnings) == 6
+    for key, hint in (
+        ("tcp-address", " (did you mean tcp_address?)"),
+        ("node_id", " (did you mean id?)"),
+        ("mem_que_size", " (did you mean mem_queue_size?)"),
+        ("nsqd", ""),
+    ):
+        assert f"the key {key} is not known{hint}\n" in said
     for flag in ("--worker-id", "--queue-scan-worker-pool-max"):
         assert f"{flag} has no effect here" in said
 

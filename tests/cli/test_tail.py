@@ -232,6 +232,8 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
             with qcli_serve(tmp_path / "data", f"--tcp-address={broker.tcp_address}") as again:
                 fill(Cli(again.tcp_address, again.http_address), "t", 1)
                 assert tail.read(2) == b"0\n"
+                while (heard := tail.hear_line()) != f"Note: connected to {broker.tcp_address}\n":
+                    assert heard.startswith("Warning: could not connect")
             tail.process.send_signal(signal.SIGINT)
             assert tail.process.wait(30) == 130
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.state import damage
 from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli, Run, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.broker_log import is_for_all
 from trio_nsq.broker.note import Origin, Reason, note_of_channel, note_of_dead_letters
@@ -36,8 +36,6 @@ def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
         (["--to", "latest"], range(100)),
         (["--from", "40", "--to", "60"], range(40, 60)),
         (["--from", "95", "--until", "500"], range(95, 100)),
-        (["--until", "1h"], []),
-        (["--since", "2100-01-01", "--to", "latest"], []),
         (["--since", "1970-01-01T00:00Z", "-n", "13"], range(13)),
         (["--from", "97", "-n", "2"], [97, 98]),
         (["--from", "0", "-n", "100"], range(100)),
@@ -48,6 +46,52 @@ def test_from_here_to_there(qcli: Cli, topic: str, args: list[str], expected: ra
     result = qcli("tail", topic, *args)
     assert (result.code, result.err) == (0, "")
     assert result.out == lines([b"%d" % number for number in expected])
+
+
+@pytest.mark.parametrize("command", ["tail", "replay"])
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--until", "1h"], "both its ends are at message 0"),
+        (["--from", "2", "--to", "2"], "both its ends are at message 2"),
+        (["--from", "latest", "--to", "1"], "both its ends are at message 3"),
+        (["--from", "8", "--to", "9"], "there is no message 8 yet, the newest message is 2"),
+        (["--since", "2100-01-01", "--to", "latest"], "--from is in the future"),
+    ],
+)
+def test_why_there_is_nothing(
+    qcli: Cli, run_here: Run, broker: Broker, topic: str, command: str, args: list[str], why: str
+) -> None:
+    broker.post("/mpub", b"0\n1\n2", topic=topic)
+    names = [topic] if command == "tail" else [topic, f"{topic}.again", "-q"]
+    result = run_here(qcli, command, *names, *args)
+    assert (result.code, result.out) == (0, b"")
+    assert result.err == f"Note: {topic}: no message is in this range: {why}.\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "end"), [("20", "10"), ("1h", "2h"), ("2026-11-21", "2026-11-20"), ("@5", "@4.5")]
+)
+@pytest.mark.parametrize("command", [("tail", "t"), ("replay", "t", "other")], ids=lambda words: words[0])
+def test_a_range_that_ends_before_it_begins(
+    nowhere: Cli, run_here: Run, command: tuple[str, ...], first: str, end: str
+) -> None:
+    result = run_here(nowhere, *command, "--from", first, "--to", end)
+    assert result.code == 2
+    assert "--from lies behind --to" in result.err
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [("8", "there is no message 8 yet, the newest message is 1"), ("2100-01-01", "--from is in the future")],
+)
+def test_waiting_for_what_is_yet_to_come(
+    qcli: Cli, run_here: Run, broker: Broker, topic: str, first: str, why: str
+) -> None:
+    broker.post("/mpub", b"0\n1", topic=topic)
+    result = run_here(qcli, "tail", topic, "--from", first, "--idle-timeout", "1ms")
+    assert (result.code, result.out) == (0, b"")
+    assert result.err == f"Note: {topic}: {why}; what is published from now on is read.\n"
 
 
 def test_history_and_then_what_comes(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -160,14 +204,19 @@ def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
         assert qcli("tail", "t", "--from", "14", "--to", "latest").code == 0
 
 
-def test_what_is_no_longer_kept_is_told(tmp_path: Path) -> None:
+def test_what_is_no_longer_kept_is_told(tmp_path: Path, run_here: Run) -> None:
     with qcli_serve(tmp_path / "data", "--mem-queue-size=5") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         for number in range(10):
-            qcli("pub", "t#ephemeral", "-q", stdin=b"%d" % number)
+            broker.post("/pub", b"%d" % number, topic="t#ephemeral")
         result = qcli("tail", "t#ephemeral", "--from", "2", "--to", "latest")
         assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
         assert result.err == "Note: t#ephemeral: messages 2 to 4 are no longer kept.\n"
+        result = run_here(qcli, "tail", "t#ephemeral", "--from", "1", "--to", "3")
+        assert (result.code, result.out) == (0, b"")
+        assert result.err == "Note: t#ephemeral: messages 1 to 2 are no longer kept.\n"
+        result = run_here(qcli, "replay", "t#ephemeral", "other", "--from", "1", "--to", "7", "-q")
+        assert result.err == "Note: t#ephemeral: messages 1 to 4 are no longer kept.\n"
         result = qcli("tail", "t#ephemeral", "--since", "1h", "--to", "latest")
         assert (result.code, result.out) == (0, b"5\n6\n7\n8\n9\n")
         assert result.err == "Note: t#ephemeral: the oldest message that is kept is 5.\n"
@@ -193,6 +242,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
             ):
                 fill(qcli, "t", 3, 3)
                 assert tail.read(6) == b"3\n4\n5\n"
+                assert tail.hear_line() == f"Note: connected to {broker.http_address}\n"
             tail.process.send_signal(signal.SIGTERM)
             assert tail.process.wait(30) == 143
 

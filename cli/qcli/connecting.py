@@ -1,0 +1,217 @@
+"""How commands connect to their broker: TLS, AUTH and compression; options that are the same for all of them.
+
+They are kept in click's context, not handed to each command: whoever connects asks `Connecting.of_command`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trio_nsq._version import __version__
+
+from .commands import CONNECTION_OPTIONS, option
+from .errors import Failure
+from .params import is_https, is_unix_path
+
+if TYPE_CHECKING:
+    import ssl
+
+    from trio_nsq.client.options import ConnectionOptions
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+USER_AGENT = f"qcli/{__version__}"
+"""How commands introduce themselves to a broker."""
+
+PREFIX = "QCLI_CLIENT_"
+"""Not `QCLI_`: `qcli serve` takes the broker's own certificate from `QCLI_TLS_CERT`."""
+
+_IN_CONTEXT = "qcli.connecting"
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    ctx.meta.setdefault(_IN_CONTEXT, {})[param.name] = value
+
+
+VARIABLES: list[str] = []
+"""The names of all variables of the environment that stand for these options."""
+
+
+def _option(name: str, variable: str, **attributes: Any) -> Callable[[_F], _F]:
+    VARIABLES.append(PREFIX + variable)
+    return option(
+        CONNECTION_OPTIONS,
+        name,
+        envvar=PREFIX + variable,
+        show_envvar=True,
+        expose_value=False,
+        callback=_keep,
+        **attributes,
+    )
+
+
+_HTTPS_OPTIONS = (
+    _option(
+        "--tls-root-ca-file",
+        "TLS_ROOT_CA_FILE",
+        type=_FILE,
+        metavar="FILE",
+        help="PEM file of the CAs to trust, instead of the system's.",
+    ),
+    _option(
+        "--tls-cert",
+        "TLS_CERT",
+        type=_FILE,
+        metavar="FILE",
+        help="PEM file of a certificate of our own, for a broker that asks for one.",
+    ),
+    _option(
+        "--tls-key",
+        "TLS_KEY",
+        type=_FILE,
+        metavar="FILE",
+        help="PEM file of its key, if that is not in the same file.",
+    ),
+    _option(
+        "--tls-insecure-skip-verify",
+        "TLS_INSECURE_SKIP_VERIFY",
+        is_flag=True,
+        help="Believe whatever certificate the broker shows.",
+    ),
+)
+_TCP_OPTIONS = (
+    _option(
+        "--tls/--no-tls",
+        "TLS",
+        default=None,
+        help="Encrypt the TCP connection, or do not. Not given: it is encrypted if one of the following is.",
+    ),
+    *_HTTPS_OPTIONS,
+    _option(
+        "--auth-secret",
+        "AUTH_SECRET",
+        default="",
+        metavar="TEXT",
+        help="Who we are, for a broker that asks with AUTH. On a command line it can be read by others on this "
+        "machine; in the environment it cannot.",
+    ),
+    _option("--snappy", "SNAPPY", is_flag=True, help="Compress the TCP connection, if the broker does that."),
+    _option("--deflate", "DEFLATE", is_flag=True, help="The same, slower and smaller."),
+)
+
+
+def tcp_connection(command: _F) -> _F:
+    """The options of a command that speaks the TCP protocol, and perhaps HTTP."""
+    return _with(command, _TCP_OPTIONS)
+
+
+def http_connection(command: _F) -> _F:
+    """The options of a command that speaks HTTP only."""
+    return _with(command, _HTTPS_OPTIONS)
+
+
+def _with(command: _F, options: tuple[Callable[[_F], _F], ...]) -> _F:
+    for each in reversed(options):  # the last decorator is the first option
+        command = each(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """What the command line and the environment say; the names are those of the options.
+
+    Raises:
+        click.UsageError: It contradicts itself.
+    """
+
+    tls: bool | None = None
+    tls_root_ca_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_insecure_skip_verify: bool = False
+    auth_secret: str = ""
+    snappy: bool = False
+    deflate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tls_key and not self.tls_cert:
+            raise click.UsageError("--tls-key is the key of a certificate: give --tls-cert, too.")
+        if self.snappy and self.deflate:
+            raise click.UsageError("--snappy and --deflate exclude each other.")
+
+    @classmethod
+    def of_command(cls, ctx: click.Context | None = None) -> Connecting:
+        """What was said to the command that runs, or to the one of this context; nothing outside of one."""
+        ctx = ctx or click.get_current_context(silent=True)
+        return cls() if ctx is None else cls(**ctx.meta.get(_IN_CONTEXT, {}))
+
+    @property
+    def encrypts_tcp(self) -> bool:
+        """Whether TCP connections are to use TLS."""
+        if self.tls is not None:
+            return self.tls
+        return bool(self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
+
+    def options(self) -> ConnectionOptions:
+        """What a `Producer` or a `Consumer` is to be given.
+
+        Raises:
+            Failure: A file cannot be used.
+        """
+        return {
+            "user_agent": USER_AGENT,
+            "tls_v1": self.encrypts_tcp,
+            "tls_context": self._context() if self.encrypts_tcp else None,
+            "auth_secret": self.auth_secret,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
+        }
+
+    def https_context(self, address: str) -> ssl.SSLContext | None:
+        """What to speak TLS with to an HTTP address; None: it is spoken to in the clear. Raises as `options`."""
+        return self._context() if is_https(address) else None
+
+    def _context(self) -> ssl.SSLContext:
+        from trio_nsq.client.layers import client_context
+        from trio_nsq.client.options import ConnectionSettings
+
+        try:
+            return client_context(
+                ConnectionSettings(
+                    tls_root_ca_file=self.tls_root_ca_file,
+                    tls_cert=self.tls_cert,
+                    tls_key=self.tls_key,
+                    tls_insecure_skip_verify=self.tls_insecure_skip_verify,
+                )
+            )
+        except ValueError as error:
+            text = str(error)
+            for name in ("tls_root_ca_file", "tls_cert", "tls_key"):
+                text = text.replace(f"{name} ", f"--{name.replace('_', '-')} ")
+            raise Failure(f"{text}.") from error
+
+
+def refuse_plain_http(address: str) -> None:
+    """For a command that speaks HTTP only to this address: whoever asks for TLS is not to be answered in the clear.
+
+    The environment does not count, which is there for other commands and brokers, too.
+
+    Raises:
+        click.UsageError: The command line asks for TLS, and the address is none of https.
+    """
+    ctx = click.get_current_context(silent=True)
+    if ctx is None or is_https(address) or is_unix_path(address):
+        return
+    for field in fields(Connecting):
+        asked = ctx.get_parameter_source(field.name) is click.core.ParameterSource.COMMANDLINE
+        if asked and field.name.startswith("tls") and getattr(Connecting.of_command(), field.name):
+            flag = "--" + field.name.replace("_", "-")
+            raise click.UsageError(
+                f"{flag}: this goes over HTTP, to {address}: for TLS write "
+                "--nsqd-http-address https://HOST:PORT."
+            )

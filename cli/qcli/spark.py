@@ -1,0 +1,16 @@
+"""`qcli spark`: what there is to do with Spark besides."""
+
+import click
+
+from .commands import Example, LazyGroup
+
+
+@click.group(
+    "spark",
+    cls=LazyGroup,
+    modules={"bundle": "qcli.spark_bundle"},
+    short_help="Prepare for spark-submit.",
+    examples=[Example("write what spark-submit needs", "qcli spark bundle ./submit")],
+)
+def command() -> None:
+    """Prepare for spark-submit."""

@@ -1,0 +1,63 @@
+"""`qcli spark bundle`: files with which `spark-submit` runs qcli on a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from .commands import DocumentedCommand, Example
+from .exit_codes import ExitCode
+from .output import talk, write
+
+ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
+_PROGRAM = """\
+\"\"\"For spark-submit: qcli, out of the zip file beside this.\"\"\"
+
+from qcli.app import run_process
+
+if __name__ == "__main__":
+    run_process()
+"""
+
+
+@click.command(
+    "bundle",
+    cls=DocumentedCommand,
+    short_help="Write what spark-submit needs.",
+    examples=[
+        Example("write it", "qcli spark bundle ./submit"),
+        Example(
+            "and use it",
+            "PYTHONPATH=submit/trio_nsq.zip spark-submit --master spark://HOST:7077 --py-files submit/trio_nsq.zip "
+            "submit/qcli_submit.py to-parquet clicks hdfs://HOST/archive  # qcli, on a cluster",
+        ),
+    ],
+    exits={ExitCode.FAILURE: "The files cannot be written."},
+    notes={
+        "On the cluster": "Every node needs Python 3.11 or newer, under the same path (PYSPARK_PYTHON), with pyarrow; "
+        "the one that spark-submit is run on also click, rich and trio. Brokers and FOLDER have to be reachable from "
+        "all nodes.",
+    },
+)
+@click.argument("folder", metavar="[FOLDER]", default=".", type=click.Path(path_type=Path))
+def command(folder: Path) -> None:
+    """Write a zip file of this program and a script that starts it, for spark-submit.
+
+    What to type then is printed. On a cluster where trio-nsq is installed, 'qcli to-parquet --master URL' is enough.
+    """
+    import qcli
+    import trio_nsq
+    from trio_nsq.spark.bundle import write_zip
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_zip(folder / ZIP, (trio_nsq, qcli))
+    (folder / ENTRY).write_text(_PROGRAM)
+    bundle, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
+    talk(f"{bundle} and {entry} were written. On a cluster:")
+    write(
+        f"PYTHONPATH={bundle} spark-submit --master spark://HOST:7077 --py-files {bundle} {entry} "
+        "to-parquet TOPIC FOLDER --nsqd-http-address HOST:PORT\n"
+    )

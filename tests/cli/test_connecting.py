@@ -1,0 +1,203 @@
+"""TLS, AUTH, compression and unix sockets: how commands connect to brokers that ask for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker.auth_server import AuthServer, answer, authorization, threaded_auth_server
+from broker.certificates import Certificates
+from cli.ours import only_ours
+from cli.serving import hear_until_ready, serving
+from cli.support import Cli, Run
+from interop.peers import Broker, qcli_serve
+from trio_nsq.http import Request, Response
+
+SECRET = "open sesame"
+
+
+class Guarded(NamedTuple):
+    """A broker that takes TLS with a known certificate only, and those who know the secret."""
+
+    broker: Broker
+    auth: AuthServer
+    env: dict[str, str]
+
+    def cli(self, **changes: str) -> Cli:
+        """Commands with all that is needed in their environment, but for what is changed."""
+        return Cli(self.broker.tcp_address, f"https://{self.broker.https_address}", self.env | changes)
+
+
+def _answer(request: Request) -> Response:
+    if request.query["secret"] != SECRET:
+        return Response.json({"message": "who?"}, status=403)
+    return answer(authorization(), identity="tester")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Such a broker."""
+    folder = tmp_path_factory.mktemp("guarded")
+    certificates = Certificates(folder)
+    cert, key = certificates.client_files("somebody")
+    with threaded_auth_server(_answer) as auth:
+        flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
+        flags += ["--tls-required=true", "--tls-client-auth-policy=require-verify"]
+        flags += [f"--tls-root-ca-file={certificates.ca_path}", f"--auth-http-address={auth.address}"]
+        with qcli_serve(folder / "data", *flags) as broker:
+            env = {
+                "QCLI_CLIENT_TLS_ROOT_CA_FILE": str(certificates.ca_path),
+                "QCLI_CLIENT_TLS_CERT": str(cert),
+                "QCLI_CLIENT_TLS_KEY": str(key),
+                "QCLI_CLIENT_AUTH_SECRET": SECRET,
+            }
+            yield Guarded(broker, auth, env)
+
+
+def test_all_kinds_of_commands_reach_a_guarded_broker(guarded: Guarded, topic: str) -> None:
+    qcli = guarded.cli()
+    assert qcli("pub", topic, stdin=b"one\ntwo\n").code == 0
+    assert qcli("tail", f"{topic}/c", "-n", "2").out == b"one\ntwo\n"
+    assert qcli("replay", topic, f"{topic}.again", "-q").code == 0
+    assert qcli("tail", f"{topic}.again", "--from", "earliest", "--to", "latest").out == b"one\ntwo\n"
+    assert [row["message_count"] for row in qcli("stat", topic, "--format", "json").records] == [2, 2]
+
+
+def test_the_same_with_options_instead_of_variables(guarded: Guarded, run_here: Run, topic: str) -> None:
+    qcli = Cli(guarded.broker.tcp_address, f"https://{guarded.broker.https_address}")
+    files = [
+        word
+        for name in ("root-ca-file", "cert", "key")
+        for word in (f"--tls-{name}", guarded.env[f"QCLI_CLIENT_TLS_{name.replace('-', '_').upper()}"])
+    ]
+    assert qcli("pub", topic, *files, "--auth-secret", SECRET, stdin=b"one\n").code == 0
+    assert run_here(qcli, "peek", topic, *files, "--format", "raw").out == b"one\n"
+
+
+def test_the_server_may_be_believed_unseen(guarded: Guarded, run_here: Run, topic: str) -> None:
+    qcli = guarded.cli(QCLI_CLIENT_TLS_ROOT_CA_FILE="", QCLI_CLIENT_TLS_INSECURE_SKIP_VERIFY="1")
+    assert qcli("pub", topic, stdin=b"one\n").code == 0
+    assert run_here(qcli, "peek", topic, "--format", "raw").out == b"one\n"
+
+
+def test_names_are_completed_over_https(guarded: Guarded, topic: str) -> None:
+    assert guarded.cli()("topic", "create", topic).code == 0
+    asks = {
+        "_QCLI_COMPLETE": "bash_complete",
+        "QCLI_LINE": f"qcli stat {topic}",
+        "QCLI_COMPLETION_TIMEOUT": "20s",
+    }
+    assert topic in guarded.cli(**asks)().out.decode()
+
+
+PUB = ("pub", "refused")
+STAT = ("stat",)
+LOG = ("tail", "refused", "--from", "1")
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "code", "said"),
+    [
+        (PUB, {"QCLI_CLIENT_TLS": "0"}, 1, "(TLS required). Say --tls."),
+        (PUB, {"QCLI_CLIENT_AUTH_SECRET": ""}, 1, "wants to know who we are: give --auth-secret"),
+        (PUB, {"QCLI_CLIENT_AUTH_SECRET": "guessed"}, 1, "E_AUTH_FAILED"),
+        (PUB, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "See --tls-root-ca-file."),
+        (PUB, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
+        (STAT, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
+        (LOG, {"QCLI_CLIENT_TLS_CERT": "", "QCLI_CLIENT_TLS_KEY": ""}, 3, "See --tls-cert."),
+        (STAT, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "is not trusted: "),
+        (LOG, {"QCLI_CLIENT_TLS_ROOT_CA_FILE": ""}, 3, "is not trusted: "),
+    ],
+)
+def test_what_is_missing_is_told(
+    guarded: Guarded, run_here: Run, command: tuple[str, ...], changes: dict[str, str], code: int, said: str
+) -> None:
+    result = run_here(guarded.cli(**changes), *command)
+    assert result.code == code, result.err
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
+def test_plain_http_to_a_broker_that_wants_tls(
+    guarded: Guarded, run_here: Run, command: tuple[str, ...]
+) -> None:
+    result = run_here(Cli("127.0.0.1:1", guarded.broker.http_address, guarded.env), *command)
+    assert result.code == 1
+    assert "wants TLS: write --nsqd-http-address https://HOST:PORT" in result.err
+
+
+def test_https_to_the_port_of_plain_http(guarded: Guarded, run_here: Run) -> None:
+    result = run_here(Cli("127.0.0.1:1", f"https://{guarded.broker.http_address}", guarded.env), "stat")
+    assert result.code == 3
+    assert result.err.startswith("Error: No TLS with the broker at https://127.0.0.1:")
+    assert "Is that the port of plain HTTP?" in result.err
+
+
+@pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
+def test_who_asks_for_tls_is_not_answered_in_the_clear(
+    guarded: Guarded, nowhere: Cli, run_here: Run, command: tuple[str, ...]
+) -> None:
+    result = run_here(nowhere, *command, "--tls-root-ca-file", guarded.env["QCLI_CLIENT_TLS_ROOT_CA_FILE"])
+    assert result.code == 2
+    assert "--tls-root-ca-file: this goes over HTTP" in result.err
+
+
+def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qcli: Cli, topic: str) -> None:
+    qcli = Cli(qcli.tcp_address, qcli.http_address, guarded.env)
+    result = qcli("pub", topic, stdin=b"one\n")
+    assert result.code == 1
+    assert "does not offer TLS, and nothing is to be sent in the clear; --no-tls allows it" in result.err
+    assert qcli("pub", topic, "--no-tls", stdin=b"one\n").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--tls-root-ca-file", "{none}"), 2, "{none}' does not exist"),
+        (("--tls-root-ca-file", "{garbage}"), 1, "--tls-root-ca-file {garbage}: "),
+        (("--tls-cert", "{garbage}"), 1, "--tls-cert {garbage}, --tls-key "),
+        (("--tls-key", "{garbage}"), 2, "give --tls-cert, too"),
+        (("--snappy", "--deflate"), 2, "exclude each other"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    nowhere: Cli, run_here: Run, tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    names = {"none": tmp_path / "none.pem", "garbage": tmp_path / "garbage.pem"}
+    names["garbage"].write_text("no certificate\n")
+    result = run_here(nowhere, "pub", "clicks", *(word.format(**names) for word in words))
+    assert result.code == code, result.err
+    assert said.format(**names) in result.err.replace("\n", " ")
+
+
+def test_connections_are_compressed(broker: Broker, qcli: Cli, topic: str) -> None:
+    with qcli.running("tail", f"{topic}/c", "--snappy") as tail:
+        assert qcli("pub", topic, "--deflate", stdin=b"one\n" * 1000).code == 0
+        assert tail.read(4000) == b"one\n" * 1000
+        (found,) = json.loads(broker.http("GET", "/stats", format="json", topic=topic))["topics"]
+    (client,) = found["channels"][0]["clients"]
+    assert (client["snappy"], client["deflate"]) == (True, False)
+
+
+@only_ours
+def test_http_over_a_unix_socket(tmp_path: Path, run_here: Run) -> None:
+    path = tmp_path / "http.sock"
+    with serving(tmp_path, "--http-address", str(path), "--address-file", str(tmp_path / "a.json")) as broker:
+        hear_until_ready(broker)
+        qcli = Cli(json.loads((tmp_path / "a.json").read_text())["tcp_address"], str(path))
+        assert qcli("pub", "clicks", stdin=b"one\n").code == 0
+        assert qcli("peek", "clicks", "--format", "raw").out == b"one\n"
+        assert qcli("tail", "clicks", "--from", "0", "--to", "1").out == b"one\n"
+    for command in (STAT, LOG):
+        assert f"No broker answers at {path}: connection refused" in run_here(qcli, *command).err
+
+
+def test_the_tcp_protocol_over_a_unix_socket_is_told_to_be_missing(run_here: Run) -> None:
+    result = run_here(Cli("/run/nsqd.sock", "127.0.0.1:1"), "pub", "clicks")
+    assert result.code == 2
+    assert "is a unix socket, over which only --nsqd-http-address can be reached" in result.err.replace(
+        "\n", " "
+    )

@@ -1,0 +1,82 @@
+"""Command lines in the documentation, and in the examples of the commands, are ones that qcli understands."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.test_generated import CONTEXTS
+from qcli.app import root
+from qcli.commands import DocumentedCommand
+from qcli.errors import Failure
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+_OPERATORS = {"|", ">", ">>", "<", "&", "&&", "||", ";"}
+
+
+def documented_lines(page: Path) -> Iterator[str]:
+    """The lines of a page's code that run qcli."""
+    fenced = False
+    for line in page.read_text().splitlines():
+        fenced ^= line.startswith("```")
+        if (fenced or line.startswith("    ")) and re.search(r"\bqcli [a-z]", line):
+            yield line.strip()
+
+
+def runs_of_qcli(line: str) -> Iterator[list[str]]:
+    """The words behind each `qcli` of a shell's line, up to the end of that command."""
+    words: list[str] | None = None
+    for word in [*shlex.split(line.replace("$(", "; ").replace(")", " ;"), comments=True), ";"]:
+        if word in _OPERATORS:
+            if words is not None:
+                yield words
+            words = None
+        elif word == "qcli" and words is None:
+            words = []
+        elif words is not None:
+            words.append(word)
+
+
+LINES = [
+    pytest.param(line, id=f"{where} {line}")
+    for where, lines in [
+        *((page.name, documented_lines(page)) for page in PAGES),
+        *(
+            (ctx.command_path, (example.line for example in ctx.command.examples))
+            for ctx in CONTEXTS
+            if isinstance(ctx.command, DocumentedCommand)
+        ),
+    ]
+    for line in lines
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_documented_line_is_understood(line: str) -> None:
+    for words in runs_of_qcli(line):
+        command: click.Command = root
+        ctx = click.Context(root, info_name="qcli")
+        while isinstance(command, click.Group) and words:
+            name = words.pop(0)
+            found = command.get_command(ctx, name)
+            assert found is not None, name
+            ctx, command = click.Context(found, info_name=name, parent=ctx), found
+        said = ""
+        try:
+            command.make_context(ctx.info_name, words, parent=ctx.parent)
+        except click.MissingParameter:
+            said = "" if "xargs" in line or "$(" in line else "something is missing"  # they give it the rest
+        except (click.UsageError, Failure) as error:
+            said = error.message
+        assert re.fullmatch("|.*does not exist.*|--config: cannot read.*", said), (
+            said
+        )  # files need not be there
+
+
+def test_the_readme_names_every_command() -> None:
+    text = PAGES[0].read_text()
+    assert [name for name in root.list_commands(click.Context(root)) if f"`qcli {name}" not in text] == []
