@@ -87,7 +87,7 @@ def is_for_all(batch: RecordBatch) -> bool:
     """Whether it was published to the topic, and not brought back for one of its channels."""
     if not (batch.note and batch.due_ns):
         return True
-    from trio_nsq.broker.note import only_channel
+    from trio_nsq.broker.state.note import only_channel
 
     return only_channel(batch.note) is None
 

@@ -113,7 +113,7 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
 
 def _refuse_ours(path: Path) -> None:
     """Raises Failure if the folder is that of a broker of ours."""
-    from trio_nsq.broker.data_folder import BROKER_FILE, NSQD_FILE
+    from trio_nsq.broker.storage.data_folder import BROKER_FILE, NSQD_FILE
     from trio_nsq.nsqd_import import ImportRefused
     from trio_nsq.nsqd_import.folder import lock
 

@@ -54,8 +54,8 @@ def places(path: Path) -> list[Place]:
     Raises:
         Failure: It is something else.
     """
-    from trio_nsq.broker.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
-    from trio_nsq.broker.verify import topic_folders, topic_name
+    from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
+    from trio_nsq.broker.storage.verify import topic_folders, topic_name
     from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
 
     if is_data_folder(path):

@@ -86,7 +86,7 @@ def _total_bytes(found: Iterable[Place]) -> int:
 
 
 def _verify(place: Place, progress: Progress | None) -> LogReport:
-    from trio_nsq.broker.verify import verify_topic
+    from trio_nsq.broker.storage.verify import verify_topic
     from trio_nsq.log.verify import verify_segment
 
     verify = verify_topic if place.path.is_dir() else verify_segment
@@ -95,7 +95,7 @@ def _verify(place: Place, progress: Progress | None) -> LogReport:
 
 def _folder_reports(path: Path) -> list[tuple[str | None, LogReport]]:
     """What is wrong with the folder itself, if anything is."""
-    from trio_nsq.broker.verify import verify_broker_file
+    from trio_nsq.broker.storage.verify import verify_broker_file
     from trio_nsq.log.verify import LogReport
 
     findings = verify_broker_file(path)

@@ -569,7 +569,7 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
         Failure: They do not go together.
     """
     from trio_nsq.broker import BrokerOptions
-    from trio_nsq.broker.settings import TopicSettings
+    from trio_nsq.broker.state.settings import TopicSettings
     from trio_nsq.protocol import Limits
 
     limits = Limits(**{name: values[name] for name in _fields(Limits) & values.keys()})

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trio_nsq.broker.broker import MessageIds
-from trio_nsq.broker.cache import BatchCache
-from trio_nsq.broker.channel import Channel
-from trio_nsq.broker.consumer import Consumer
-from trio_nsq.broker.deferred import DeferredMessages
-from trio_nsq.broker.note import note_of_channel
-from trio_nsq.broker.topic import Topic
+from trio_nsq.broker.state.broker import MessageIds
+from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.consumer import Consumer
+from trio_nsq.broker.state.deferred import DeferredMessages
+from trio_nsq.broker.state.note import note_of_channel
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
 from trio_nsq.protocol import FrameReader, MessageRun, MessageSet, pack_messages

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import FIRST_ID, TIMESTAMP, decode, records
-from trio_nsq.broker.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches, message_ids
+from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches, message_ids
 
 
 def frame_of(body: bytes, number: int, attempts: int) -> bytes:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, next_record
-from trio_nsq.broker.broker import Broker, MessageIds
-from trio_nsq.broker.channel import Channel
-from trio_nsq.broker.consumer import Consumer
 from trio_nsq.broker.options import BrokerOptions
+from trio_nsq.broker.state.broker import Broker, MessageIds
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.log import Log, LogReadError, MemoryLog
 from trio_nsq.protocol import pack_messages
 

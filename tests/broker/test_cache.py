@@ -3,8 +3,8 @@
 import pytest
 
 from broker.state import records
-from trio_nsq.broker.batch import Batch
-from trio_nsq.broker.cache import BatchCache
+from trio_nsq.broker.state.batch import Batch
+from trio_nsq.broker.state.cache import BatchCache
 
 
 def batch(base: int = 0, size: int = 100) -> Batch:

@@ -16,7 +16,7 @@ from broker.state import (
     decode,
     disk_log,
 )
-from trio_nsq.broker.channel import MAX_GRANT_BYTES
+from trio_nsq.broker.state.channel import MAX_GRANT_BYTES
 from trio_nsq.log import LogReadError
 
 

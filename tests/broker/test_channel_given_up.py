@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker.state import Fixture, Received, Subscriber, disk_log
-from trio_nsq.broker.note import Reason, only_channel
-from trio_nsq.broker.settings import SettingsError
+from trio_nsq.broker.state.note import Reason, only_channel
+from trio_nsq.broker.state.settings import SettingsError
 
 
 def limited(max_attempts: int = 2, dead_letter_topic: str = "dead", **options: Any) -> Fixture:

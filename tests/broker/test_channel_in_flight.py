@@ -3,7 +3,7 @@
 import pytest
 
 from broker.state import MS, SECOND, Fixture, Received
-from trio_nsq.broker.consumer import Delivery
+from trio_nsq.broker.state.consumer import Delivery
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNED = "client does not own message"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, TIMESTAMP, Fixture, Subscriber, disk_log
-from trio_nsq.broker.channel import Channel
+from trio_nsq.broker.state.channel import Channel
 from trio_nsq.log import DiskLog, Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 

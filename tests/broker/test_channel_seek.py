@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
-from trio_nsq.broker.seeking import STATES, Move, State, spans
+from trio_nsq.broker.state.seeking import STATES, Move, State, spans
 from trio_nsq.log import MemoryLog
 
 

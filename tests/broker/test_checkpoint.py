@@ -9,10 +9,10 @@ import trio
 
 from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.data_folder import DataFolder
 from trio_nsq.broker.publisher import Publication
 from trio_nsq.broker.server import Server
-from trio_nsq.broker.topic import Checkpoint
+from trio_nsq.broker.state.topic import Checkpoint
+from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.protocol import pack_messages
 
 

@@ -24,7 +24,7 @@ from broker.support import (
     settle,
 )
 from broker.test_http_api import running_api
-from trio_nsq.broker.connection import Connection
+from trio_nsq.broker.tcp.connection import Connection
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ async def test_mistake_of_ours_ends_one_connection(
         host, _, port = api.tcp.stream.socket.getpeername()[0], None, api.tcp.stream.socket.getpeername()[1]
         async with connected(f"{host}:{port}") as unlucky:
             with monkeypatch.context() as broken:
-                broken.setattr("trio_nsq.broker.channel.Channel.touch", fail)
+                broken.setattr("trio_nsq.broker.state.channel.Channel.touch", fail)
                 await unlucky.subscribe("t", "c")
                 await unlucky.send(b"TOUCH 0123456789abcdef\n")
                 assert await unlucky.frame() is None

@@ -16,7 +16,7 @@ from broker.state import Fixture, next_record
 from broker.support import PATIENCE_S, RawClient, Received, connected, identify, mpub
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker.note import Origin, Reason, note_of_dead_letters
+from trio_nsq.broker.state.note import Origin, Reason, note_of_dead_letters
 from trio_nsq.log import Files
 from trio_nsq.protocol import pack_messages
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import SECOND, records
-from trio_nsq.broker import deferred as deferred_module
-from trio_nsq.broker.batch import Batch
-from trio_nsq.broker.deferred import Block, DeferredMessages, Waiting, WaitingMessages
+from trio_nsq.broker.state import deferred as deferred_module
+from trio_nsq.broker.state.batch import Batch
+from trio_nsq.broker.state.deferred import Block, DeferredMessages, Waiting, WaitingMessages
 
 NOW = 1_800_000_000 * SECOND
 

@@ -268,7 +268,7 @@ async def test_mistake_of_ours_ends_one_http_connection(
 
     async with running_api(tmp_path / "d") as api:
         with monkeypatch.context() as broken:
-            broken.setattr(sys.modules["trio_nsq.broker.http_server"], "serve_connection", fail)
+            broken.setattr(sys.modules["trio_nsq.broker.api.server"], "serve_connection", fail)
             with pytest.raises(httpx.RemoteProtocolError):
                 await api.get("/ping")
         assert "internal error" in caplog.text

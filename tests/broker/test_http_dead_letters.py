@@ -9,7 +9,7 @@ import pytest
 from broker.test_dead_letters import client_of, configure, fail, letters
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker import http_dead_letters
+from trio_nsq.broker.api import dead_letters as http_dead_letters
 
 
 async def post(api: Api, path: str) -> tuple[int, Any]:

@@ -10,7 +10,7 @@ import trio.testing
 
 from broker.support import PATIENCE_S, connected, running_broker, settle
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker.http_debug import task_tree
+from trio_nsq.broker.api.debug import task_tree
 
 
 async def test_index_tells_what_there_is(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from broker.support import dpub
 from broker.test_http_api import Api, running_api
 from broker.test_server_retention import FAST, fill, segments, until
-from trio_nsq.broker import retention
+from trio_nsq.broker.storage import retention
 from trio_nsq.protocol import Limits
 
 DAY_MS = 24 * 3_600_000

@@ -9,7 +9,7 @@ import pytest
 
 from broker.support import connected, running_broker, settle
 from broker.test_http_api import running_api
-from trio_nsq.broker.http_server import log_request
+from trio_nsq.broker.api.server import log_request
 from trio_nsq.http import Request
 
 

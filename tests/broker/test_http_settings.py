@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker.settings import ChannelSettings, TopicSettings, as_json
+from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings, as_json
 
 TOPIC = "/topic/settings?topic=t"
 CHANNEL = "/channel/settings?topic=t&channel=c"

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.broker.json_lines import gap_line, message_line, message_lines
-from trio_nsq.broker.note import Origin, Reason, note_of_channel, note_of_dead_letters
+from trio_nsq.broker.api.json_lines import gap_line, message_line, message_lines
+from trio_nsq.broker.state.note import Origin, Reason, note_of_channel, note_of_dead_letters
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages

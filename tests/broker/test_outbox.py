@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from broker.support import settle
-from trio_nsq.broker.outbox import Outbox
+from trio_nsq.broker.tcp.outbox import Outbox
 
 
 @pytest.fixture

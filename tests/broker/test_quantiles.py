@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.broker.quantiles import RELATIVE_ERROR, RecentSketch, Sketch
+from trio_nsq.broker.state.quantiles import RELATIVE_ERROR, RecentSketch, Sketch
 
 FRACTIONS = (1.0, 0.995, 0.99, 0.95, 0.5, 0.001)
 DAY_NS = 24 * 3600 * 1_000_000_000

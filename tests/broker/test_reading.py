@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from broker.state import Fixture, UnreadableLog, damage, disk_log
 from trio_nsq.broker.readers import Readers, Reading
-from trio_nsq.broker.topic import Topic
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.http import CutOff
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.log.gaps import Gap, gaps

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 from log.support import FailingFiles, HastyFiles
-from trio_nsq.broker import retention
-from trio_nsq.broker.cache import BatchCache
-from trio_nsq.broker.retention import Keeper, RetentionSchedule, kept_from, look_again_ns, wants_new_file
-from trio_nsq.broker.settings import TopicSettings
-from trio_nsq.broker.topic import Checkpoint, Topic
+from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.state.topic import Checkpoint, Topic
+from trio_nsq.broker.storage import retention
+from trio_nsq.broker.storage.retention import (
+    Keeper,
+    RetentionSchedule,
+    kept_from,
+    look_again_ns,
+    wants_new_file,
+)
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 

@@ -12,8 +12,8 @@ import trio
 from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker, settle
 from broker.test_http_api import Api, running_api
 from trio_nsq import Producer, PublishFailed
-from trio_nsq.broker import retention
-from trio_nsq.broker.settings import TopicSettings
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.storage import retention
 from trio_nsq.log import Files
 
 FAST: dict[str, Any] = {"max_bytes_per_file": 2000, "checkpoint_interval_ms": 10}

@@ -7,8 +7,8 @@ import trio
 
 from broker.support import HeldFiles, settle
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.data_folder import DataFolder
 from trio_nsq.broker.server import Server
+from trio_nsq.broker.storage.data_folder import DataFolder
 
 
 def saved_channels(data_path: Path) -> list[str]:

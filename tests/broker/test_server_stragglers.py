@@ -9,8 +9,8 @@ import pytest
 from broker.support import RawClient, connected, dpub, identify
 from broker.test_http_api import Api, running_api
 from broker.test_server_retention import FAST, fill, segments, until
-from trio_nsq.broker import retention
-from trio_nsq.broker.verify import verify_topic
+from trio_nsq.broker.storage import retention
+from trio_nsq.broker.storage.verify import verify_topic
 from trio_nsq.log.stragglers import FILE_NAME
 
 

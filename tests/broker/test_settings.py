@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trio_nsq.broker.settings import ChannelSettings, SettingsError, TopicSettings, as_json, change
+from trio_nsq.broker.state.settings import ChannelSettings, SettingsError, TopicSettings, as_json, change
 
 
 def test_what_is_not_named_stays() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from broker.state import MS, SECOND, Fixture, Received
-from trio_nsq.broker.batch import make_batches
-from trio_nsq.broker.quantiles import RELATIVE_ERROR, Sketch
+from trio_nsq.broker.state.batch import make_batches
+from trio_nsq.broker.state.quantiles import RELATIVE_ERROR, Sketch
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 

@@ -156,7 +156,7 @@ def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> N
     """mem_queue_size counts messages, which may be large: the cache's limit in bytes has to hold nevertheless."""
     import gc
 
-    from trio_nsq.broker.batch import Batch
+    from trio_nsq.broker.state.batch import Batch
 
     fixture = Fixture(disk := MemoryLog(max_messages=10), cache_bytes=100_000, mem_queue_size=10_000)
     for _ in range(50):

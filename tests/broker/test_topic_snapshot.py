@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, Fixture, disk_log, packed, records
-from trio_nsq.broker.topic import StateError, Topic
+from trio_nsq.broker.state.topic import StateError, Topic
 from trio_nsq.log import MemoryLog
 
 

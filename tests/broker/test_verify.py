@@ -13,8 +13,8 @@ import trio
 from broker.state import Fixture, disk_log, packed, records
 from broker.support import PATIENCE_S, running_broker
 from log.support import segment_files
-from trio_nsq.broker.deferred import DeferredMessages
-from trio_nsq.broker.verify import topic_folders, verify_broker_file, verify_topic
+from trio_nsq.broker.state.deferred import DeferredMessages
+from trio_nsq.broker.storage.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
 from trio_nsq.log import Files, LogReadError
 from trio_nsq.log.scan import Kind

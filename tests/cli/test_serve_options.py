@@ -22,7 +22,7 @@ from qcli.serve import command
 from qcli.serve_options import SETTINGS
 from trio_nsq._version import __version__
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.settings import TopicSettings
+from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.protocol import Limits
 
 

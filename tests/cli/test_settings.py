@@ -8,7 +8,7 @@ import pytest
 from cli.support import Cli, Run
 from interop.peers import Broker, nsqd
 from qcli.settings import SETTINGS
-from trio_nsq.broker.settings import ChannelSettings, TopicSettings
+from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings
 
 
 def test_every_setting_of_the_broker_is_there() -> None:

@@ -14,7 +14,7 @@ from cli.ours import only_ours
 from cli.support import Cli, Run, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.broker_log import is_for_all
-from trio_nsq.broker.note import Origin, Reason, note_of_channel, note_of_dead_letters
+from trio_nsq.broker.state.note import Origin, Reason, note_of_channel, note_of_dead_letters
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 

@@ -104,6 +104,9 @@ async def faults_of_a_consumer(folder: Path, form: str, part: slice) -> tuple[in
                     await receiver.has(bodies_of(number))
                 await footprint.returns(PATIENCE_S)
             steps.allow(STEPS)
+            before = len(proxy.passages)
+            await trio.sleep(3 * SILENCE_S)
+            assert len(proxy.passages) == before, "a connection that works is given up"
             await drained(at.http_address)
         nursery.cancel_scope.cancel()
     return len(planned), happened
@@ -279,6 +282,9 @@ async def faults_of_a_producer(folder: Path, form: str, part: slice) -> tuple[in
                 await publisher.say_everything()
                 await footprint.returns(PATIENCE_S)
             steps.allow(10 * STEPS)
+            before = len(proxy.passages)
+            await trio.sleep(3 * SILENCE_S)
+            assert len(proxy.passages) == before, "a connection that works is given up"
             publisher.judge(await stored(at.http_address))
         nursery.cancel_scope.cancel()
     return len(planned), happened

@@ -21,7 +21,8 @@ from faults.disk import Image, read_image, write_image
 from faults.ledger import ChannelName, body_of
 from faults.scenario import HOUR_MS, PROBE, http, look
 from log.support import HastyFiles, segment_files
-from trio_nsq.broker import StartupError, data_folder, retention
+from trio_nsq.broker import StartupError
+from trio_nsq.broker.storage import data_folder, retention
 from trio_nsq.log import DiskLog
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"

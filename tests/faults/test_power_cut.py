@@ -22,8 +22,9 @@ from faults.disk import Disk, Image, Operation, RecordingFiles, write_image
 from faults.ledger import body_of
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
-from trio_nsq.broker import BoundAddresses, data_folder, retention
-from trio_nsq.broker.settings import TopicSettings
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.storage import data_folder, retention
 from trio_nsq.log import Files
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))

@@ -18,9 +18,9 @@ from faults.ledger import ChannelName, Published, body_of
 from faults.scenario import HOUR_MS, Request, Told, http, judge, look, stats
 from faults.test_power_cut import broker
 from log.support import HastyFiles
-from trio_nsq.broker import retention
-from trio_nsq.broker.settings import TopicSettings
-from trio_nsq.broker.verify import verify_topic
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.storage import retention
+from trio_nsq.broker.storage.verify import verify_topic
 
 KEEP = TopicSettings(retention_bytes=9000)
 FILE_BYTES = 3000

@@ -18,7 +18,7 @@ from faults.scenario import Expectation, Scenario, http, judge, look
 from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.spare_room import SPARE_BYTES
+from trio_nsq.broker.storage.spare_room import SPARE_BYTES
 from trio_nsq.log import Files
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"

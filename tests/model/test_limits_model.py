@@ -5,7 +5,7 @@ from hypothesis.stateful import rule
 
 from model.naive import NaiveChannel, Place
 from model.test_topic_model import SETTINGS, DiskMachine, TopicMachine
-from trio_nsq.broker.channel import Channel
+from trio_nsq.broker.state.channel import Channel
 
 
 class LimitedMachine(TopicMachine):

@@ -18,13 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
-from trio_nsq.broker import batch as batch_module
-from trio_nsq.broker import channel as channel_module
-from trio_nsq.broker import topic as topic_module
-from trio_nsq.broker.aside import Aside
-from trio_nsq.broker.channel import Channel
-from trio_nsq.broker.channel_state import ChannelState
-from trio_nsq.broker.topic import Topic
+from trio_nsq.broker.state import batch as batch_module
+from trio_nsq.broker.state import channel as channel_module
+from trio_nsq.broker.state import topic as topic_module
+from trio_nsq.broker.state.aside import Aside
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.channel_state import ChannelState
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 
 EXAMPLES = os.environ.get("MODEL_EXAMPLES", "")

@@ -16,8 +16,8 @@ import pytest
 from log.support import FailingFiles, HastyFiles
 from nsqd_import.nsqd_files import Queued, write_metadata, write_queue
 from trio_nsq.broker import StartupError
-from trio_nsq.broker.data_folder import DataFolder
-from trio_nsq.broker.verify import topic_folders, verify_topic
+from trio_nsq.broker.storage.data_folder import DataFolder
+from trio_nsq.broker.storage.verify import topic_folders, verify_topic
 from trio_nsq.log import DiskLog, Files, LogWriteError
 from trio_nsq.nsqd_import import (
     IfExists,

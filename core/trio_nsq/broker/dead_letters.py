@@ -14,14 +14,14 @@ import trio
 
 from ..log import LogError, LogReadError
 from ..protocol import pack_messages
-from .aside import Aside
-from .broker import Broker
-from .channel import Channel
 from .errors import PublishRefused, SaveError
-from .note import Origin, Reason, note_of_dead_letters, origins
 from .publisher import Publication
-from .settings import SettingsError
-from .topic import Topic
+from .state.aside import Aside
+from .state.broker import Broker
+from .state.channel import Channel
+from .state.note import Origin, Reason, note_of_dead_letters, origins
+from .state.settings import SettingsError
+from .state.topic import Topic
 
 if TYPE_CHECKING:
     from .server import Server

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
-from .settings import TopicSettings
+from .state.settings import TopicSettings
 
 Sync = Literal["always", "interval"]
 TLSRequired = Literal["false", "true", "tcp-https"]

@@ -18,11 +18,11 @@ import trio
 from ..log import LogError, RecordBatch
 from ..log.records import HEADER_BYTES
 from ..protocol import MessageSet
-from .broker import MessageIds
 from .errors import PublishRefused, TopicFull
-from .histogram import Histogram
+from .figures.histogram import Histogram
 from .options import BrokerOptions
-from .topic import Topic
+from .state.broker import MessageIds
+from .state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 

@@ -10,7 +10,7 @@ import trio
 from ..http import CutOff
 from ..log import LogReadError
 from ..log.gaps import Gap, gaps
-from .topic import Topic
+from .state.topic import Topic
 
 _THREADS = 8
 """A disk that fails keeps a thread for seconds. They are not those in which publishes are stored."""

@@ -12,16 +12,16 @@ from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup import LookupRegistration, PeerInfo
 from .addresses import BoundAddresses, Broadcast
-from .data_folder import DataFolder
-from .http_server import HTTPServer
+from .api.server import HTTPServer
+from .figures.statsd import StatsdClient
 from .options import BrokerOptions
 from .server import Server
-from .statsd import StatsdClient
+from .storage.data_folder import DataFolder
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
 
-    from .authorization import AuthClient
+    from .tcp.authorization import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -139,7 +139,7 @@ def _log_start(server: Server) -> None:
 def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
     if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
         return None  # and TLS takes no time to be imported
-    from .tls import server_context
+    from .tcp.tls import server_context
 
     return server_context(options)
 
@@ -147,7 +147,7 @@ def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
 def _auth_client(options: BrokerOptions) -> "AuthClient | None":
     if not options.auth_http_addresses:
         return None
-    from .authorization import AuthClient  # with all of an HTTP client
+    from .tcp.authorization import AuthClient  # with all of an HTTP client
 
     return AuthClient(options)
 

@@ -17,27 +17,27 @@ from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
-from .broker import Broker, MessageIds
-from .channel import Channel
-from .connection import Connection
-from .consumer import Consumer
-from .data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop, settle
 from .errors import PublishRefused, SaveError, StartupError
+from .figures.process import ProcessFigures
 from .options import BrokerOptions
 from .positions import Position
-from .process import ProcessFigures
 from .publisher import Publication, Publisher
 from .readers import Readers
-from .saver import Saver
-from .seeking import Move
-from .topic import StateError, Topic
+from .state.broker import Broker, MessageIds
+from .state.channel import Channel
+from .state.consumer import Consumer
+from .state.seeking import Move
+from .state.topic import StateError, Topic
+from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
+from .storage.saver import Saver
+from .tcp.connection import Connection
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
 
     from ..lookup import LookupRegistration
-    from .authorization import AuthClient
+    from .tcp.authorization import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 

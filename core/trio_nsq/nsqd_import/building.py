@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..broker.cache import BatchCache
-from ..broker.topic import Topic
+from ..broker.state.cache import BatchCache
+from ..broker.state.topic import Topic
 from ..log import DiskLog, RecordBatch
 from ..protocol import pack_messages
 from .diskqueue import QueueFiles

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ..broker.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
+from ..broker.storage.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
 from ..log import DiskLog, Files
 from ..log.scan import Finding
 from ..log.verify import Progress

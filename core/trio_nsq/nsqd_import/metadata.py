@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..broker.data_folder import NSQD_FILE
+from ..broker.storage.data_folder import NSQD_FILE
 from ..log.scan import Finding, Kind
 from ..protocol import is_ephemeral, is_valid_name
 from .errors import ImportRefused

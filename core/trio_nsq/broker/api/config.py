@@ -1,0 +1,156 @@
+"""`/config`: the options by their names in a configuration file, encoded as nsqd does (NSQ's HTTP API: /config)."""
+
+import json
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...http import HTTPError, Request, Response, Route
+from ..addresses import BoundAddresses, Broadcast
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+_LOGGER = logging.getLogger("trio_nsq")
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+_TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
+_TLS_VERSIONS = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
+_NS_PER_MS = 1_000_000
+_NO_FLAGS = ("limits", "topic_defaults", "node_id", "heartbeat_interval", "output_buffer_size")
+"""What `BrokerOptions` and `Limits` hold besides options, or under another name."""
+
+_OF_TOPICS = ("retention_time", "retention_bytes")
+"""Options that are defaults of settings which each topic has for itself."""
+
+
+class ConfigEndpoints:
+    """The handlers.
+
+    Args:
+        server: Whose options these are.
+        bound: Where it listens.
+    """
+
+    def __init__(self, server: "Server", bound: BoundAddresses) -> None:
+        self._server = server
+        self._broadcast = Broadcast.of(server.options, bound)
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        limit = self._server.options.limits.max_msg_size
+        return [
+            Route("GET", "/config/{opt}", self.get),
+            Route("PUT", "/config/{opt}", self.put, max_body_bytes=limit, too_big="INVALID_VALUE"),
+        ]
+
+    async def get(self, request: Request) -> Response:
+        """The value of one option."""
+        return self._value(_option(request))
+
+    async def put(self, request: Request) -> Response:
+        """Change one of the two options that can be; the answer is the new value."""
+        option = _option(request)
+        if not request.body:
+            raise HTTPError(413, "INVALID_VALUE")
+        if option == "log_level":
+            _LOGGER.setLevel(_parse_level(request.body))
+        elif option == "nsqlookupd_tcp_addresses":
+            try:
+                self._server.set_nsqlookupd_tcp_addresses(_parse_addresses(request.body))
+            except ValueError as exc:
+                raise HTTPError(400, "INVALID_VALUE") from exc
+        elif option in _OF_TOPICS:
+            raise HTTPError(
+                400,
+                f"INVALID_OPTION: {option} can be changed for single topics, with PUT /topic/settings; for all of them "
+                f"it is what --{option.replace('_', '-')} said at the start",
+            )
+        else:
+            raise HTTPError(400, "INVALID_OPTION")
+        return self._value(option)
+
+    def _value(self, option: str) -> Response:
+        options = self._options()
+        if option not in options:
+            raise HTTPError(400, "INVALID_OPTION")
+        return _encode(options[option])
+
+    def _options(self) -> dict[str, Any]:
+        """All options, as Python's values; times in nanoseconds."""
+        options: dict[str, Any] = {}
+        for part in (self._server.options, self._server.options.limits):
+            for field in fields(part):
+                value = getattr(part, field.name)
+                if field.name.endswith("_ms"):
+                    value *= _NS_PER_MS
+                options[field.name.removesuffix("_ms")] = value
+        for name in _NO_FLAGS:
+            del options[name]
+        defaults = self._server.options.topic_defaults
+        return options | {
+            "id": self._server.node_id,
+            "retention_time": defaults.retention_time_ms * _NS_PER_MS,
+            "retention_bytes": defaults.retention_bytes,
+            "log_level": 1
+            + sum(_LOGGER.getEffectiveLevel() > level for level in list(_LEVELS.values())[:-1]),
+            "log_prefix": _log_prefix(),
+            "broadcast_address": self._broadcast.address,
+            "broadcast_tcp_port": self._broadcast.tcp_port,
+            "broadcast_http_port": self._broadcast.http_port,
+            "nsqlookupd_tcp_addresses": self._server.nsqlookupd_tcp_addresses,
+            "statsd_prefix": self._broadcast.statsd_prefix(options["statsd_prefix"]),
+            "tls_required": _TLS_REQUIRED[self._server.options.required_tls],
+            "tls_min_version": _TLS_VERSIONS[options["tls_min_version"]],
+            # Timers here scan nothing; these are nsqd's defaults.
+            "queue_scan_worker_pool_max": 4,
+            "queue_scan_selection_count": 20,
+        }
+
+
+def _option(request: Request) -> str:
+    return request.path.rpartition("/")[2]
+
+
+def _encode(value: Any) -> Response:
+    """Text bare, everything else as JSON; nothing has no content type."""
+    if value is None or value == "":
+        return Response.empty()
+    if isinstance(value, str | Path):
+        return Response.text(str(value))
+    if isinstance(value, tuple):
+        # Go writes 1.0 as 1.
+        value = [int(item) if item in (0.0, 1.0) else item for item in value]
+    return Response.json(value)
+
+
+def _log_prefix() -> str:
+    """What lines of the log begin with, if whoever set up logging has told."""
+    prefixes = [getattr(handler.formatter, "prefix", "") for handler in _LOGGER.handlers]
+    return next(filter(None, prefixes), "")
+
+
+def _parse_level(body: bytes) -> int:
+    level = _LEVELS.get(body.decode("utf-8", "replace").lower())
+    if level is None:
+        raise HTTPError(400, "INVALID_VALUE")
+    return level
+
+
+def _parse_addresses(body: bytes) -> tuple[str, ...]:
+    """A JSON array of strings; `null` is an empty one. Raises ValueError."""
+    try:
+        addresses = json.loads(body)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+    if addresses is None:
+        return ()
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise ValueError("not an array of strings")
+    return tuple(addresses)

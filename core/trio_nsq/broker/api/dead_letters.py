@@ -1,0 +1,385 @@
+"""`/dead_letters`: what lies in a dead-letter topic, and what becomes of it; `/channel/pub`, which that is built on.
+
+Not endpoints of nsqd's: see docs/dead-letters.md. They work on the topic's channel `dead-letters`, where a letter is
+until somebody has dealt with it. A request does what it can in a second, and says where to go on.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from ...http import CutOff, HTTPError, Request, Response, Route
+from ...log import LogReadError, RecordBatch
+from ...log.interface import READ_BYTES
+from ...protocol import pack_messages
+from ..dead_letters import DEAD_LETTERS, store_durably
+from ..errors import PublishRefused
+from ..publisher import Publication
+from ..state.channel import Channel
+from ..state.note import Origin, Reason, note_of_channel, origins
+from .deferred import find_sequences, ids_given
+from .json_lines import message_line
+from .read import NDJSON
+from .targets import due_given, find_channel, find_topic, given, whole_number
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+_PATIENCE_S = 1.0
+_OK = Response.text("OK")
+
+
+class _Bodies:
+    """The bodies of a record, copied out if they are wanted."""
+
+    def __init__(self, record: RecordBatch) -> None:
+        self._record = record
+        self._bodies: list[bytes] | None = None
+
+    def __getitem__(self, index: int) -> bytes:
+        if self._bodies is None:
+            self._bodies = self._record.messages.bodies()
+        return self._bodies[index]
+
+
+class Letter(NamedTuple):
+    """A message of a dead-letter topic.
+
+    Attributes:
+        sequence: Its place there.
+        record, place: Where it is in its record.
+        bodies: Of this record.
+        origin: Where it comes from; None if somebody published it there.
+    """
+
+    sequence: int
+    record: RecordBatch
+    place: int
+    bodies: _Bodies
+    origin: Origin | None
+
+    @property
+    def body(self) -> bytes:
+        """As it was published first."""
+        return self.bodies[self.place]
+
+    @property
+    def source(self) -> tuple[str | None, str | None]:
+        """The topic and the channel that it comes from."""
+        return (self.origin.topic, self.origin.channel) if self.origin is not None else (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which letters are meant: those that meet all of this.
+
+    Attributes:
+        topic, channel, reason: Of their origin; None: any.
+        spans: Where they may lie, [start, end), ascending.
+    """
+
+    topic: str | None
+    channel: str | None
+    reason: Reason | None
+    spans: Sequence[tuple[int, int]]
+
+    def has(self, origin: Origin | None) -> bool:
+        """Whether letters from there are meant."""
+        if origin is None:
+            return self.topic is None and self.reason is None
+        return (
+            self.topic in (None, origin.topic)
+            and self.channel in (None, origin.channel)
+            and self.reason in (None, origin.reason)
+        )
+
+
+class DeadLetterEndpoints:
+    """The handlers.
+
+    Args:
+        server: Whose topics these are.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        message = self._server.options.limits.max_msg_size
+        return [
+            Route("GET", "/dead_letters", self.overview),
+            Route("GET", "/dead_letters/messages", self.messages),
+            Route("POST", "/dead_letters/requeue", self.requeue),
+            Route("POST", "/dead_letters/drop", self.drop),
+            Route("POST", "/channel/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
+        ]
+
+    # ------------------------------------------------------------------ looking
+
+    async def overview(self, request: Request) -> Response:
+        """Which topics have dead letters; or how many of which origin one of them has."""
+        if "topic" not in request.query:
+            named = sorted(self._server.broker.topics.items())
+            found = [topic.channels[DEAD_LETTERS] for _, topic in named if DEAD_LETTERS in topic.channels]
+            return Response.json({"topics": [_summary(channel) for channel in found]})
+        channel = self._channel(request)
+        selection = await self._selection(request, channel)
+        counts: Counter[tuple[Any, ...]] = Counter()
+        span: dict[tuple[Any, ...], tuple[int, int]] = {}
+        reader = _LetterReader(self._server, channel, selection)
+        while reader.goes_on:
+            for letter in await reader.next():
+                key = (*letter.source, letter.origin.reason if letter.origin is not None else None)
+                at_ns = letter.record.timestamp_ns
+                counts[key] += 1
+                span[key] = min(span.get(key, (at_ns, 0))[0], at_ns), max(span.get(key, (0, at_ns))[1], at_ns)
+        rows = [
+            {
+                "topic": topic,
+                "channel": name,
+                "reason": reason,
+                "count": counts[topic, name, reason],
+                "first_ns": span[topic, name, reason][0],
+                "last_ns": span[topic, name, reason][1],
+            }
+            for topic, name, reason in sorted(counts, key=str)
+        ]
+        return Response.json({**_summary(channel), "origins": rows, "next_sequence": reader.position})
+
+    async def messages(self, request: Request) -> Response:
+        """Letters, with where they come from, as JSON lines, by sequence."""
+        channel = self._channel(request)
+        count = whole_number(request, "max_messages", least=1)
+        selection = await self._selection(request, channel)
+        lines = _lines(_LetterReader(self._server, channel, selection, count), channel.topic.name)
+        return Response(body=lines, content_type=NDJSON)
+
+    # ------------------------------------------------------------------ doing
+
+    async def requeue(self, request: Request) -> Response:
+        """Put letters back into the channels they come from, or with `to=topic` into the topics; durably."""
+        channel = self._channel(request)
+        to = request.query.get("to", "channel")
+        if to not in ("channel", "topic"):
+            raise HTTPError(400, f"INVALID_TO: {to!r} is neither channel nor topic")
+        selection = await self._selection(request, channel)
+        left = whole_number(request, "max_messages", least=1)
+        reader = _LetterReader(self._server, channel, selection, left)
+        done = 0
+        kept: Counter[str] = Counter()
+        error: str | None = None
+        while reader.goes_on:
+            letters = await reader.next()
+            try:
+                done += await self._requeue(channel, letters, kept, whole_topic=to == "topic")
+            except PublishRefused as exc:
+                error = str(exc)
+                break
+        await self._server.save(channel.topic)
+        if error is not None:
+            raise HTTPError(503, f"{done} requeued, then: {error}")
+        reasons = [{"why": why, "count": count} for why, count in sorted(kept.items())]
+        return Response.json({"requeued": done, "kept": reasons, "next_sequence": reader.position})
+
+    async def drop(self, request: Request) -> Response:
+        """Throw letters away, durably."""
+        channel = self._channel(request)
+        selection = await self._selection(request, channel)
+        left = whole_number(request, "max_messages", least=1)
+        reader = _LetterReader(self._server, channel, selection, left)
+        done = 0
+        while reader.goes_on:
+            letters = await reader.next()
+            done += channel.dispose(channel.withdraw([letter.sequence for letter in letters]))
+        await self._server.save(channel.topic)
+        return Response.json({"dropped": done, "next_sequence": reader.position})
+
+    async def pub(self, request: Request) -> Response:
+        """One message, the body, for one channel only; `defer` in milliseconds."""
+        if not request.body:
+            raise HTTPError(400, "MSG_EMPTY")
+        channel = find_channel(self._server, request)
+        due_ns = due_given(request, self._server) or self._server.now_ns()
+        publication = Publication(pack_messages([request.body]), due_ns, note_of_channel(channel.name))
+        try:
+            await self._server.publish(channel.topic.name, [publication])
+        except PublishRefused as exc:
+            raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
+        return _OK
+
+    async def _requeue(
+        self, channel: Channel, letters: Sequence[Letter], kept: Counter[str], *, whole_topic: bool
+    ) -> int:
+        """Requeue letters, and count why others cannot be. Returns how many it was. Raises PublishRefused."""
+        done = 0
+        for (topic, name), same in groupby(sorted(letters, key=_source), key=_source):
+            group = list(same)
+            there = self._server.broker.topics.get(topic)
+            if not topic:
+                kept["they come from nowhere: somebody published them there"] += len(group)
+            elif not whole_topic and (there is None or name not in there.channels):
+                kept[f"there is no channel {topic}/{name}"] += len(group)
+            else:
+                done += await self._requeue_to(topic, None if whole_topic else name, channel, group)
+        return done
+
+    async def _requeue_to(
+        self, topic: str, name: str | None, channel: Channel, letters: Sequence[Letter]
+    ) -> int:
+        """Publish letters that are still there, to one channel of a topic or to all. Raises PublishRefused."""
+        taken = {
+            message.sequence: message for message in channel.withdraw([each.sequence for each in letters])
+        }
+        bodies = [letter.body for letter in letters if letter.sequence in taken]
+        if not bodies:
+            return 0
+        publication = Publication(pack_messages(bodies))
+        if name is not None:
+            publication = Publication(publication.messages, self._server.now_ns(), note_of_channel(name))
+        try:
+            with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
+                await store_durably(self._server, topic, publication)
+        except BaseException:
+            channel.put_back(taken.values())
+            self._server.pump(channel)
+            raise
+        self._server.broker.changed.add(channel.topic.name)
+        return channel.dispose(taken.values())
+
+    # ------------------------------------------------------------------ what is asked for
+
+    def _channel(self, request: Request) -> Channel:
+        topic = find_topic(self._server, given(request, "topic"))
+        channel = topic.channels.get(DEAD_LETTERS)
+        if channel is None:
+            raise HTTPError(404, "CHANNEL_NOT_FOUND")
+        return channel
+
+    async def _selection(self, request: Request, channel: Channel) -> Selection:
+        topic, _, name = request.query.get("origin", "").partition("/")
+        text = request.query.get("reason")
+        try:
+            reason = Reason(text) if text is not None else None
+        except ValueError:
+            known = ", ".join(each.value for each in Reason)
+            raise HTTPError(400, f"INVALID_REASON: {text!r} is not one of {known}") from None
+        start = whole_number(request, "from", least=0) or 0
+        if "id" in request.query:
+            found = (await find_sequences(self._server, channel, ids_given(request))).values()
+            spans = [(sequence, sequence + 1) for sequence in sorted(found) if sequence >= start]
+        else:
+            spans = channel.waiting_from(start)
+        return Selection(topic or None, name or None, reason, spans)
+
+
+def _summary(channel: Channel) -> dict[str, Any]:
+    return {
+        "topic": channel.topic.name,
+        "waiting": channel.ready_count + channel.deferred_count,
+        "in_flight": channel.in_flight_count,
+    }
+
+
+def _source(letter: Letter) -> tuple[str, str]:
+    topic, channel = letter.source
+    return topic or "", channel or ""
+
+
+class _LetterReader:
+    """Goes through the letters that are meant.
+
+    Args:
+        server: Reads for us.
+        channel: The channel `dead-letters` of the topic.
+        selection: Which are meant.
+        at_most: How many of them; None: all.
+    """
+
+    def __init__(
+        self, server: "Server", channel: Channel, selection: Selection, at_most: int | None = None
+    ) -> None:
+        self._readers = server.readers
+        self._topic = channel.topic
+        self._selection = selection
+        self._spans = deque(selection.spans)
+        self._left = math.inf if at_most is None else at_most
+        self._until_s = math.inf  # there is time for one look at least
+
+    @property
+    def position(self) -> int | None:
+        """Where to go on; None at the end."""
+        return self._spans[0][0] if self._spans else None
+
+    @property
+    def full(self) -> bool:
+        """Whether as many were found as were wanted."""
+        return not self._left
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there may be more, and there is time to look."""
+        return bool(self._spans) and not self.full and trio.current_time() < self._until_s
+
+    async def next(self) -> list[Letter]:
+        """Some letters, possibly none; not at the end. Raises HTTPError."""
+        start, _ = self._spans[0]
+        self._until_s = min(self._until_s, trio.current_time() + _PATIENCE_S)
+        try:
+            records = await self._readers.call(
+                self._topic, partial(self._topic.read_scattered, start, READ_BYTES)
+            )
+            self._readers.check(self._topic)
+        except (LogReadError, CutOff) as exc:
+            raise HTTPError(503, str(exc)) from exc
+        if not records:
+            self._spans.popleft()  # damaged, or gone
+        return [letter for record in records for letter in self._in_record(record)]
+
+    def _in_record(self, record: RecordBatch) -> Iterator[Letter]:
+        found, bodies = origins(record.note), _Bodies(record)
+        while self._spans and self._spans[0][0] < record.next_sequence:
+            start, end = self._spans[0]
+            for sequence in range(max(start, record.base_sequence), min(end, record.next_sequence)):
+                index = sequence - record.base_sequence
+                origin = found[index] if found else None
+                if not self._selection.has(origin):
+                    continue
+                if not self._left:
+                    self._spans[0] = sequence, end
+                    return
+                self._left -= 1
+                yield Letter(sequence, record, index, bodies, origin)
+            if end > record.next_sequence:
+                self._spans[0] = record.next_sequence, end
+                return
+            self._spans.popleft()
+
+
+async def _lines(reader: _LetterReader, topic: str) -> AsyncGenerator[bytes, None]:
+    while reader.position is not None and not reader.full:
+        try:
+            letters = await reader.next()
+        except HTTPError as exc:
+            raise CutOff(exc.code) from exc
+        yield b"".join(map(partial(_line, topic), letters))
+
+
+def _line(topic: str, letter: Letter) -> bytes:
+    record = letter.record
+    return message_line(
+        topic,
+        f"{record.first_id + letter.place:016x}",
+        record.timestamp_ns,
+        0,
+        letter.sequence,
+        None,
+        letter.body,
+        origin=letter.origin.as_json() if letter.origin is not None else None,
+    )

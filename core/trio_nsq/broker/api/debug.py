@@ -1,0 +1,216 @@
+"""`/debug`: what a running broker is doing, in place of the profiles of Go's runtime that nsqd has there."""
+
+import gc
+import io
+import marshal
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...http import Handler, HTTPError, Request, Response, Route
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+INDEX = """\
+GET  /debug/tasks               what each task of the broker waits for, as a tree
+GET  /debug/profile?seconds=30  profile the event loop for so long, 1 to 300 s; &format=pstats for Python's pstats
+GET  /debug/memory              memory of the process, of the garbage collector and of the message cache
+POST /debug/freememory          collect garbage, and give free memory back to the system
+"""
+DEFAULT_PROFILE_S = 30
+MAX_PROFILE_S = 300
+_PROFILE_ROWS = 100
+_PROFILE_HEADING = """\
+Profile of the event loop over {seconds} s, by each function's own time. Time in poll is rest.
+"""
+_ALL_THREADS = "This version of Python counts worker threads, too: they write, sync and read files.\n"
+
+
+class DebugEndpoints:
+    """The handlers.
+
+    Args:
+        server: Whose insides these are.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._profiling = False
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        routes = [
+            ("GET", "/debug", self.index),
+            ("GET", "/debug/tasks", self.tasks),
+            ("GET", "/debug/profile", self.profile),
+            ("GET", "/debug/memory", self.memory),
+            ("POST", "/debug/freememory", self.free_memory),
+            # What else nsqd has.
+            ("GET", "/debug/pprof", self.pprof),
+            ("GET", "/debug/pprof/{profile}", self.pprof),
+            ("POST", "/debug/pprof/{profile}", self.pprof),
+            ("PUT", "/debug/setblockrate", self.pprof),
+        ]
+        return [Route(method, path, _not_for_pages(handler), plain=True) for method, path, handler in routes]
+
+    async def index(self, request: Request) -> Response:
+        """What there is."""
+        return Response.text(INDEX)
+
+    async def pprof(self, request: Request) -> Response:
+        """Tools for Go's profiles could make nothing of ours."""
+        raise HTTPError(404, "NOT_FOUND: these are profiles of a Go program; /debug lists what there is here")
+
+    async def tasks(self, request: Request) -> Response:
+        """The task tree."""
+        return Response.text(task_tree())
+
+    async def profile(self, request: Request) -> Response:
+        """Profile for `seconds`, then answer; one at a time, for they would profile each other."""
+        text = request.query.get("seconds", str(DEFAULT_PROFILE_S))
+        seconds = int(text) if re.fullmatch(r"[0-9]{1,3}", text, re.ASCII) else 0
+        if not 1 <= seconds <= MAX_PROFILE_S:
+            raise HTTPError(400, "INVALID_SECONDS")
+        output = request.query.get("format", "text")
+        if output not in ("text", "pstats"):
+            raise HTTPError(400, "INVALID_FORMAT")
+        if self._profiling:
+            raise HTTPError(409, "ALREADY_PROFILING")
+        self._profiling = True
+        try:
+            return await _profile(seconds, output)
+        finally:
+            self._profiling = False
+
+    async def memory(self, request: Request) -> Response:
+        """Figures in bytes, unless they are counts; null where the system does not say."""
+        broker = self._server.broker
+        status = _process_status()
+        topics = {
+            name: {"bytes": size_bytes, "batches": batches}
+            for name, (size_bytes, batches) in sorted(broker.cache.by_topic().items())
+        }
+        return Response.json(
+            {
+                "rss_bytes": status.get("VmRSS"),
+                "peak_rss_bytes": status.get("VmHWM"),
+                "gc": {
+                    "objects": len(gc.get_objects()),
+                    "counts": gc.get_count(),
+                    "thresholds": gc.get_threshold(),
+                    "collections": [generation["collections"] for generation in gc.get_stats()],
+                },
+                "connections": len(self._server.connections),
+                "topics": len(broker.topics),
+                "channels": sum(len(topic.channels) for topic in broker.topics.values()),
+                "cache": {
+                    "bytes": broker.cache.size_bytes,
+                    "max_bytes": self._server.options.cache_bytes,
+                    "batches": len(broker.cache),
+                    "topics": topics,
+                },
+            }
+        )
+
+    async def free_memory(self, request: Request) -> Response:
+        """The broker stands still meanwhile. What it caches stays."""
+        before = _process_status().get("VmRSS")
+        collected = gc.collect()
+        await trio.to_thread.run_sync(_trim_heap)
+        after = _process_status().get("VmRSS")
+        return Response.json({"collected_objects": collected, "rss_bytes": after, "rss_bytes_before": before})
+
+
+def _not_for_pages(handler: Handler) -> Handler:
+    """Refuse what a browser sends on behalf of a page, say one with a form on it: profiles cost time."""
+
+    async def guarded(request: Request) -> Response:
+        headers = request.headers
+        if "origin" in headers or "referer" in headers or headers.get("sec-fetch-site", "none") != "none":
+            raise HTTPError(403, "NOT_FOR_WEB_PAGES")
+        return await handler(request)
+
+    return guarded
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def task_tree() -> str:
+    """Every task of this trio run: its name, the calls it is in, outermost first, and below it its children.
+
+    Tasks beside each other that differ in nothing are told once, with their number.
+    """
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    living = trio.lowlevel.current_statistics().tasks_living
+    return "\n".join([f"{living} tasks", "", *_describe(root)]) + "\n"
+
+
+def _describe(task: trio.lowlevel.Task) -> tuple[str, ...]:
+    lines = [task.name]
+    for frame, line_number in task.iter_await_frames():
+        place = f"{frame.f_globals.get('__name__', '?')}:{line_number}"
+        lines.append(f"    {frame.f_code.co_qualname} ({place})")
+    children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    alike = Counter(_describe(child) for child in sorted(children, key=lambda child: child.name))
+    for (name, *rest), count in alike.items():
+        times = f"{count} x " if count > 1 else ""
+        lines += [f"  {times}{name}", *(f"  {line}" for line in rest)]
+    return tuple(lines)
+
+
+# ---------------------------------------------------------------------- profile
+
+
+async def _profile(seconds: int, output: str) -> Response:
+    import cProfile
+    import pstats
+
+    profiler = cProfile.Profile()
+    try:
+        profiler.enable()
+    except ValueError as exc:  # from Python 3.12 on there can be one of them only
+        raise HTTPError(409, "ALREADY_PROFILING") from exc
+    try:
+        await trio.sleep(seconds)
+    finally:
+        profiler.disable()
+    text = io.StringIO()
+    stats: Any = pstats.Stats(profiler, stream=text)
+    if output == "pstats":
+        return Response(200, marshal.dumps(stats.stats), "application/octet-stream")
+    text.write(_PROFILE_HEADING.format(seconds=seconds))
+    if sys.version_info >= (3, 12):
+        text.write(_ALL_THREADS)
+    stats.sort_stats("tottime").print_stats(_PROFILE_ROWS)
+    return Response.text(text.getvalue())
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def _process_status() -> dict[str, int]:
+    """The sizes in /proc/self/status, in bytes; empty where there is no such thing."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in fields}
+
+
+def _trim_heap() -> None:
+    """Let the C library give back what it holds in reserve; glibc alone can be asked to."""
+    import ctypes
+
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return
+    malloc_trim(0)

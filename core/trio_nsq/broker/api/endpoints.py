@@ -1,0 +1,274 @@
+"""The broker's HTTP endpoints, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
+
+import socket
+import time
+from dataclasses import replace
+from struct import Struct, error
+from typing import TYPE_CHECKING
+
+from ...http import Handler, HTTPError, Request, Response, Route, Router
+from ...listening import port_of
+from ...log import LogError
+from ...protocol import CommandError, MessageSet, pack_messages, walk_messages
+from ..addresses import BoundAddresses, Broadcast
+from ..errors import PublishRefused, SaveError
+from ..figures.stats import broker_stats
+from ..figures.stats_text import render_text
+from ..publisher import Publication
+from .config import ConfigEndpoints
+from .dead_letters import DeadLetterEndpoints
+from .debug import DebugEndpoints
+from .deferred import DeferredEndpoints
+from .read import ReadEndpoints
+from .seek import SeekEndpoints
+from .settings import SettingsEndpoints
+from .targets import channel_names, due_given, find_channel, find_topic, given, valid_name
+
+if TYPE_CHECKING:
+    from ..figures.metrics import MetricsExposition
+    from ..server import Server
+
+_INT32 = Struct(">i")
+_NS_PER_MS = 1_000_000
+_OK = Response.text("OK")
+_EMPTY = Response.empty()
+_FALSE = ("0", "false")
+
+
+class Endpoints:
+    """The handlers.
+
+    Args:
+        server: Whose endpoints these are.
+        bound: Where it listens, for `/info`.
+    """
+
+    def __init__(self, server: "Server", bound: BoundAddresses) -> None:
+        self._server = server
+        self._bound = bound
+        self._limits = server.options.limits
+        self._metrics: MetricsExposition | None = None
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        body = self._limits.max_body_size
+        message = self._limits.max_msg_size
+        return [
+            Route("GET", "/ping", self.ping, plain=True),
+            Route("GET", "/info", self.info),
+            Route("GET", "/stats", self.stats),
+            Route("GET", "/metrics", self.metrics, plain=True),
+            Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
+            Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
+            Route("POST", "/topic/create", self.topic_create),
+            Route("POST", "/topic/delete", self.topic_delete),
+            Route("POST", "/topic/empty", self.topic_empty),
+            Route("POST", "/topic/pause", self.topic_pause),
+            Route("POST", "/topic/unpause", self.topic_unpause),
+            Route("POST", "/channel/create", self.channel_create),
+            Route("POST", "/channel/delete", self.channel_delete),
+            Route("POST", "/channel/empty", self.channel_empty),
+            Route("POST", "/channel/pause", self.channel_pause),
+            Route("POST", "/channel/unpause", self.channel_unpause),
+        ]
+
+    # ------------------------------------------------------------------ looking
+
+    async def ping(self, request: Request) -> Response:
+        """`OK`, or 500 and the reason when the last write failed."""
+        health = self._server.health
+        return _OK if health == "OK" else Response.text(health, 500)
+
+    async def info(self, request: Request) -> Response:
+        """Version, addresses and limits."""
+        return Response.json(
+            {
+                "version": self._server.version,
+                "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
+                "hostname": socket.gethostname(),
+                # Those bound, and not those others are told.
+                "http_port": port_of(self._bound.http_address) or -1,
+                "tcp_port": port_of(self._bound.tcp_address) or -1,
+                "start_time": self._server.start_time_s,
+                "max_heartbeat_interval": self._limits.max_heartbeat_interval_ms * _NS_PER_MS,
+                "max_output_buffer_size": self._limits.max_output_buffer_size,
+                "max_output_buffer_timeout": self._limits.max_output_buffer_timeout_ms * _NS_PER_MS,
+                "max_deflate_level": self._limits.max_deflate_level,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        """JSON with `format=json`, else text."""
+        query, now_ns = request.query, time.time_ns()
+        stats = broker_stats(
+            self._server,
+            now_ns,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=query.get("include_clients", "true") not in _FALSE,
+            include_mem=query.get("include_mem", "true") not in _FALSE,
+        )
+        if query.get("format") == "json":
+            return Response.json(stats)
+        uptime_ns = self._server.now_ns() - self._server.start_time_ns
+        return Response.text(render_text(stats, now_ns, uptime_ns))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        if self._metrics is None:
+            from ..figures.metrics import MetricsExposition  # with a library that few brokers need
+
+            self._metrics = MetricsExposition(self._server)
+        return await self._metrics.scrape(request)
+
+    # ------------------------------------------------------------------ publishing
+
+    async def pub(self, request: Request) -> Response:
+        """One message, the body; `defer` in milliseconds."""
+        if not request.body:
+            raise HTTPError(400, "MSG_EMPTY")
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
+        await self._publish(topic, pack_messages([request.body]), due_given(request, self._server))
+        return _OK
+
+    async def mpub(self, request: Request) -> Response:
+        """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
+        if "binary" in request.query and request.query["binary"] not in _FALSE:
+            await self._publish(topic, self._binary(request.body))
+            return _OK
+        bodies = [line for line in request.body.split(b"\n") if line]
+        if any(len(body) > self._limits.max_msg_size for body in bodies):
+            raise HTTPError(413, "MSG_TOO_BIG")
+        if bodies:
+            await self._publish(topic, pack_messages(bodies))
+        return _OK
+
+    def _binary(self, body: bytes) -> MessageSet:
+        # Status 413 for malformed batches is nsqd's, and clients know it.
+        try:
+            (count,) = _INT32.unpack_from(body)
+        except error:
+            raise HTTPError(413, "BAD_BODY") from None
+        if not 0 < count <= (self._limits.max_body_size - 4) // 5:
+            raise HTTPError(413, "BAD_BODY")
+        sizes: list[int] = []
+        try:
+            end = walk_messages(body, 4, len(body), count, self._limits, sizes)
+        except CommandError:
+            raise HTTPError(413, "BAD_MESSAGE") from None
+        if len(sizes) != count or end != len(body):
+            raise HTTPError(413, "BAD_MESSAGE")
+        return MessageSet(body[4:], sizes)
+
+    async def _publish(self, topic: str, messages: MessageSet, due_ns: int = 0) -> None:
+        try:
+            await self._server.publish(topic, [Publication(messages, due_ns)])
+        except PublishRefused as exc:
+            # nsqd says EXITING for every reason; the disk's own words help more.
+            raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
+
+    # ------------------------------------------------------------------ topics
+
+    async def topic_create(self, request: Request) -> Response:
+        """Make a topic, or leave it as it is."""
+        await self._create(valid_name(request, "topic", "INVALID_TOPIC"))
+        return _EMPTY
+
+    async def topic_delete(self, request: Request) -> Response:
+        """Delete a topic, its channels and its files."""
+        topic = find_topic(self._server, given(request, "topic"))
+        try:
+            await self._server.delete_topic(topic)
+        except OSError as exc:
+            raise HTTPError(503, f"cannot delete the files of topic {topic.name}: {exc.strerror}") from exc
+        return _EMPTY
+
+    async def topic_empty(self, request: Request) -> Response:
+        """Drop what waits in the topic itself; its channels keep theirs."""
+        topic = find_topic(self._server, valid_name(request, "topic", "INVALID_TOPIC"))
+        topic.empty()
+        await self._server.save(topic)
+        return _EMPTY
+
+    async def topic_pause(self, request: Request) -> Response:
+        """Give nothing more to the channels."""
+        topic = find_topic(self._server, given(request, "topic"))
+        topic.pause()
+        await self._server.save(topic)
+        return _EMPTY
+
+    async def topic_unpause(self, request: Request) -> Response:
+        """Go on."""
+        topic = find_topic(self._server, given(request, "topic"))
+        topic.unpause()
+        self._server.pump_topic(topic)
+        await self._server.save(topic)
+        return _EMPTY
+
+    async def _create(self, topic: str, channel: str | None = None) -> None:
+        try:
+            await self._server.create(topic, channel)
+        except PublishRefused as exc:
+            raise HTTPError(503, "EXITING") from exc
+        except LogError as exc:
+            raise HTTPError(503, str(exc)) from exc
+
+    # ------------------------------------------------------------------ channels
+
+    async def channel_create(self, request: Request) -> Response:
+        """Make a channel of a topic that is there, or leave it as it is."""
+        topic, channel = channel_names(request)
+        find_topic(self._server, topic)
+        await self._create(topic, channel)
+        return _EMPTY
+
+    async def channel_delete(self, request: Request) -> Response:
+        """Delete a channel; its clients are disconnected."""
+        await self._server.delete_channel(find_channel(self._server, request))
+        return _EMPTY
+
+    async def channel_empty(self, request: Request) -> Response:
+        """Drop everything the channel has: ready, in flight and deferred."""
+        channel = find_channel(self._server, request)
+        channel.empty()
+        await self._server.save(channel.topic)
+        return _EMPTY
+
+    async def channel_pause(self, request: Request) -> Response:
+        """Send nothing more to its clients."""
+        await self._server.pause(find_channel(self._server, request))
+        return _EMPTY
+
+    async def channel_unpause(self, request: Request) -> Response:
+        """Go on."""
+        await self._server.unpause(find_channel(self._server, request))
+        return _EMPTY
+
+
+def make_router(server: "Server", bound: BoundAddresses) -> Router:
+    """The broker's routes."""
+    parts = (
+        Endpoints(server, bound),
+        ConfigEndpoints(server, bound),
+        DebugEndpoints(server),
+        SettingsEndpoints(server),
+        ReadEndpoints(server),
+        SeekEndpoints(server),
+        DeferredEndpoints(server),
+        DeadLetterEndpoints(server),
+    )
+    routes = [route for part in parts for route in part.routes()]
+    return Router(replace(route, handler=_telling_of_the_disk(route.handler)) for route in routes)
+
+
+def _telling_of_the_disk(handler: Handler) -> Handler:
+    """What was done and cannot be saved is not done for good: 503, as for a publish."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except SaveError as exc:
+            raise HTTPError(503, str(exc)) from exc
+
+    return handle

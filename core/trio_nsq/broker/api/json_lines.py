@@ -1,0 +1,75 @@
+"""Messages of a log as JSON, an object per line: what `/topic/read` and `/channel/peek` answer with.
+
+The keys are those of `qcli tail --format json`, and then some: topic, id, timestamp_ns, attempts, sequence, due_ns,
+channel where only one channel gets a message, and body, or body_base64 in its place if it is not UTF-8.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ...log import RecordBatch
+from ...log.gaps import Gap
+from ..state.note import only_channel
+
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def message_lines(topic: str, batch: RecordBatch, indexes: range) -> Iterator[bytes]:
+    """A line for each of these messages of a batch, which stand next to each other."""
+    # Names of topics need no escapes.
+    head = f'{{"topic":"{topic}","id":"'
+    middle = f'","timestamp_ns":{batch.timestamp_ns},"attempts":0,"sequence":'
+    due = f',"due_ns":{batch.due_ns or "null"},'
+    if batch.note and batch.due_ns and (channel := only_channel(batch.note)) is not None:
+        due += f'"channel":"{channel}",'
+    data, sizes = batch.messages.data, batch.messages.sizes
+    end = sum(sizes[: indexes.start]) + 4 * indexes.start
+    for index in indexes:
+        start = end + 4
+        end = start + sizes[index]
+        place = f"{batch.first_id + index:016x}{middle}{batch.base_sequence + index}"
+        yield f"{head}{place}{due}{_body(data[start:end])}}}\n".encode()
+
+
+def message_line(
+    topic: str,
+    message_id: str,
+    timestamp_ns: int,
+    attempts: int,
+    sequence: int,
+    due_ns: int | None,
+    body: bytes,
+    **more: Any,
+) -> bytes:
+    """The line of one message."""
+    known = {
+        "topic": topic,
+        "id": message_id,
+        "timestamp_ns": timestamp_ns,
+        "attempts": attempts,
+        "sequence": sequence,
+        "due_ns": due_ns,
+        **more,
+    }
+    return f"{_dump(known)[:-1]},{_body(body)}}}\n".encode()
+
+
+def gap_line(topic: str, gap: Gap, **more: Any) -> bytes:
+    """The line that stands where messages are missing."""
+    line = {
+        "topic": topic,
+        "gap": gap.reason,
+        "first_sequence": gap.first_sequence,
+        "next_sequence": gap.next_sequence,
+        **more,
+    }
+    return f"{_dump(line)}\n".encode()
+
+
+def _body(body: bytes) -> str:
+    try:
+        return f'"body":{_dump(body.decode())}'
+    except UnicodeDecodeError:
+        return f'"body_base64":"{base64.b64encode(body).decode()}"'

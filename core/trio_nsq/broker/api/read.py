@@ -1,0 +1,206 @@
+"""`/topic/read` and `/topic/bounds`: a topic's log by sequence or time; not endpoints of nsqd's.
+
+See docs/reading.md. Reading takes nothing from any channel, and shows what is in the log, whatever has become of it.
+"""
+
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...http import HTTPError, Request, Response, Route
+from ...log import Log, LogReadError, RecordBatch
+from ...log.gaps import Gap
+from ...log.raw import encode_raw
+from ...log.records import RawRecord
+from ...log.selection import Selection
+from ..positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
+from ..readers import Reading
+from ..state.topic import Topic
+from .json_lines import gap_line, message_lines
+from .targets import find_topic, given, whole_number
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+MAX_WAIT_S = 60
+"""A client that went away while it waited is noticed when the next message is sent to it, or after this."""
+_NS_PER_S = 1_000_000_000
+PIECE_BYTES = 64 * 1024
+PIECE_MESSAGES = 200
+"""A piece of so many messages takes half a millisecond to be made; then others have their turn."""
+NDJSON = "application/x-ndjson; charset=utf-8"
+_OCTETS = "application/octet-stream"
+
+_T = TypeVar("_T")
+
+
+class ReadEndpoints:
+    """The handlers.
+
+    Args:
+        server: Whose topics these are.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._readers = server.readers
+
+    def routes(self) -> list[Route]:
+        """All routes."""
+        return [
+            Route("GET", "/topic/read", self.read),
+            Route("GET", "/topic/bounds", self.bounds),
+        ]
+
+    async def read(self, request: Request) -> Response:
+        """Messages from one place in the log to another, as JSON lines or raw record batches, streamed."""
+        topic = find_topic(self._server, given(request, "topic"))
+        form = request.query.get("format", "jsonl")
+        if form not in ("jsonl", "raw"):
+            raise HTTPError(400, f"INVALID_FORMAT: {form!r} is neither jsonl nor raw")
+        room = _Room(
+            whole_number(request, "max_messages", least=1), whole_number(request, "max_bytes", least=1)
+        )
+        wait_s = _wait_s(request)
+        first = position_given(request, "from", EARLIEST)
+        until = position_given(request, "until", LATEST)
+        start = await self._sequence(topic, first)
+        end: int | None = None
+        if "until" in request.query or not wait_s:
+            end = max(start, await self._sequence(topic, until))
+        if until.kind == "sequence" and wait_s:
+            end = max(start, until.value)  # it may be yet to come
+        # Only who asks for a sequence can be told that it is gone.
+        begin = min(first.value, start) if first.kind == "sequence" else start
+        headers = {
+            "X-NSQ-First-Sequence": str(topic.log.first_sequence),
+            "X-NSQ-Next-Sequence": str(topic.log.next_sequence),
+            "X-NSQ-Start-Sequence": str(start),
+        }
+        if end is not None:
+            headers["X-NSQ-End-Sequence"] = str(end)
+        log = topic.log
+        if form == "raw":
+            raw = Reading(self._readers, topic, log.read_raw, begin, end, wait_s)
+            return Response(body=_raw_pieces(raw, room), content_type=_OCTETS, headers=headers)
+        reading = Reading(self._readers, topic, log.read, begin, end, wait_s)
+        selection = Selection(start) if end is None else Selection(start, end)
+        lines = _json_pieces(topic.name, reading, selection, room)
+        return Response(body=lines, content_type=NDJSON, headers=headers)
+
+    async def bounds(self, request: Request) -> Response:
+        """Where the log begins and ends, as a JSON object; with `at` also which sequence is there."""
+        topic = find_topic(self._server, given(request, "topic"))
+        at = position_given(request, "at", LATEST) if "at" in request.query else None
+        found = await read_now(self._server, topic, partial(_bounds, topic.log, at))
+        return Response.json({"topic": topic.name, **found})
+
+    async def _sequence(self, topic: Topic, position: Position) -> int:
+        return await read_now(self._server, topic, partial(position.sequence_in, topic.log))
+
+
+async def read_now(server: "Server", topic: Topic, work: Callable[[], _T]) -> _T:
+    """Do something that reads from a topic's log, before an answer is begun. Raises HTTPError."""
+    try:
+        return await server.readers.call(topic, work)
+    except LogReadError as exc:
+        raise HTTPError(503, str(exc)) from exc
+
+
+def position_given(request: Request, parameter: str, default: Position) -> Position:
+    """A parameter that is a position. Raises HTTPError."""
+    if parameter not in request.query:
+        return default
+    try:
+        return parse_position(request.query[parameter], time.time_ns())
+    except ValueError as exc:
+        raise HTTPError(400, f"INVALID_{parameter.upper()}: {exc}") from exc
+
+
+def _wait_s(request: Request) -> float:
+    try:
+        wait_s = parse_duration_ns(request.query.get("wait", "0")) / _NS_PER_S
+    except ValueError as exc:
+        raise HTTPError(400, f"INVALID_WAIT: {exc}") from exc
+    if wait_s > MAX_WAIT_S:
+        raise HTTPError(400, f"INVALID_WAIT: {MAX_WAIT_S}s is the most")
+    return wait_s
+
+
+def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
+    first, end = log.first_sequence, log.next_sequence
+    oldest = next(log.headers(first), None)
+    newest = next(log.headers(end - 1), None) if end > first else None
+    bounds = {
+        "first_sequence": first,
+        "next_sequence": end,
+        "first_timestamp_ns": oldest.timestamp_ns if oldest is not None else None,
+        "last_timestamp_ns": newest.timestamp_ns if newest is not None else None,
+        "bytes": log.size_bytes,
+        "segments": len(log.files),
+    }
+    return bounds if at is None else bounds | {"at_sequence": at.sequence_in(log)}
+
+
+class _Room:
+    """How much more may go into an answer. The first message, or record, always may.
+
+    Attributes:
+        full: Nothing more may.
+    """
+
+    def __init__(self, messages: int | None, size: int | None) -> None:
+        self.full = False
+        self._messages: float = math.inf if messages is None else messages
+        self._bytes: float = math.inf if size is None else size
+        self._begun = False
+
+    def take(self, messages: int, size: int) -> bool:
+        """Make use of it for so many messages, if there is enough."""
+        self._messages -= messages
+        self._bytes -= size
+        least = min(self._messages, self._bytes)
+        begun, self._begun = self._begun, True
+        self.full = least <= 0
+        return least >= 0 or not begun
+
+
+async def _json_pieces(
+    topic: str, reading: Reading[RecordBatch], selection: Selection, room: _Room
+) -> AsyncGenerator[bytes, None]:
+    while found := await reading.next():
+        lines: list[bytes] = []
+        size = 0
+        for each in found:
+            if isinstance(each, Gap):
+                lines.append(gap_line(topic, each))
+                continue
+            for line in message_lines(topic, each, selection.indexes(each)):
+                if room.take(1, len(line)):
+                    lines.append(line)
+                    size += len(line)
+                if room.full:
+                    yield b"".join(lines)
+                    return
+                if size >= PIECE_BYTES or len(lines) >= PIECE_MESSAGES:
+                    yield b"".join(lines)
+                    lines, size = [], 0
+        yield b"".join(lines)
+
+
+async def _raw_pieces(reading: Reading[RawRecord], room: _Room) -> AsyncGenerator[bytes, None]:
+    head = b""
+    while found := await reading.next():
+        records: list[RawRecord] = []
+        for each in found:
+            if isinstance(each, RawRecord):
+                if not room.take(each.header.count, len(each.data)):
+                    break
+                records.append(each)
+        yield b"".join(encode_raw(records, head))
+        if room.full:
+            return
+        if records:
+            head = records[-1].head

@@ -1,0 +1,1 @@
+"""What the broker tells of itself: /stats, Prometheus metrics, statsd."""

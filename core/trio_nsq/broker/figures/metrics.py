@@ -1,0 +1,298 @@
+"""`/metrics`: the broker's figures for Prometheus, written by its own client library. docs/metrics.md lists them.
+
+A scrape is made in pieces of some milliseconds each, between which the broker serves its clients: with ten thousand
+channels the whole is most of a second. So not all of it is of the same instant.
+"""
+
+import logging
+import platform
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import isinf
+from weakref import WeakKeyDictionary
+
+import trio
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    Sample,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from ...http import Request, Response
+from ...log import Log, LogReadError
+from ..server import Server
+from ..state.channel import Channel
+from ..state.topic import Topic
+from .histogram import Histogram
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_SAMPLES_PER_PIECE = 400
+"""Some two milliseconds."""
+_NS_PER_S = 1_000_000_000
+_EOF = b"# EOF\n"
+
+Encoder = Callable[[Collector], bytes]
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetric:
+    """One figure of every topic; a name that ends in `_total` is a counter's."""
+
+    name: str
+    help: str
+    value: Callable[[Topic], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMetric:
+    """One figure of every channel."""
+
+    name: str
+    help: str
+    value: Callable[[Channel], float]
+
+
+TOPIC_METRICS = (
+    TopicMetric(
+        "nsq_topic_depth", "Messages waiting for a channel, or for a pause to end.", lambda t: t.depth
+    ),
+    TopicMetric(
+        "nsq_topic_backend_depth", "Those of depth that are not in memory.", lambda t: t.backend_depth
+    ),
+    TopicMetric("nsq_topic_messages_total", "Messages published.", lambda t: t.message_count),
+    TopicMetric("nsq_topic_message_bytes_total", "Bytes of bodies published.", lambda t: t.message_bytes),
+    TopicMetric("nsq_topic_log_bytes", "Size of the log.", lambda t: t.log.size_bytes),
+    TopicMetric("nsq_topic_channels", "Channels.", lambda t: len(t.channels)),
+    TopicMetric(
+        "nsq_topic_expired_total",
+        "Messages dropped before any channel had them: they had waited for longer than ttl_ms.",
+        lambda t: t.expired_count,
+    ),
+    TopicMetric(
+        "nsq_topic_dropped_total",
+        "Messages dropped before any channel had them: there were too many.",
+        lambda t: t.dropped_count,
+    ),
+    TopicMetric("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
+)
+CHANNEL_METRICS = (
+    ChannelMetric("nsq_channel_depth", "Messages ready to be delivered.", lambda c: c.depth),
+    ChannelMetric(
+        "nsq_channel_backend_depth", "Those of depth that are not in memory.", lambda c: c.backend_depth
+    ),
+    ChannelMetric("nsq_channel_in_flight", "Messages sent and not answered.", lambda c: c.in_flight_count),
+    ChannelMetric("nsq_channel_deferred", "Messages waiting for their time.", lambda c: c.deferred_count),
+    ChannelMetric(
+        "nsq_channel_messages_total", "Messages that came from the topic.", lambda c: c.message_count
+    ),
+    ChannelMetric("nsq_channel_finished_total", "Messages finished (FIN).", lambda c: c.finish_count),
+    ChannelMetric("nsq_channel_requeues_total", "Messages handed back (REQ).", lambda c: c.requeue_count),
+    ChannelMetric("nsq_channel_timeouts_total", "Messages not answered in time.", lambda c: c.timeout_count),
+    ChannelMetric(
+        "nsq_channel_expired_total",
+        "Messages dropped: they had waited for longer than the topic's ttl_ms.",
+        lambda c: c.expired_count,
+    ),
+    ChannelMetric(
+        "nsq_channel_dropped_total", "Messages dropped: there were too many.", lambda c: c.dropped_count
+    ),
+    ChannelMetric(
+        "nsq_channel_dead_letters_total",
+        "Messages that went to the dead-letter topic after their last attempt.",
+        lambda c: c.dead_letter_count,
+    ),
+    ChannelMetric(
+        "nsq_channel_given_up_total",
+        "Messages dropped after their last attempt: there is no dead-letter topic.",
+        lambda c: c.given_up_count,
+    ),
+    ChannelMetric("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
+    ChannelMetric("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
+)
+OLDEST_AGE = "nsq_channel_oldest_message_age_seconds"
+OLDEST_AGE_HELP = (
+    "Time since the oldest message that is ready or in flight was published; 0 if there is none."
+)
+LATENCY = "nsq_channel_e2e_processing_latency_seconds"
+LATENCY_HELP = "Time from publish to FIN, of late; only if it is measured."
+
+
+class MetricsExposition:
+    """Makes the scrapes of one broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        GCCollector(registry=self._process)
+        # The sequence of a channel's oldest message, None if it has none, and when that was published: kept, because
+        # where it takes a look at the disk it mostly stays the oldest for long.
+        self._oldest: WeakKeyDictionary[Channel, tuple[int | None, int]] = WeakKeyDictionary()
+
+    async def scrape(self, request: Request) -> Response:
+        """All figures, in the form that the Accept header asks for: OpenMetrics, or Prometheus' text format."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        await self._find_oldest()
+        return Response(200, self._pieces(encode), content_type)
+
+    async def _pieces(self, encode: Encoder) -> AsyncGenerator[bytes, None]:
+        for text in self._texts(encode):
+            yield text
+            await trio.lowlevel.checkpoint()
+        if encode(_Families(())):  # OpenMetrics has an end
+            yield _EOF
+
+    def _texts(self, encode: Encoder) -> Iterator[bytes]:
+        """The scrape in pieces; whoever takes them may let time pass in between."""
+        yield encode(self._process).removesuffix(_EOF)
+        yield encode(_Families(self._of_broker())).removesuffix(_EOF)
+        topics = [({"topic": t.name}, t) for _, t in sorted(self._server.broker.topics.items())]
+        for metric in TOPIC_METRICS:
+            samples = (Sample(metric.name, labels, float(metric.value(topic))) for labels, topic in topics)
+            yield from _in_pieces(encode, metric.name, metric.help, samples)
+        channels = [
+            (labels | {"channel": channel.name}, channel)
+            for labels, topic in topics
+            for _, channel in sorted(topic.channels.items())
+        ]
+        for each in CHANNEL_METRICS:
+            samples = (Sample(each.name, labels, float(each.value(channel))) for labels, channel in channels)
+            yield from _in_pieces(encode, each.name, each.help, samples)
+        yield from _in_pieces(encode, OLDEST_AGE, OLDEST_AGE_HELP, self._ages(channels))
+        if self._server.options.e2e_processing_latency_percentiles:
+            yield from _in_pieces(encode, LATENCY, LATENCY_HELP, self._latencies(channels))
+
+    def _of_broker(self) -> Iterator[Metric]:
+        server, publisher = self._server, self._server.publisher
+        about = {"version": server.version, "python_version": platform.python_version()}
+        yield InfoMetricFamily("nsq_build", "The broker's version.", about)
+        yield GaugeMetricFamily("nsq_healthy", "0 if the last write to disk failed.", server.health == "OK")
+        connections = server.connections
+        producers = sum(1 for connection in connections if connection.pub_counts)
+        yield GaugeMetricFamily("nsq_connections", "TCP clients connected.", len(connections))
+        yield GaugeMetricFamily("nsq_producers", "Those that have published.", producers)
+        yield _histogram(
+            "nsq_append_duration_seconds",
+            "Writing publishes to a topic's log, its sync included with --sync=always.",
+            publisher.append_duration,
+        )
+        yield _histogram(
+            "nsq_sync_duration_seconds",
+            "Syncing a topic's log on the schedule of --sync=interval.",
+            publisher.sync_duration,
+        )
+        yield CounterMetricFamily(
+            "nsq_syncs", "Times a topic's log was brought to stable storage.", publisher.sync_count
+        )
+
+    def _latencies(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
+        fractions, now_ns = self._server.options.e2e_processing_latency_percentiles, time.time_ns()
+        for labels, channel in channels:
+            if channel.e2e_latency is not None and (recent := channel.e2e_latency.recent(now_ns)).count:
+                for fraction, value_ns in zip(fractions, recent.quantiles(fractions), strict=True):
+                    quantile = labels | {"quantile": str(float(fraction))}
+                    yield Sample(LATENCY, quantile, value_ns / _NS_PER_S)
+
+    # ------------------------------------------------------------------ ages
+
+    def _ages(self, channels: Iterable[tuple[Labels, Channel]]) -> Iterator[Sample]:
+        now_ns = time.time_ns()
+        for labels, channel in channels:
+            if channel in self._oldest:  # else the log did not say, or the channel is newer than the scrape
+                sequence, timestamp_ns = self._oldest[channel]
+                age_ns = max(0, now_ns - timestamp_ns) if sequence is not None else 0
+                yield Sample(OLDEST_AGE, labels, age_ns / _NS_PER_S)
+
+    async def _find_oldest(self) -> None:
+        """Find out when the oldest message of every channel was published, from memory as far as possible."""
+        unknown: list[tuple[Channel, int]] = []
+        for number, channel in enumerate(
+            [c for topic in self._server.broker.topics.values() for c in topic.channels.values()], 1
+        ):
+            self._look_up(channel, unknown)
+            if number % _SAMPLES_PER_PIECE == 0:
+                await trio.lowlevel.checkpoint()
+        in_memory = [(channel, s) for channel, s in unknown if channel.topic.ephemeral]
+        on_disk = [(channel, s) for channel, s in unknown if not channel.topic.ephemeral]
+        found = _read_timestamps(in_memory)
+        if on_disk:
+            found += await trio.to_thread.run_sync(_read_timestamps, on_disk)
+        for channel, sequence, timestamp_ns in found:
+            self._oldest[channel] = sequence, timestamp_ns
+
+    def _look_up(self, channel: Channel, unknown: list[tuple[Channel, int]]) -> None:
+        sequence = channel.oldest_unfinished
+        known, _ = self._oldest.get(channel, (None, 0))
+        if sequence is None:
+            self._oldest[channel] = None, 0
+        elif sequence != known:
+            timestamp_ns = channel.timestamp_in_memory(sequence)
+            if timestamp_ns is None:
+                self._oldest.pop(channel, None)
+                unknown.append((channel, sequence))
+            else:
+                self._oldest[channel] = sequence, timestamp_ns
+
+
+def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channel, int, int]]:
+    """(channel, sequence, timestamp) of messages that only the logs know; may be called in a thread."""
+    known: dict[tuple[Log, int], int] = {}
+    found: list[tuple[Channel, int, int]] = []
+    for channel, sequence in wanted:
+        key = channel.topic.log, sequence
+        try:
+            if key not in known:
+                published_ns = channel.topic.published_ns(sequence)
+                if not published_ns:
+                    continue  # damaged, or gone meanwhile
+                known[key] = published_ns
+        except LogReadError as exc:
+            logger.error("%s/%s: %s", channel.topic.name, channel.name, exc)
+        else:
+            found.append((channel, sequence, known[key]))
+    return found
+
+
+# ---------------------------------------------------------------------- the library's forms
+
+
+class _Families(Collector):
+    """What the library's encoders take: something that collects."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _in_pieces(encode: Encoder, name: str, text: str, samples: Iterable[Sample]) -> Iterator[bytes]:
+    """One family, encoded a few samples at a time."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    rest = iter(samples)
+    first = True
+    while True:
+        family = Metric(name.removesuffix("_total"), text, kind)
+        family.samples = list(islice(rest, _SAMPLES_PER_PIECE))
+        if not first and not family.samples:
+            return
+        piece = encode(_Families([family])).removesuffix(_EOF)
+        while not first and piece.startswith(b"#"):
+            _, _, piece = piece.partition(b"\n")
+        yield piece
+        first = False
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets = [("+Inf" if isinf(s) else str(s), float(count)) for s, count in histogram.cumulative()]
+    return HistogramMetricFamily(name, text, buckets, sum_value=histogram.sum_s)

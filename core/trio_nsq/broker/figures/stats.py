@@ -1,0 +1,199 @@
+"""What `/stats` says, in nsqd's names, order and units (NSQ's HTTP API: /stats)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..server import Server
+from ..state.channel import Channel
+from ..state.quantiles import Sketch
+from ..state.settings import TopicSettings, as_json
+from ..state.topic import Topic
+from ..tcp.connection import Connection
+
+
+def broker_stats(
+    server: Server,
+    now_ns: int,
+    *,
+    topic: str = "",
+    channel: str = "",
+    include_clients: bool = True,
+    include_mem: bool = True,
+) -> dict[str, Any]:
+    """The JSON document of `/stats`.
+
+    Args:
+        now_ns: Unix nanoseconds by the wall clock.
+        topic: Only this topic; empty for all. With a name that is unknown `topics` is None, as in nsqd.
+        channel: Only this channel of each topic, and only topics that have it; empty for all.
+        include_clients: Whether to list the clients of channels, and the producers.
+        include_mem: Whether `memory` is there.
+    """
+    by_consumer = {c.consumer: c for c in server.connections if c.consumer is not None}
+    figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns)
+    topics: list[dict[str, Any]] | None = None
+    for _, found in sorted(server.broker.topics.items()):
+        if topic and found.name != topic:
+            continue
+        topics = [] if topics is None else topics
+        channels = [found.channels[channel]] if channel in found.channels else []
+        if not channel:
+            channels = [c for _, c in sorted(found.channels.items())]
+        if channel and not channels:
+            continue
+        described = []
+        for each in channels:
+            clients = [by_consumer[c] for c in each.consumers if c in by_consumer]
+            listed = [_client(c, topic) for c in clients] if include_clients else None
+            described.append(figures.channel(each, listed))
+        topics.append(figures.topic(found, described))
+    unknown = topics is None and bool(topic)  # nsqd then shows nothing at all
+    publishing = [c for c in server.connections if c.pub_counts] if include_clients and not unknown else []
+    stats: dict[str, Any] = {
+        "version": server.version,
+        "health": server.health,
+        "start_time": server.start_time_s,
+        "topics": topics if topics is not None or unknown else [],
+    }
+    if include_mem:
+        stats["memory"] = server.process.memory()
+    stats["producers"] = [_client(c, topic) for c in publishing] or None
+    return stats
+
+
+class _Figures:
+    """Describes topics and channels at one time.
+
+    Args:
+        fractions: Of the end-to-end latency; none if it is not measured.
+        now_ns: Unix nanoseconds by the wall clock.
+    """
+
+    def __init__(self, fractions: Sequence[float], now_ns: int) -> None:
+        self._fractions = fractions
+        self._now_ns = now_ns
+
+    def topic(self, topic: Topic, channels: list[dict[str, Any]]) -> dict[str, Any]:
+        stats = {
+            "topic_name": topic.name,
+            "channels": channels,
+            "depth": topic.depth,
+            "backend_depth": topic.backend_depth,
+            "message_count": topic.message_count,
+            "message_bytes": topic.message_bytes,
+            "paused": topic.paused,
+            "e2e_processing_latency": self._latency(topic.channels.values()),
+        }
+        if topic.settings.keeps:
+            log = topic.log
+            kept = {
+                "first_sequence": log.first_sequence,
+                "log_bytes": log.size_bytes,
+                "log_files": len(log.files),
+            }
+            stats |= kept
+        return stats | _switched_on(topic.settings) | _losses(topic, topic)
+
+    def channel(self, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
+        stats = {
+            "channel_name": channel.name,
+            "depth": channel.depth,
+            "backend_depth": channel.backend_depth,
+            "in_flight_count": channel.in_flight_count,
+            "deferred_count": channel.deferred_count,
+            "message_count": channel.message_count,
+            "requeue_count": channel.requeue_count,
+            "timeout_count": channel.timeout_count,
+            "client_count": len(channel.consumers),
+            "clients": clients,
+            "paused": channel.paused,
+            "e2e_processing_latency": self._latency([channel]),
+        }
+        if channel.settings.max_attempts or channel.dead_letter_count or channel.given_up_count:
+            stats |= {
+                "max_attempts": channel.settings.max_attempts,
+                "dead_letter_topic": channel.settings.dead_letter_topic,
+                "dead_letter_count": channel.dead_letter_count,
+                "given_up_count": channel.given_up_count,
+            }
+        return stats | _losses(channel.topic, channel)
+
+    def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
+        """Of all these channels together; without any there are no percentiles."""
+        merged: Sketch | None = None
+        for channel in channels:
+            if channel.e2e_latency is not None:
+                recent = channel.e2e_latency.recent(self._now_ns)
+                if merged is None:
+                    merged = recent
+                else:
+                    merged.merge(recent)
+        if merged is None:
+            return {"count": 0, "percentiles": None}
+        values_ns = merged.quantiles(self._fractions)
+        return {
+            "count": merged.count,
+            "percentiles": [
+                {"quantile": int(f) if f == int(f) else f, "value": v}  # 1, as Go writes it
+                for f, v in zip(self._fractions, values_ns, strict=True)
+            ],
+        }
+
+
+def _switched_on(settings: TopicSettings) -> dict[str, Any]:
+    """The settings that make a topic another than nsqd's would be."""
+    usual = as_json(TopicSettings())
+    found = {name: value for name, value in as_json(settings).items() if value != usual[name]}
+    return found | ({"when_full": settings.when_full} if settings.is_limited else {})
+
+
+def _losses(topic: Topic, where: Topic | Channel) -> dict[str, int]:
+    """What was dropped there, if the topic's settings let it be, or did."""
+    losses = {}
+    if topic.settings.ttl_ms or where.expired_count:
+        losses["expired_count"] = where.expired_count
+    if topic.settings.drops or where.dropped_count:
+        losses["dropped_count"] = where.dropped_count
+    return losses
+
+
+def _client(client: Connection, topic: str) -> dict[str, Any]:
+    consumer, tls, authorizations = client.consumer, client.wire.tls, client.guard.authorizations
+    stats: dict[str, Any] = {
+        "client_id": client.identity.client_id,
+        "hostname": client.identity.hostname,
+        "version": "V2",
+        "remote_address": client.peer,
+        "state": int(client.state),
+        "ready_count": consumer.ready_count if consumer else 0,
+        "in_flight_count": len(consumer.in_flight) if consumer else 0,
+        "message_count": consumer.message_count if consumer else 0,
+        "finish_count": consumer.finish_count if consumer else 0,
+        "requeue_count": consumer.requeue_count if consumer else 0,
+        "connect_ts": client.connected_s,
+        "sample_rate": client.settings.sample_rate,
+        "deflate": client.upgrades.deflate,
+        "snappy": client.upgrades.snappy,
+        "user_agent": client.identity.user_agent,
+    }
+    if authorizations is not None:
+        stats["authed"] = True
+        about = {
+            "auth_identity": authorizations.identity,
+            "auth_identity_url": authorizations.identity_url,
+        }
+        stats |= {name: text for name, text in about.items() if text}
+    # All topics it published to; nsqd shows one of them.
+    counts = [
+        {"topic": t, "count": n} for t, n in sorted(client.pub_counts.items()) if not topic or t == topic
+    ]
+    if counts:
+        stats["pub_counts"] = counts
+    stats |= {
+        "tls": tls is not None,
+        "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
+        "tls_version": tls.version if tls is not None else "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": tls is not None,  # as Go says of every session
+    }
+    return stats

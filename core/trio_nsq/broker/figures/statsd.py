@@ -1,0 +1,174 @@
+"""Figures for a statsd server, under the names that nsqd sends them by.
+
+`figures`, `lines` and `packets` are pure; `StatsdClient` is the IO around them.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import trio
+
+from ...protocol import is_ephemeral
+from ...protocol.address import parse_address
+from ..errors import StartupError
+from ..server import Server
+from .stats import broker_stats
+
+logger = logging.getLogger("trio_nsq.broker")
+
+Kind = Literal["c", "g"]
+"""Counter or gauge."""
+Figures = dict[str, tuple[int, Kind]]
+"""Values by name; those of counters since the broker started."""
+
+_PAUSE_S = 1.0
+"""As nsqd: at the end of an interval nothing is sent for so long."""
+
+_TOPIC: dict[str, Kind] = {"message_count": "c", "message_bytes": "c", "depth": "g", "backend_depth": "g"}
+_CHANNEL: dict[str, Kind] = {
+    "message_count": "c",
+    "depth": "g",
+    "backend_depth": "g",
+    "in_flight_count": "g",
+    "deferred_count": "g",
+    "requeue_count": "c",
+    "timeout_count": "c",
+}
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+def figures(stats: Mapping[str, Any], *, exclude_ephemeral: bool = False) -> Figures:
+    """The figures of a `/stats` document, in nsqd's order.
+
+    Args:
+        stats: As `broker_stats` gives it; without `memory` there are no `mem.` figures.
+        exclude_ephemeral: Leave ephemeral topics and channels out.
+    """
+    found: Figures = {}
+    for topic in stats["topics"] or ():
+        if exclude_ephemeral and is_ephemeral(topic["topic_name"]):
+            continue
+        name = f"topic.{topic['topic_name']}."
+        found |= {name + key: (topic[key], kind) for key, kind in _TOPIC.items()}
+        found |= _latency(name, topic)
+        for channel in topic["channels"]:
+            if exclude_ephemeral and is_ephemeral(channel["channel_name"]):
+                continue
+            of_channel = f"{name}channel.{channel['channel_name']}."
+            found |= {of_channel + key: (channel[key], kind) for key, kind in _CHANNEL.items()}
+            found[f"{of_channel}clients"] = (channel["client_count"], "g")
+            found |= _latency(of_channel, channel)
+    memory = dict(stats.get("memory", {}))
+    runs = memory.pop("gc_total_runs", None)
+    found |= {f"mem.{key}": (value, "g") for key, value in memory.items()}
+    if runs is not None:
+        found["mem.gc_runs"] = (runs, "c")
+    return found
+
+
+def _latency(name: str, measured: Mapping[str, Any]) -> Figures:
+    percentiles = measured["e2e_processing_latency"]["percentiles"] or ()
+    return {
+        f"{name}e2e_processing_latency_{percent(each['quantile'])}": (each["value"], "g")
+        for each in percentiles
+    }
+
+
+def percent(quantile: float) -> str:
+    """A quantile in a name: 0.5 is `50`, 0.995 is `99_5`; nsqd calls that, and 1.0, `100`."""
+    return f"{quantile * 100:.10g}".replace(".", "_")
+
+
+def lines(prefix: str, now: Figures, before: Mapping[str, tuple[int, Kind]]) -> Iterator[bytes]:
+    """What to send: gauges as they are, counters by how much they have grown.
+
+    Args:
+        prefix: Goes before each name.
+        now: The figures.
+        before: Those last sent. A counter that was higher then has begun anew since, its topic or channel having been
+            deleted and made again: all of it is growth.
+    """
+    for name, (value, kind) in now.items():
+        if kind == "c":
+            last, _ = before.get(name, (0, kind))
+            value -= last if last <= value else 0
+        yield f"{prefix}{name}:{value}|{kind}\n".encode()
+
+
+def packets(of_lines: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Datagrams of whole lines, as many as fit in `max_bytes`; a longer line has one to itself."""
+    packet = b""
+    for line in of_lines:
+        if packet and len(packet) + len(line) > max_bytes:
+            yield packet
+            packet = b""
+        packet += line
+    if packet:
+        yield packet
+
+
+# ---------------------------------------------------------------------- sending it
+
+
+class StatsdClient:
+    """Sends a broker's figures.
+
+    Args:
+        server: Whose figures; its options say where to and how often.
+        prefix: Goes before each name.
+
+    Raises:
+        StartupError: The address is none.
+    """
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self._server = server
+        self._options = server.options
+        self._prefix = prefix
+        self._before: Figures = {}
+        self._error = ""
+        try:
+            self._host, self._port = parse_address(self._options.statsd_address)
+        except ValueError as exc:
+            raise StartupError(f"--statsd-address: {exc}") from exc
+
+    async def push_on_schedule(self) -> None:
+        """Send the figures at the end of every interval; runs until cancelled."""
+        interval_s = self._options.statsd_interval_ms / 1000
+        due_s = trio.current_time()
+        while True:
+            due_s = max(due_s + interval_s, trio.current_time())
+            await trio.sleep_until(due_s)
+            try:
+                await self._push(max(0.0, interval_s - _PAUSE_S))
+            except OSError as exc:
+                self._note(f"statsd: cannot send to {self._options.statsd_address}: {exc.strerror or exc}")
+            else:
+                self._note("")
+
+    async def _push(self, duration_s: float) -> None:
+        """Send all figures, evenly over the time given. Raises OSError."""
+        found = await trio.socket.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        stats = broker_stats(
+            self._server, time.time_ns(), include_clients=False, include_mem=self._options.statsd_mem_stats
+        )
+        now = figures(stats, exclude_ephemeral=self._options.statsd_exclude_ephemeral)
+        to_send = list(packets(lines(self._prefix, now, self._before), self._options.statsd_udp_packet_size))
+        self._before = now
+        with trio.socket.socket(family, kind, protocol) as udp:
+            for number, packet in enumerate(to_send):
+                if number:
+                    await trio.sleep(duration_s / len(to_send))
+                await udp.sendto(packet, address)
+
+    def _note(self, error: str) -> None:
+        """Log an error, but the same one not every time."""
+        if error and error != self._error:
+            logger.error("%s", error)
+        self._error = error

@@ -1,0 +1,166 @@
+"""Messages ready to be sent: the frames of a batch, built once and shared by every channel and client."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby, repeat
+from struct import Struct, iter_unpack, pack
+
+from ...log import RecordBatch
+from ...protocol.frames import MESSAGE_FRAME_BYTES, FrameType
+from ...protocol.messages import size_prefixes
+from .note import only_channel
+
+MERGE_MESSAGES = 256
+MERGE_BYTES = 64 * 1024
+"""Small neighbouring records read from disk become one batch up to about this size: delivering costs per batch."""
+
+_COMMON_HEADER = Struct(">iqH")
+_ATTEMPTS = Struct(">H")
+_TIMESTAMP = Struct(">q")
+_TIMESTAMP_OFFSET = 4 + 4
+_ATTEMPTS_OFFSET = _TIMESTAMP_OFFSET + _TIMESTAMP.size
+_MAX_ATTEMPTS = 0xFFFF
+
+
+def message_ids(first_id: int, count: int) -> list[bytes]:
+    """The ids of `count` messages, 16 hex digits each, in one pass of C."""
+    digits = pack(f">{count}Q", *range(first_id, first_id + count)).hex().encode()
+    return list(chain.from_iterable(iter_unpack("16s", digits)))
+
+
+class Batch:
+    """Neighbouring messages of a topic, all due at once or all deferred to the same time.
+
+    The frames are made when the first consumer needs them, with attempts = 1; until then the batch holds the
+    records, afterwards only the frames.
+
+    Args:
+        records: At least one, each beginning where the one before it ended; more than one only if none is deferred.
+
+    Attributes:
+        base_sequence, next_sequence: The first message's place, and the one after the last's.
+        due_ns: When the messages may be delivered, Unix nanoseconds; 0 is at once.
+        channel: The only channel that gets them; None: all do.
+        size_bytes: About what the batch holds in memory.
+    """
+
+    __slots__ = (
+        "_frames",
+        "_ids",
+        "_offsets",
+        "_records",
+        "base_sequence",
+        "channel",
+        "due_ns",
+        "next_sequence",
+        "size_bytes",
+    )
+
+    def __init__(self, records: Sequence[RecordBatch]) -> None:
+        self.base_sequence = records[0].base_sequence
+        self.next_sequence = records[-1].next_sequence
+        self.due_ns = records[0].due_ns
+        self.channel = only_channel(records[0].note) if self.due_ns else None
+        self.size_bytes = sum(len(r.messages.data) for r in records) + 128 * len(self)
+        self._records: Sequence[RecordBatch] | None = records
+        self._frames = b""
+        self._ids: list[bytes] = []
+        self._offsets: list[int] = []
+
+    def __len__(self) -> int:
+        return self.next_sequence - self.base_sequence
+
+    def _build(self, records: Sequence[RecordBatch]) -> None:
+        parts: list[bytes] = []
+        ids: list[bytes] = []
+        sizes: list[int] = []
+        for record in records:
+            own_sizes = record.messages.sizes
+            own_ids = message_ids(record.first_id, len(own_sizes))
+            common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, 1)
+            frame_sizes = size_prefixes(map((MESSAGE_FRAME_BYTES - 4).__add__, own_sizes))
+            parts += chain.from_iterable(
+                zip(frame_sizes, repeat(common), own_ids, record.messages.bodies(), strict=False)
+            )
+            ids += own_ids
+            sizes += own_sizes
+        self._frames = b"".join(parts)
+        self._offsets = list(accumulate(map(MESSAGE_FRAME_BYTES.__add__, sizes), initial=0))
+        self._ids = ids
+        self._records = None
+
+    @property
+    def ids(self) -> list[bytes]:
+        """The ids, ascending."""
+        if self._records is not None:
+            self._build(self._records)
+        return self._ids
+
+    def take(self, index: int, count: int, max_bytes: int) -> tuple[list[bytes], memoryview]:
+        """The ids and frames of up to `count` messages from `index` on, at least one, within `max_bytes` if it can."""
+        if self._records is not None:
+            self._build(self._records)
+        offsets = self._offsets
+        end = min(index + count, len(self._ids))
+        start_byte = offsets[index]
+        if offsets[end] - start_byte > max_bytes:
+            end = max(index + 1, bisect_right(offsets, start_byte + max_bytes, index + 1, end) - 1)
+        return self._ids[index:end], memoryview(self._frames)[start_byte : offsets[end]]
+
+    def timestamp_ns(self, index: int) -> int:
+        """When one message was published, Unix nanoseconds."""
+        if self._records is None:
+            (timestamp_ns,) = _TIMESTAMP.unpack_from(self._frames, self._offsets[index] + _TIMESTAMP_OFFSET)
+            return int(timestamp_ns)
+        sequence = self.base_sequence + index
+        return next(r.timestamp_ns for r in self._records if sequence < r.next_sequence)
+
+    def timestamps_ns(self, index: int, count: int) -> list[tuple[int, int]]:
+        """When the `count` messages from `index` on were published: (timestamp, how many in a row have it)."""
+        first, last = self.timestamp_ns(index), self.timestamp_ns(index + count - 1)
+        if first == last:
+            return [(first, count)]
+        each = map(self.timestamp_ns, range(index, index + count))
+        return [(timestamp_ns, len(list(same))) for timestamp_ns, same in groupby(each)]
+
+    def body(self, index: int) -> bytes:
+        """The body of one message."""
+        if self._records is not None:
+            self._build(self._records)
+        return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
+
+    def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
+        """The id and the frame of one message, with its attempts filled in."""
+        if self._records is not None:
+            self._build(self._records)
+        frames, start, end = self._frames, self._offsets[index], self._offsets[index + 1]
+        before, after = start + _ATTEMPTS_OFFSET, start + _ATTEMPTS_OFFSET + _ATTEMPTS.size
+        number = _ATTEMPTS.pack(min(attempts, _MAX_ATTEMPTS))
+        return self._ids[index], b"%s%s%s" % (frames[start:before], number, frames[after:end])
+
+
+def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
+    """Batches of these records, in order, small neighbours merged."""
+    batches: list[Batch] = []
+    group: list[RecordBatch] = []
+    messages = size = 0
+    for record in records:
+        fits = (
+            group
+            and not record.due_ns
+            and not group[-1].due_ns
+            and record.base_sequence == group[-1].next_sequence
+            # `Delivery` looks for ids by bisection. They go down where the node id was changed in between.
+            and record.first_id >= group[-1].first_id + group[-1].count
+            and messages + record.count <= MERGE_MESSAGES
+            and size + len(record.messages.data) <= MERGE_BYTES
+        )
+        if group and not fits:
+            batches.append(Batch(group))
+            group, messages, size = [], 0, 0
+        group.append(record)
+        messages += record.count
+        size += len(record.messages.data)
+    if group:
+        batches.append(Batch(group))
+    return batches

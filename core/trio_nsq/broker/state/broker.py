@@ -1,0 +1,176 @@
+"""All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+from ...log import Log
+from ...protocol import is_valid_name
+from ..options import BrokerOptions
+from .cache import BatchCache
+from .channel import Channel
+from .topic import Topic
+
+NODE_ID_BITS = 10
+COUNTER_BITS = 64 - NODE_ID_BITS
+_NS_PER_MS = 1_000_000
+_CHANNELS_AT_ONCE = 200
+_MESSAGES_AT_ONCE = 1000
+_DEAD_ALARMS = 100
+"""So many alarms of deleted channels may stay until they ring, however few others there are."""
+
+
+class MessageIds:
+    """Message ids: 64 bits, the node's id above a counter that never goes back, also over restarts.
+
+    Args:
+        node_id: 0..1023.
+        start: The counter's first value; later than any used before on this node.
+    """
+
+    def __init__(self, node_id: int, start: int) -> None:
+        self._prefix = node_id << COUNTER_BITS
+        self.next = start
+
+    def take(self, count: int) -> int:
+        """Reserve `count` ids in a row; returns the first, as the number whose 16 hex digits are the id."""
+        first = self.next
+        self.next += count
+        return self._prefix | first
+
+
+class Broker:
+    """The topics, and what is due when.
+
+    Args:
+        options: See there.
+        make_log: Gives the log of a new topic, by name. May raise LogError.
+
+    Attributes:
+        topics: By name.
+        changed: Names of topics whose state differs from what was last saved; the owner clears it.
+        unsaved: Those of them that have to be saved at once: they, or a channel of theirs, are new.
+        never_saved: The channels that are, so that a crash would take them.
+        on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
+            topic, was made or deleted; a deleted topic's channels go without a call.
+        cache: Decoded batches of all topics.
+    """
+
+    def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
+        self.options = options
+        self.topics: dict[str, Topic] = {}
+        self.changed: set[str] = set()
+        self.unsaved: set[str] = set()
+        self.never_saved: set[Channel] = set()
+        self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
+        self._make_log = make_log
+        measured = bool(options.e2e_processing_latency_percentiles)
+        self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
+        self.cache = BatchCache(options.cache_bytes)
+        # A heap of (at_ns, a number that decides ties, channel).
+        self._alarms: list[tuple[int, int, Channel]] = []
+        # The alarms in the heap of each channel that has any. A new one is made only if it comes before them all,
+        # so they descend, and the last is the first to ring.
+        self._alarms_of: dict[Channel, list[int]] = {}
+        self._alarm_order = 0
+        self._dead_alarms = 0  # in the heap, of channels that are deleted
+
+    # ------------------------------------------------------------------ topics and channels
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, made if need be. Raises LogError if its log cannot be opened."""
+        topic = self.topics.get(name)
+        if topic is None:
+            assert is_valid_name(name), name
+            log, mem_queue_size = self._make_log(name), self.options.mem_queue_size
+            topic = Topic(
+                name, log, self.cache, mem_queue_size, self._e2e_window_ns, self.options.topic_defaults
+            )
+            self.topics[name] = topic
+            self.unsaved.add(name)
+            self.on_names_changed(name, None)
+        return topic
+
+    def channel(self, topic_name: str, name: str) -> Channel:
+        """The channel of this name, it and its topic made if need be. Raises LogError."""
+        topic = self.topic(topic_name)
+        known = name in topic.channels
+        channel = topic.add_channel(name)
+        if not known:
+            if not channel.ephemeral:
+                self.unsaved.add(topic_name)
+                if not topic.ephemeral:
+                    self.never_saved.add(channel)
+            self.watch(channel, channel.next_deadline_ns)
+            self.on_names_changed(topic_name, name)
+        return channel
+
+    def delete_channel(self, channel: Channel) -> None:
+        """Delete a channel, and its topic if that is ephemeral and has no other."""
+        topic = channel.topic
+        topic.remove_channel(channel)
+        self.changed.add(topic.name)
+        self._forget(channel)
+        self.on_names_changed(topic.name, channel.name)
+        if topic.ephemeral and not topic.channels:
+            self.delete_topic(topic)
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Delete a topic and its channels. The log is closed; its files are the caller's to remove."""
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+            for channel in topic.channels.values():
+                self._forget(channel)
+            topic.close()
+            topic.log.close()
+            self.changed.discard(topic.name)
+            self.unsaved.discard(topic.name)
+            self.on_names_changed(topic.name, None)
+
+    # ------------------------------------------------------------------ time
+
+    def watch(self, channel: Channel, at_ns: int | None) -> None:
+        """Look at a channel at `at_ns`, if not before; None is never."""
+        if at_ns is None:
+            return
+        alarms = self._alarms_of.setdefault(channel, [])
+        if not alarms or at_ns < alarms[-1]:
+            alarms.append(at_ns)
+            self._alarm_order += 1
+            heappush(self._alarms, (at_ns, self._alarm_order, channel))
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` next has something to look at; None if nothing is due ever."""
+        return self._alarms[0][0] if self._alarms else None
+
+    def tick(self, now_ns: int) -> list[Channel]:
+        """Move what is due anywhere; returns the channels to be dispatched.
+
+        When much is due at once it does a millisecond's work or so: `next_deadline_ns` tells whether there is more.
+        """
+        woken: dict[Channel, None] = {}
+        moved = 0
+        while self._alarms and self._alarms[0][0] <= now_ns:
+            if len(woken) == _CHANNELS_AT_ONCE or moved >= _MESSAGES_AT_ONCE:
+                break
+            _, _, channel = heappop(self._alarms)
+            alarms = self._alarms_of.get(channel)
+            if alarms is None:
+                self._dead_alarms -= 1
+                continue  # deleted meanwhile
+            alarms.pop()
+            if not alarms:
+                del self._alarms_of[channel]
+            moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
+            self.watch(channel, channel.next_deadline_ns)
+            woken[channel] = None
+        return list(woken)
+
+    def _forget(self, channel: Channel) -> None:
+        """Ring no alarm of a channel that is deleted, and do not wait for it to be saved."""
+        self.never_saved.discard(channel)
+        self._dead_alarms += len(self._alarms_of.pop(channel, ()))
+        if self._dead_alarms > len(self._alarms) // 2 + _DEAD_ALARMS:
+            self._alarms = [alarm for alarm in self._alarms if alarm[2] in self._alarms_of]
+            heapify(self._alarms)
+            self._dead_alarms = 0

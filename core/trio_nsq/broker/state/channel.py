@@ -1,0 +1,861 @@
+"""A channel: a cursor over its topic's log, and what is not finished below the cursor.
+
+Every message below the cursor is finished unless it is in flight with a consumer, requeued, deferred, or set aside
+because it was given up, or for an operator (see `SetAside`). So the
+state of a channel is as small as what is unfinished, however long the log. What lies ahead of the cursor but will
+not be delivered from there (deferred by its publisher, or emptied from the topic) is a *hole*: the cursor passes over.
+
+Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliveries go out as data.
+"""
+
+import sys
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from ...log import LogReadError
+from ...protocol import is_ephemeral
+from .aside import Aside, SetAside
+from .batch import Batch
+from .channel_state import ChannelState
+from .consumer import LOOKED_AT, Consumer, Delivery
+from .deferred import DeferredMessages
+from .note import Reason
+from .quantiles import RecentSketch
+from .seeking import Move, State, Waiting, spans
+from .settings import ChannelSettings, SettingsError, change
+
+if TYPE_CHECKING:
+    from .topic import Topic
+
+MAX_GRANT_BYTES = 256 * 1024
+"""What one consumer gets in one round of `dispatch`, unless a single message is larger."""
+_NS_PER_MS = 1_000_000
+_CONSUMERS_AT_ONCE = 16
+_REQUEUED_AT_ONCE = 256
+"""Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
+_PASSED_AT_ONCE = 256
+"""So many records in a row that it is not to deliver are passed over at once, for the same reason."""
+
+Payload = bytes | memoryview
+Grant = tuple[Consumer, Payload]
+
+
+class Channel:
+    """One channel of a topic.
+
+    Args:
+        topic: Where its messages come from.
+        name: Valid, and unique in the topic.
+        cursor: The first sequence it will deliver.
+
+    Attributes:
+        cursor: The next sequence never delivered.
+        message_count, finish_count, requeue_count, timeout_count: Since the broker started.
+        expired_count: Messages dropped since then because they had waited for longer than the topic's `ttl_ms`.
+        dropped_count: Those dropped because there were too many.
+        dead_letter_count: Those that went to the dead-letter topic.
+        given_up_count: Those dropped after their last attempt, because there is no such topic.
+        e2e_latency: Nanoseconds from publish to FIN, of late; None if that is not measured.
+        consumers: In the order they came.
+        ephemeral: It goes with its last consumer, and is not kept over a restart.
+        settings: Those in force.
+        stopped_short: The last `dispatch` came to so many messages that are not to be delivered, because they are too
+            old, damaged, or for others, that it gave up for this time: there may be more behind them.
+    """
+
+    def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
+        self.topic = topic
+        self.name = name
+        self.cursor = cursor
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.expired_count = 0
+        self.dropped_count = 0
+        self.dead_letter_count = 0
+        self.given_up_count = 0
+        self.stopped_short = False
+        self.consumers: dict[Consumer, None] = {}
+        self.ephemeral = is_ephemeral(name)
+        self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
+        self._ready: dict[Consumer, None] = {}
+        # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
+        self._unserved = 0
+        self._share = 0
+        self._ahead_ns = 0  # as `dispatch` was told
+        # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
+        self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
+        self._deferred = DeferredMessages()
+        self._aside = SetAside()
+        # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
+        self._holes: deque[tuple[int, int]] = deque()
+        self._hole_messages = 0
+        # The first deadline at the head of any consumer's deliveries, or earlier.
+        self._next_timeout_ns: int | None = None
+        # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
+        # one. A heap of (deadline_ns, a number that decides ties, consumer, message id).
+        self._capped: list[tuple[int, int, Consumer, bytes]] = []
+        self._capped_count = 0
+        self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
+        self._paused = False
+        self.settings = ChannelSettings()
+        self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self._state: ChannelState | None = None  # as `state` gave it, unless something has changed since
+
+    # ------------------------------------------------------------------ what is where
+
+    @property
+    def depth(self) -> int:
+        """Messages that are neither in flight nor deferred: ready to be delivered, or set aside."""
+        return self.ready_count + len(self._aside)
+
+    @property
+    def ready_count(self) -> int:
+        """Messages ready to be delivered."""
+        return self._fresh + len(self._requeued)
+
+    @property
+    def paused(self) -> bool:
+        """Nothing is sent to consumers; everything else goes on."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._state = None
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        settings, said = change(ChannelSettings(), self._changes, changes)
+        if settings.dead_letter_topic == self.topic.name:
+            raise SettingsError("dead_letter_topic is the topic itself; its dead letters would come back")
+        self.settings, self._changes = settings, said
+        self._state = None
+        for message in self._aside.take_all_waiting():
+            self._come_back(message)
+
+    @property
+    def hungry(self) -> bool:
+        """Some consumer could take messages if there were any."""
+        return bool(self._ready) and not self._paused
+
+    @property
+    def _fresh(self) -> int:
+        return self.topic.distribution_point - self.cursor - self._hole_messages
+
+    @property
+    def backend_depth(self) -> int:
+        """The part of `depth` that would have to be read from disk."""
+        fresh = self._fresh
+        return max(0, min(fresh, self.topic.cached_from - self.cursor)) if fresh > 0 else 0
+
+    @property
+    def in_flight_count(self) -> int:
+        """Messages sent and not answered."""
+        return sum(len(consumer.in_flight) for consumer in self.consumers)
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages waiting for their time."""
+        return len(self._deferred)
+
+    def unfinished(self) -> Iterator[tuple[int, int]]:
+        """(sequence, attempts) of everything below the cursor that is neither finished nor deferred."""
+        for sequence, attempts, _ in self._requeued:
+            yield sequence, attempts
+        for message in self._aside:
+            yield message.sequence, message.attempts
+        for consumer in self.consumers:
+            for message_id, delivery in consumer.in_flight.items():
+                yield delivery.sequence_of(message_id), delivery.attempts
+
+    def waiting_before(self, sequence: int) -> list[int]:
+        """What is unfinished or deferred, and lies before a sequence, ascending.
+
+        For messages that were carried forward: what lies ahead of the cursor never is, and not looked at.
+        """
+        found = [each for each, _ in self.unfinished() if each < sequence]
+        found += [each for each in self._deferred.sequences() if each < sequence]
+        return sorted(found)
+
+    @property
+    def oldest_unfinished(self) -> int | None:
+        """The lowest sequence that is ready or in flight; None if there is none. Deferred ones do not count.
+
+        It is exact unless more than a thousand messages are lined up to be delivered again, or in flight with one
+        consumer: then the lowest of the first thousand of them counts.
+        """
+        found = [sequence for sequence, _, _ in islice(self._requeued, LOOKED_AT)]
+        found += [message.sequence for message in islice(self._aside, LOOKED_AT)]
+        for consumer in self.consumers:
+            if (sequence := consumer.oldest_in_flight) is not None:
+                found.append(sequence)
+        if self._fresh > 0:
+            found.append(self.cursor)
+        return min(found, default=None)
+
+    def timestamp_in_memory(self, sequence: int) -> int | None:
+        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        for batch in self._batches:
+            if batch.base_sequence <= sequence < batch.next_sequence:
+                return batch.timestamp_ns(sequence - batch.base_sequence)
+        return self.topic.timestamp_in_memory(sequence)
+
+    # ------------------------------------------------------------------ what the topic tells
+
+    def arrived(self, count: int) -> None:
+        """Note that `count` messages passed the distribution point."""
+        self.message_count += count
+
+    def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
+        """Note messages deferred by their publisher; they wait here, and the cursor will pass over them.
+
+        Args:
+            sequences: Past all that were passed to this method or to `skip` before.
+            due_ns: When they are to be delivered.
+            held: The batch that holds them, if nothing but memory has it.
+        """
+        self._state = None
+        self._deferred.add(due_ns, sequences, 0, held)
+        self.skip(sequences.start, sequences.stop)
+
+    def skip(self, start: int, end: int) -> None:
+        """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
+        # What was dropped from the topic is passed over already.
+        start = max(start, self._holes[-1][1] if self._holes else self.cursor)
+        if start >= end:
+            return
+        self._state = None
+        self._hole_messages += end - start
+        if self._holes and self._holes[-1][1] == start:
+            start, _ = self._holes.pop()
+        self._holes.append((start, end))
+        self.move_to(self.cursor)
+
+    def move_to(self, sequence: int) -> None:
+        """Move the cursor up to `sequence`, and on over the hole there if there is one."""
+        self._state = None
+        self.cursor = max(self.cursor, sequence)
+        while self._holes and self._holes[0][0] <= self.cursor:
+            start, end = self._holes.popleft()
+            self._hole_messages -= end - start
+            self.cursor = max(self.cursor, end)
+
+    def pass_over(self, sequence: int) -> int:
+        """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""
+        before = self._fresh
+        self.move_to(min(sequence, self.topic.distribution_point))
+        return before - self._fresh
+
+    def drop_oldest(self, count: int) -> None:
+        """Drop so many of the messages that are ready: those that come again first, for they are the oldest."""
+        self._state = None
+        again = min(count, len(self._requeued))
+        for _ in range(again):
+            self._requeued.popleft()
+        self.dropped_count += again
+        left, to = count - again, self.cursor
+        for start, end in self._holes:
+            if to + left < start:
+                break
+            left, to = left - (start - to), end
+        self.dropped_count += self.pass_over(to + left)
+
+    # ------------------------------------------------------------------ consumers
+
+    def add(self, consumer: Consumer) -> None:
+        """Let a consumer compete for the messages."""
+        self.consumers[consumer] = None
+        self.refresh(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Forget a consumer; what it had in flight is to be delivered again at once.
+
+        nsqd lets it wait for its timeout, though nobody can finish it any more.
+        """
+        if consumer in self.consumers:
+            self._state = None
+            del self.consumers[consumer]
+            self._ready.pop(consumer, None)
+            for message_id, delivery in consumer.in_flight.items():
+                self._come_back(delivery.returned(message_id, Reason.CONNECTION_LOST))
+            consumer.in_flight.clear()
+            if not self.consumers:
+                self._batches.clear()  # nobody will ask for what was read ahead
+
+    def _come_back(self, message: Aside, due_ns: int = 0) -> None:
+        """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
+        sequence, attempts, reason, held = message
+        if reason is not None and 0 < self.settings.max_attempts <= attempts:
+            if self.settings.dead_letter_topic:
+                self._aside.give_up(message)
+            else:
+                self.given_up_count += 1
+        elif due_ns:
+            self._deferred.add(due_ns, range(sequence, sequence + 1), attempts, held)
+        else:
+            self._requeued.append((sequence, attempts, held))
+
+    def refresh(self, consumer: Consumer) -> None:
+        """Look again whether a consumer can take messages, after RDY, or a change of `blocked`."""
+        if consumer.window > 0 and consumer in self.consumers:
+            self._ready.setdefault(consumer)
+        else:
+            self._ready.pop(consumer, None)
+
+    # ------------------------------------------------------------------ answers
+
+    def finish(self, consumer: Consumer, ids: Iterable[bytes], now_ns: int) -> list[tuple[bytes, str]]:
+        """FIN: forget these messages. Returns (id, reason) for each that is not in flight with this consumer.
+
+        `now_ns` is by the clock of the messages' timestamps.
+        """
+        self._state = None
+        in_flight = consumer.in_flight
+        before = len(in_flight)
+        # What is in flight no longer, if anybody wants to know.
+        finished: deque[Delivery] = deque(maxlen=0 if self.e2e_latency is None else None)
+        failed: list[tuple[bytes, str]] = []
+        rest = iter(ids)
+        while True:
+            try:
+                # One C loop over all of them; a KeyError has used up just the id that is not there.
+                finished.extend(map(in_flight.pop, rest))
+                break
+            except KeyError as exc:
+                failed.append((exc.args[0], self._why_not(exc.args[0])))
+        consumer.finish_count += before - len(in_flight)
+        self.finish_count += before - len(in_flight)
+        if self.e2e_latency is not None:
+            for delivery, count in Counter(finished).items():
+                self.e2e_latency.add(now_ns - delivery.timestamp_ns, count, now_ns)
+        self.refresh(consumer)
+        return failed
+
+    def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
+        """REQ: deliver again after `delay_ms`; 0 is at once. Returns the reason if it is not possible."""
+        delivery = consumer.in_flight.pop(message_id, None)
+        if delivery is None:
+            return self._why_not(message_id)
+        self._state = None
+        due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
+        self._come_back(delivery.returned(message_id, Reason.REQUEUED), due_ns)
+        self.requeue_count += 1
+        consumer.requeue_count += 1
+        self.refresh(consumer)
+        return None
+
+    def touch(
+        self, consumer: Consumer, message_id: bytes, now_ns: int, max_msg_timeout_ms: int
+    ) -> str | None:
+        """TOUCH: begin the in-flight time anew, up to `max_msg_timeout_ms` after the delivery. Returns why not.
+
+        It never makes the time shorter, so whoever watches `next_deadline_ns` need not look again.
+        """
+        delivery = consumer.in_flight.get(message_id)
+        if delivery is None:
+            return self._why_not(message_id)
+        latest_ns = delivery.delivered_ns + max_msg_timeout_ms * _NS_PER_MS
+        deadline_ns = now_ns + consumer.msg_timeout_ns
+        capped = deadline_ns > latest_ns
+        if capped:
+            deadline_ns = latest_ns
+        if deadline_ns <= delivery.deadline_ns:
+            return None
+        if capped:
+            self._capped_count += 1
+            heappush(self._capped, (deadline_ns, self._capped_count, consumer, message_id))
+        del consumer.in_flight[message_id]
+        consumer.in_flight[message_id] = delivery.touched(message_id, deadline_ns)
+        return None
+
+    def _why_not(self, message_id: bytes) -> str:
+        owned = any(message_id in consumer.in_flight for consumer in self.consumers)
+        return "client does not own message" if owned else "ID not in flight"
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When to call `tick` next; None is never. It may find nothing: what was waited for may be finished."""
+        times = [] if self._next_timeout_ns is None else [self._next_timeout_ns]
+        if (due_ns := self._deferred.first_due_ns) is not None:
+            times.append(due_ns)
+        if self._capped:
+            times.append(self._capped[0][0])
+        return min(times, default=None)
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the first deferred message is due; None if there is none."""
+        return self._deferred.first_due_ns
+
+    def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
+        """Move what is due: deferred messages whose time has come, deliveries that were not answered in time.
+
+        Returns:
+            How many messages were moved. If it is `at_most`, more may be due, and `next_deadline_ns` says so.
+        """
+        self._state = None
+        released = self._deferred.release(now_ns, at_most)
+        self._requeued += released
+        moved = len(released)
+        if self._next_timeout_ns is not None and self._next_timeout_ns <= now_ns:
+            heads: list[int] = []
+            for consumer in self.consumers:
+                if ids := consumer.due(now_ns, at_most - moved):
+                    self._time_out(consumer, ids)
+                    moved += len(ids)
+                if (head_ns := consumer.next_deadline_ns) is not None:
+                    heads.append(head_ns)
+            self._next_timeout_ns = min(heads, default=None)
+        while self._capped and self._capped[0][0] <= now_ns and moved < at_most:
+            _, _, consumer, message_id = heappop(self._capped)
+            delivery = consumer.in_flight.get(message_id)
+            if delivery is not None and delivery.deadline_ns <= now_ns:
+                self._time_out(consumer, [message_id])
+            moved += 1
+        return moved
+
+    def _time_out(self, consumer: Consumer, ids: list[bytes]) -> None:
+        for message_id in ids:
+            delivery = consumer.in_flight.pop(message_id)
+            self._come_back(delivery.returned(message_id, Reason.TIMED_OUT))
+        self.timeout_count += len(ids)
+        self.refresh(consumer)
+
+    # ------------------------------------------------------------------ delivery
+
+    def dispatch(self, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+        """A round of delivery: what is ready, split evenly over the consumers that can take it.
+
+        Many consumers are served a few at a time, by several calls.
+
+        Args:
+            now_ns: Unix nanoseconds, by a clock that never steps.
+            ahead_ns: By how much that of the messages' timestamps, which can be set, is ahead of it.
+
+        Returns:
+            Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
+            returned counts as in flight. Call again until it is empty, and later if it `stopped_short`.
+
+        Raises:
+            LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
+        """
+        grants: list[Grant] = []
+        self.stopped_short = False
+        self._ahead_ns = ahead_ns
+        if self._paused or not self._ready:
+            return grants
+        depth = self.ready_count
+        if depth <= 0:
+            return grants
+        self._state = None
+        if not self._unserved:
+            self._unserved = min(len(self._ready), depth)
+            self._share = -(-depth // len(self._ready))
+        served = list(islice(self._ready, min(self._unserved, _CONSUMERS_AT_ONCE)))
+        self._unserved -= len(served)
+        for consumer in served:
+            try:
+                payloads = self._take(consumer, min(self._share, consumer.window), now_ns)
+            except LogReadError:
+                if grants:
+                    break  # what is granted has to be sent; the next call meets the error again
+                raise
+            if not payloads:
+                self._unserved = 0
+                break
+            grants += [(consumer, payload) for payload in payloads]
+            # To the end of the line, so that a single message goes to each in turn.
+            del self._ready[consumer]
+            self.refresh(consumer)
+        return grants
+
+    def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        """Requeued messages and fresh ones alternate, so that neither starves the other.
+
+        They do so for each consumer by itself: a turn that went round all of them could fall in step with one, which
+        would then get back all that it requeues.
+        """
+        requeued_first = bool(self._requeued) and (consumer.requeued_turn or self._fresh <= 0)
+        consumer.requeued_turn = not requeued_first
+        takers = (self._take_fresh, self._take_requeued)
+        error: LogReadError | None = None
+        # What is damaged or cannot be read does not hold back the other kind.
+        for take in reversed(takers) if requeued_first else takers:
+            try:
+                if payloads := take(consumer, count, now_ns):
+                    return payloads
+            except LogReadError as exc:
+                error = exc
+        if error is not None:
+            raise error
+        return []
+
+    def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        frames: list[bytes] = []
+        room = MAX_GRANT_BYTES
+        ttl_ns = self.topic.ttl_ns
+        oldest_ns = now_ns + self._ahead_ns - ttl_ns
+        count = min(count, _REQUEUED_AT_ONCE)
+        looks = _REQUEUED_AT_ONCE
+        while self._requeued and len(frames) < count:
+            if not looks:
+                self.stopped_short = True
+                break
+            looks -= 1
+            sequence, attempts, held = self._requeued[0]
+            try:
+                batch = self.topic.batch_holding(sequence) if held is None else held
+            except LogReadError:
+                if frames:
+                    break
+                self._requeued.rotate(-1)  # the next attempt is another message's
+                raise
+            if batch is None:
+                self._requeued.popleft()  # damaged on disk, and reported by the log
+                continue
+            if ttl_ns and batch.timestamp_ns(sequence - batch.base_sequence) < oldest_ns:
+                self._requeued.popleft()
+                self.expired_count += 1
+                continue
+            if consumer.sample is not None and not consumer.sample():
+                self._requeued.popleft()
+                continue
+            message_id, frame = batch.frame(sequence - batch.base_sequence, attempts + 1)
+            if frames and len(frame) > room:
+                break
+            self._requeued.popleft()
+            frames.append(frame)
+            room -= len(frame)
+            measured = self.e2e_latency is not None
+            timestamp_ns = batch.timestamp_ns(sequence - batch.base_sequence) if measured else 0
+            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns, held, timestamp_ns)
+        return [b"".join(frames)] if frames else []
+
+    def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        payloads: list[Payload] = []
+        room = MAX_GRANT_BYTES
+        passes = _PASSED_AT_ONCE
+        while count > 0 and room > 0:
+            try:
+                batch = self._at_cursor()
+                if batch is not None and self._passes(batch, now_ns):
+                    passes -= 1
+                    if not passes:
+                        self.stopped_short = True
+                        break
+                    continue
+            except LogReadError:
+                if payloads:
+                    break
+                raise
+            if batch is None:
+                break
+            cursor = self.cursor
+            wanted = min(count, self._limit - cursor)
+            if consumer.sample is not None:
+                end = min(batch.next_sequence, self._limit)
+                while cursor < end and not consumer.sample():
+                    cursor += 1
+                self.move_to(cursor)
+                if cursor == end:
+                    continue
+                wanted = 1
+            ids, frames = batch.take(cursor - batch.base_sequence, wanted, room)
+            if payloads and len(frames) > room and consumer.sample is None:  # each message is sampled once
+                break
+            payloads.append(frames)
+            held = batch if self.topic.ephemeral else None
+            if self.e2e_latency is None:
+                self._put_in_flight(consumer, ids, cursor, 1, now_ns, held)
+            else:  # a delivery for each timestamp, of which there is but one if records are large
+                at = 0
+                for timestamp_ns, same in batch.timestamps_ns(cursor - batch.base_sequence, len(ids)):
+                    run = ids[at : at + same]
+                    self._put_in_flight(consumer, run, cursor + at, 1, now_ns, held, timestamp_ns)
+                    at += same
+            self.move_to(cursor + len(ids))
+            count -= len(ids)
+            room -= len(frames)
+        return payloads
+
+    def _passes(self, batch: Batch, now_ns: int) -> bool:
+        """Pass over what is at the cursor, if it is too old, for later or for others. Raises LogReadError."""
+        if self.topic.ttl_ns and self._pass_expired(batch, now_ns + self._ahead_ns - self.topic.ttl_ns):
+            return True
+        if batch.due_ns > now_ns:
+            self._put_off(batch)
+        elif batch.channel not in (None, self.name):
+            self.move_to(min(batch.next_sequence, self._limit))
+        else:
+            return False
+        return True
+
+    def _pass_expired(self, batch: Batch, oldest_ns: int) -> bool:
+        """Drop what was published before a time, if that is what is at the cursor. Raises LogReadError."""
+        if batch.timestamp_ns(self.cursor - batch.base_sequence) >= oldest_ns:
+            return False
+        if batch.timestamp_ns(len(batch) - 1) < oldest_ns:
+            sequence = batch.next_sequence
+            if (
+                self.timestamp_in_memory(sequence) is None
+            ):  # there may be gigabytes of it: nobody wants to read that
+                sequence = max(sequence, self.topic.first_since(oldest_ns))
+        else:
+            first, at = batch.base_sequence, range(len(batch))
+            sequence = first + bisect_left(at, oldest_ns, self.cursor - first, key=batch.timestamp_ns)
+        self.expired_count += self.pass_over(sequence)
+        return True
+
+    def _put_off(self, batch: Batch) -> None:
+        """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
+        held = batch if self.topic.ephemeral else None
+        end = min(batch.next_sequence, self._limit)
+        if batch.channel in (None, self.name):
+            self._deferred.add(batch.due_ns, range(self.cursor, end), 0, held)
+        self.move_to(end)
+
+    def _put_in_flight(
+        self,
+        consumer: Consumer,
+        ids: list[bytes],
+        sequence: int,
+        attempts: int,
+        now_ns: int,
+        held: Batch | None,
+        timestamp_ns: int = 0,
+    ) -> None:
+        deadline_ns = now_ns + consumer.msg_timeout_ns
+        delivery = Delivery(ids, sequence, attempts, now_ns, deadline_ns, held, timestamp_ns)
+        consumer.in_flight.update(dict.fromkeys(ids, delivery))
+        consumer.message_count += len(ids)
+        if self._next_timeout_ns is None or deadline_ns < self._next_timeout_ns:
+            self._next_timeout_ns = deadline_ns
+
+    @property
+    def _limit(self) -> int:
+        """How far the cursor can go now: the next hole, or the distribution point."""
+        return self._holes[0][0] if self._holes else self.topic.distribution_point
+
+    def _at_cursor(self) -> Batch | None:
+        """The batch that holds the cursor, once it has passed over what is missing; None at the end."""
+        while self.cursor < self.topic.distribution_point:
+            while self._batches and self._batches[0].next_sequence <= self.cursor:
+                self._batches.popleft()
+            if not self._batches:
+                self._batches = deque(self.topic.fetch(self.cursor))
+            if self._batches and self._batches[0].base_sequence <= self.cursor:
+                return self._batches[0]
+            # Damaged up to the next batch, or to the end, and reported by the log; or dropped by a full memory.
+            found = self._batches[0].base_sequence if self._batches else self.topic.distribution_point
+            self.move_to(min(found, self.topic.distribution_point))
+        self._batches.clear()
+        return None
+
+    # ------------------------------------------------------------------ operators
+
+    def empty(self) -> None:
+        """Drop everything: ready, in flight and deferred. Counters are kept."""
+        self._state = None
+        self.cursor = self.topic.distribution_point
+        self._requeued.clear()
+        self._deferred.clear()
+        self._aside.clear()
+        self._holes.clear()
+        self._hole_messages = 0
+        self._next_timeout_ns = None
+        self._capped.clear()
+        self._batches.clear()
+        for consumer in self.consumers:
+            consumer.in_flight.clear()
+            self.refresh(consumer)
+
+    def peek(self, state: State) -> Iterator[Waiting]:
+        """The messages in this state, in the order of their delivery. To be used up before anything else happens."""
+        if state == "requeued":
+            for sequence, attempts, held in self._requeued:
+                yield Waiting(state, sequence, attempts, 0, held)
+        elif state == "deferred":
+            for due_ns, sequence, attempts in self._deferred:
+                yield Waiting(state, sequence, attempts, due_ns, self._deferred.held(sequence))
+        else:
+            start = self.cursor
+            for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+                yield from (Waiting(state, sequence) for sequence in range(start, hole[0]))
+                start = hole[1]
+
+    def move_for(self, sequence: int) -> Move:
+        """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
+        point = self.topic.distribution_point
+        to = min(sequence, point)
+        before = max(0, to - self.cursor)
+        before -= sum(min(end, to) - start for start, end in self._holes if start < to)
+        before += sum(unfinished < to for unfinished, _ in self.unfinished())
+        before += sum(deferred < to for deferred in self._deferred.sequences())
+        in_flight = self.in_flight_count
+        waiting = self.depth + in_flight + self.deferred_count
+        skipped = 0 if to <= self.topic.log.first_sequence else before
+        return Move(self.cursor, to, (point - to) - (waiting - before), skipped, in_flight)
+
+    def seek(self, sequence: int) -> Move:
+        """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
+
+        Every message from there on is delivered, attempts counted from 1, whatever has become of it; only those that
+        their publisher deferred wait for their time. With every message before it the channel is done; unless it goes
+        back to the beginning of the log: then it keeps what it has of messages that are no longer there. What is in
+        flight cannot be finished any more. Counters are kept.
+        """
+        move = self.move_for(sequence)
+        to = move.to_sequence
+        keeps_before = to <= self.topic.log.first_sequence
+        deferred = DeferredMessages()
+        for due_ns, each, attempts in self._deferred:
+            if keeps_before if each < to else not attempts:
+                deferred.add(due_ns, range(each, each + 1), attempts, self._deferred.held(each))
+        given_up, taken = self._aside.take_all_waiting(), list(self._aside)
+        requeued = list(self._requeued)
+        for consumer in self.consumers:
+            for message_id, delivery in consumer.in_flight.items():
+                requeued.append((delivery.sequence_of(message_id), delivery.attempts, delivery.held))
+        self.empty()
+        self.cursor = to
+        self._deferred = deferred
+        for start, end in spans(sorted(each for each in deferred.sequences() if each >= to)):
+            self.skip(start, end)
+        if keeps_before:
+            self._requeued.extend(entry for entry in requeued if entry[0] < to)
+            self._aside.hold(message for message in taken if message.sequence < to)
+            for message in given_up:
+                if message.sequence < to:
+                    self._aside.give_up(message)
+        return move
+
+    # ------------------------------------------------------------------ messages that are set aside
+
+    @property
+    def given_up(self) -> int:
+        """Messages that wait to be taken to the dead-letter topic."""
+        return self._aside.waiting
+
+    def take_given_up(self, at_most: int) -> list[Aside]:
+        """Take some of these, to move them. Then `dispose` of them, or `put_back` what could not be moved."""
+        return self._aside.take(at_most)
+
+    def waiting_from(self, sequence: int) -> list[tuple[int, int]]:
+        """Where ready and deferred messages lie, from a sequence on: [start, end), ascending."""
+        others = chain((entry[0] for entry in self._requeued), self._deferred.sequences())
+        found = [*spans(sorted(each for each in others if each >= sequence))]
+        start = max(self.cursor, sequence)
+        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+            if start < hole[0]:
+                found.append((start, hole[0]))
+            start = max(start, hole[1])
+        return sorted(found)
+
+    def withdraw(self, sequences: Collection[int]) -> list[Aside]:
+        """Take those of these messages that are not in flight: nobody gets them meanwhile. Then as above."""
+        self._state = None
+        wanted = set(sequences)
+        found = [Aside(*entry[:2], None, entry[2]) for entry in self._requeued if entry[0] in wanted]
+        if found:
+            self._requeued = deque(entry for entry in self._requeued if entry[0] not in wanted)
+        found += self._aside.take_of(wanted)
+        found += [
+            Aside(sequence, attempts, None, held)
+            for sequence, attempts, held in self._deferred.withdraw(wanted)
+        ]
+        wanted.difference_update([message.sequence for message in found])
+        found += self._withdraw_fresh(sorted(wanted))
+        self._aside.hold(found)
+        return found
+
+    def _withdraw_fresh(self, wanted: list[int]) -> list[Aside]:
+        """Make holes where these are, as far as the cursor is yet to come there."""
+        found: list[int] = []
+        start = self.cursor
+        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
+            found += wanted[bisect_left(wanted, start) : bisect_left(wanted, hole[0])]
+            start = hole[1]
+        if found:
+            self._hole_messages += len(found)
+            merged: deque[tuple[int, int]] = deque()
+            for start, end in sorted(chain(self._holes, spans(found))):
+                if merged and merged[-1][1] == start:
+                    start, _ = merged.pop()
+                merged.append((start, end))
+            self._holes = merged
+            self.move_to(self.cursor)
+        ephemeral = self.topic.ephemeral
+        held = map(self.topic.batch_holding, found) if ephemeral else repeat(None)
+        return [Aside(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
+
+    def dispose(self, messages: Iterable[Aside]) -> int:
+        """Be done with messages that were taken; returns how many of them were not dropped meanwhile."""
+        self._state = None
+        return len(self._aside.release(messages))
+
+    def put_back(self, messages: Iterable[Aside]) -> None:
+        """Have messages again that were taken, but for those that were dropped meanwhile."""
+        self._state = None
+        for message in self._aside.release(messages):
+            self._come_back(message)
+
+    def cancel(self, sequences: Collection[int]) -> list[int]:
+        """Drop those of these messages that are deferred, and return them."""
+        self._state = None
+        return [released.sequence for released in self._deferred.withdraw(sequences)]
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self) -> ChannelState:
+        """What has to be kept of it. While nothing of that changes it is the same object each time."""
+        if self._state is None:
+            self._state = ChannelState(
+                self.name,
+                self._paused,
+                self._changes,
+                self.cursor,
+                # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
+                tuple(self._holes),
+                tuple(self._requeued),
+                tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight]),
+                self._deferred.copy(),
+                tuple(self._aside),
+            )
+        return self._state
+
+    @classmethod
+    def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":
+        """The channel of a snapshot.
+
+        Args:
+            topic: Its topic; the distribution point is restored already.
+            state: What became of a `ChannelState`, out of JSON.
+            log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
+                `--sync=interval`, and is then cut back to it.
+
+        Raises:
+            KeyError, TypeError, ValueError: `state` is not a snapshot.
+        """
+        channel = cls(topic, str(state["name"]), min(int(state["cursor"]), log_end))
+        channel.paused = bool(state["paused"])
+        channel.configure(state.get("settings", {}))
+        for start, end in state["holes"]:
+            channel.skip(int(start), min(int(end), log_end))
+        # Who had it in flight is gone.
+        unfinished = sorted(
+            (int(s), int(n), Reason(*given_up) if given_up else Reason.CONNECTION_LOST)
+            for s, n, *given_up in state["unfinished"]
+            if s < log_end
+        )
+        for sequence, attempts, reason in unfinished:
+            channel._come_back(Aside(sequence, attempts, reason))
+        channel._deferred = DeferredMessages.restore(state["deferred"], log_end)
+        return channel

@@ -1,0 +1,615 @@
+"""A topic: one log, the channels over it, and the point up to which the channels may read.
+
+The *distribution point* is the sequence up to which messages belong to the channels. It is the end of the topic,
+except while the topic is paused or has no channel: then it stays put, and what arrives waits behind it for the
+first channel, or for the pause to end.
+
+The end of the topic is the end of the log as far as `accept` was told of it: while a thread appends, the log may be
+ahead of it for a moment.
+"""
+
+import json
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from ...log import Log, RecordBatch
+from ...log.times import sequence_at
+from ...protocol import is_ephemeral
+from .batch import Batch, make_batches
+from .cache import BatchCache
+from .channel import Channel
+from .channel_state import ChannelState, encode_rows
+from .deferred import DeferredMessages, Waiting, WaitingMessages
+from .note import only_channel
+from .settings import SettingsError, TopicSettings, change
+
+STATE_FORMAT = 1
+_NS_PER_MS = 1_000_000
+_CHANNEL_COST = 10
+_STEP_COST = 1000
+"""A message counts 1: a step takes about half a millisecond."""
+_REDELIVERY_READ_BYTES = 16 * 1024
+"""Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+_READ_BATCHES = 64
+"""As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
+
+
+class StateError(ValueError):
+    """A topic's saved state is not one this program can read."""
+
+
+class Checkpoint:
+    """A topic at one moment, on its way to disk.
+
+    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
+    (no dead letter before this sequence has to be looked at at a restart), ephemeral_needed (the oldest sequence that
+    the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after last, due_ns]],
+    with the channel behind them if only one is to get the messages, channels (see `ChannelState`).
+
+    Args:
+        head: The first seven of these.
+        waiting: A copy of the topic's.
+        durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
+        buried: A copy of the topic's.
+
+    Attributes:
+        buried: See `Topic.buried`.
+        parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
+        first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
+        all_needed: The sequence from which on it would read all that comes; before it only those messages of its
+            channels that are unfinished; likewise.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        waiting: WaitingMessages,
+        durable: list[ChannelState],
+        ephemeral: list[ChannelState],
+        buried: "list[tuple[Topic, bytes]]",
+    ) -> None:
+        self.parts: list[bytes] = []
+        self.buried = buried
+        self.first_needed = self.all_needed = min(int(head["distribution_point"]), int(head["settled"]))
+        self._head = head
+        self._waiting = waiting
+        self._durable = durable
+        self._ephemeral = ephemeral
+
+    def encode(self) -> Iterator[int]:
+        """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        waiting = "[]"
+        if self._waiting:
+            waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
+            self.all_needed = min(self.all_needed, lowest)
+        self.all_needed = min([self.all_needed, *(c.cursor for c in chain(self._durable, self._ephemeral))])
+        cost = 0
+        for channel in chain(self._durable, self._ephemeral):
+            if channel.parts:
+                continue
+            for messages in channel.encode():
+                cost += messages
+                if cost >= _STEP_COST:
+                    yield cost
+                    cost = 0
+            cost += _CHANNEL_COST
+        ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
+        durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
+        self.first_needed = min(self.all_needed, durable, ephemeral)
+        head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
+        self.parts = [f'{head[:-1]},"waiting_deferred":{waiting},"channels":['.encode()]
+        for number, channel in enumerate(self._durable):
+            if number:
+                self.parts.append(b",")
+            self.parts += channel.parts
+        self.parts.append(b"]}")
+
+    @property
+    def content(self) -> bytes:
+        """The same in one piece."""
+        return b"".join(self.parts)
+
+    def unfinished_before(self, sequence: int) -> list[int]:
+        """The messages before `all_needed`, and before this, that it would read; ascending."""
+        found: set[int] = set()
+        for channel in chain(self._durable, self._ephemeral):
+            if channel.first_needed < sequence:
+                found.update(each for each in channel.sequences() if each < sequence)
+        return sorted(found)
+
+
+def _row(waiting: Waiting) -> tuple[Any, ...]:
+    only = () if waiting.channel is None else (waiting.channel,)
+    return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
+
+
+class Topic:
+    """One topic, synchronous and pure but for reading its log.
+
+    Args:
+        name: A valid topic name.
+        log: Where its messages lie; the topic does not close it.
+        cache: The broker's decoded batches.
+        mem_queue_size: How many of the newest messages to keep decoded.
+        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
+        defaults: Its settings, but for those that `configure` changes.
+
+    Attributes:
+        distribution_point: See above.
+        paused: Nothing is distributed.
+        settings: Those in force.
+        ephemeral: It lives in memory only.
+        message_count, message_bytes: Published since the broker started; bytes of bodies.
+        expired_count, dropped_count: Messages dropped since then before any channel had them: they had waited for
+            longer than `ttl_ms`, or there were too many.
+        ttl_ns: The setting `ttl_ms`, 0 if there is none.
+        may_refuse: Whether `why_full` ever says anything.
+        buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
+            are not in the channels any more, but the state saved last does not know yet.
+        has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: Log,
+        cache: BatchCache,
+        mem_queue_size: int,
+        e2e_window_ns: int = 0,
+        defaults: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
+    ) -> None:
+        self.name = name
+        self._defaults = defaults
+        self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self.configure({})
+        self.log = log
+        self.e2e_window_ns = e2e_window_ns
+        self.channels: dict[str, Channel] = {}
+        self.paused = False
+        self.message_count = 0
+        self.message_bytes = 0
+        self.expired_count = 0
+        self.dropped_count = 0
+        self.ephemeral = is_ephemeral(name)
+        self.has_distributed_deferred = False
+        self.distribution_point = self._first = log.first_sequence
+        self._end = log.next_sequence
+        self._cache = cache
+        self._mem_queue_size = mem_queue_size
+        # (first, after last) of the newest batches, as many as mem_queue_size allows, ascending. They are in the
+        # cache, unless it had no room: it alone holds them, so that its limit is one.
+        self._recent: deque[tuple[int, int]] = deque()
+        self._recent_messages = 0
+        # The same of batches that were read, the latest last.
+        self._read: deque[tuple[int, int]] = deque(maxlen=_READ_BATCHES)
+        self._last_held: Batch | None = None  # requeued messages tend to be neighbours
+        # Deferred by their publisher, or for one channel only, and behind the distribution point.
+        self._waiting = WaitingMessages()
+        self.buried: list[tuple[Topic, bytes]] = []
+        # The first sequence of the dead letters here, by their note, whose channels may yet have them in their saved
+        # states, ascending.
+        self._unsettled: dict[bytes, int] = {}
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
+        self.settings, self._changes = change(self._defaults, self._changes, changes)
+        self.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
+        self.may_refuse = self.settings.is_limited and self.settings.when_full == "reject"
+
+    @property
+    def depth(self) -> int:
+        """Messages waiting for a channel, or for the pause to end."""
+        point = self.distribution_point
+        # A bounded memory may have lost the place of a deferred message, though not the message.
+        return self._end - point - self._waiting.messages_from(point)
+
+    @property
+    def backend_depth(self) -> int:
+        """The part of `depth` that would have to be read from disk."""
+        return min(self.depth, max(0, self.cached_from - self.distribution_point))
+
+    @property
+    def cached_from(self) -> int:
+        """The first sequence from which on messages are decoded in memory."""
+        while self._recent and (self.name, self._recent[0][0]) not in self._cache:
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+        return self._recent[0][0] if self._recent else self._end
+
+    # ------------------------------------------------------------------ publishing
+
+    def accept(self, records: Sequence[RecordBatch]) -> None:
+        """Take records that are now in the log: remember them decoded, and distribute them."""
+        self._end = records[-1].next_sequence
+        for record in records:
+            self.message_count += record.count
+            self.message_bytes += record.messages.body_bytes
+            if record.note and not record.due_ns:
+                # A channel that was moved back may give up the very same again: it goes to the end.
+                self._unsettled.pop(record.note, None)
+                self._unsettled[record.note] = record.base_sequence
+        for batch in make_batches(records):
+            if batch.due_ns:
+                held = batch if self.ephemeral else None
+                sequences = range(batch.base_sequence, batch.next_sequence)
+                self._waiting.add(Waiting(sequences, batch.due_ns, batch.channel, held))
+            else:
+                self._remember(batch)
+        self.distribute()
+        self._follow_log()
+
+    def _remember(self, batch: Batch) -> None:
+        self._cache.put(self.name, batch)
+        self._recent.append((batch.base_sequence, batch.next_sequence))
+        self._recent_messages += len(batch)
+        # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
+        while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+            self._cache.discard((self.name, start))
+
+    def _follow_log(self) -> None:
+        """Take note of what a log that is bounded has dropped at its beginning."""
+        if self.log.first_sequence > self._first:
+            self._first = self.log.first_sequence
+            self.distribution_point = max(self.distribution_point, self._first)
+            for channel in self.channels.values():
+                channel.move_to(self._first)
+
+    def distribute(self) -> None:
+        """Let the channels have what is behind the distribution point, unless it is frozen."""
+        end = self._end
+        nothing = end == self.distribution_point and not self._waiting
+        if self.paused or not self.channels or nothing:
+            return
+        self.has_distributed_deferred |= bool(self._waiting)
+        count = self.depth
+        deferred = list(self._waiting)
+        self.distribution_point = end
+        for channel in self.channels.values():
+            channel.arrived(count)
+            for waiting in deferred:
+                sequences = waiting.sequences
+                if waiting.channel is None or waiting.channel == channel.name:
+                    channel.arrived(len(sequences))
+                    channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
+                else:
+                    channel.skip(sequences.start, sequences.stop)
+        self._waiting = WaitingMessages()
+
+    # ------------------------------------------------------------------ limits
+
+    @property
+    def oldest_waiting(self) -> int:
+        """The oldest sequence that some channel has yet to deliver, or that waits for one; the end if there is none."""
+        cursors = [channel.cursor for channel in self.channels.values()]
+        return min(cursors, default=self.distribution_point)
+
+    def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
+        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
+
+        Those that are on their way to the log already count as waiting.
+        """
+        limits = self.settings
+        if not self.may_refuse:
+            return ""
+        if limits.max_messages:
+            waiting = self.depth + max((channel.depth for channel in self.channels.values()), default=0)
+            waiting += coming_messages
+            if waiting + messages > limits.max_messages:
+                return self._no_room(waiting, messages, "messages", limits.max_messages)
+        if limits.max_bytes:
+            waiting = self.log.bytes_from(self.oldest_waiting) + coming_bytes
+            if waiting + size > limits.max_bytes:
+                return self._no_room(waiting, size, "bytes", limits.max_bytes)
+        return ""
+
+    def _no_room(self, waiting: int, more: int, unit: str, limit: int) -> str:
+        if more > limit:
+            return f"topic {self.name} cannot take {more} {unit} at once: max_{unit} is {limit}"
+        return f"topic {self.name} is full: {waiting} {unit} wait, {more} more are too many: max_{unit} is {limit}"
+
+    def make_room(self) -> None:
+        """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
+        limits = self.settings
+        if not limits.drops:
+            return
+        if limits.max_messages:
+            for channel in self.channels.values():
+                if (excess := channel.depth + self.depth - limits.max_messages) > 0:
+                    channel.drop_oldest(min(excess, channel.ready_count))
+            if (excess := self.depth - limits.max_messages) > 0:
+                self.dropped_count += self._pass_over(self._after_waiting(excess))
+        if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
+            sequence = self.log.last_bytes(limits.max_bytes)
+            for channel in self.channels.values():
+                channel.dropped_count += channel.pass_over(sequence)
+            self.dropped_count += self._pass_over(sequence)
+
+    def published_ns(self, sequence: int) -> int:
+        """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
+
+        Reads the log; may be called in a thread. Raises LogReadError.
+        """
+        if carried := self.log.read_straggler(sequence):
+            return carried[0].timestamp_ns
+        header = next(self.log.headers(sequence), None)
+        return header.timestamp_ns if header is not None else 0
+
+    def first_since(self, timestamp_ns: int) -> int:
+        """The first sequence published at this time or later. Reads the log; raises LogReadError."""
+        return sequence_at(self.log, timestamp_ns)
+
+    def expire_before(self, sequence: int) -> None:
+        """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
+        for channel in self.channels.values():
+            channel.expired_count += channel.pass_over(sequence)
+        self.expired_count += self._pass_over(sequence)
+
+    def _after_waiting(self, count: int) -> int:
+        """The sequence after the first `count` of the messages that `depth` counts."""
+        to = self.distribution_point
+        for waiting in self._waiting:
+            start = waiting.sequences.start
+            if to + count < start:
+                break
+            if start >= to:
+                count, to = count - (start - to), waiting.sequences.stop
+        return to + count
+
+    def _pass_over(self, sequence: int) -> int:
+        """Move the distribution point, and count what that drops. What waits for its time does so further on."""
+        for waiting in self._waiting:
+            if waiting.sequences.start < sequence < waiting.sequences.stop:
+                sequence = waiting.sequences.stop
+        sequence = min(sequence, self._end)
+        point = self.distribution_point
+        if sequence <= point:
+            return 0
+        before = self.depth
+        for channel in self.channels.values():
+            channel.skip(point, sequence)
+        self.distribution_point = sequence
+        return before - self.depth
+
+    # ------------------------------------------------------------------ reading
+
+    def fetch(self, sequence: int) -> list[Batch]:
+        """Batches from the one that holds `sequence` on; the first may begin later if messages are missing there.
+
+        Empty at the end of the log. Raises LogReadError.
+        """
+        cached = self._cache.get((self.name, sequence))
+        if cached is not None:
+            return [cached]
+        return self._read_log(self.log.read(sequence))
+
+    def _read_log(self, records: Sequence[RecordBatch]) -> list[Batch]:
+        batches = make_batches(records)
+        for batch in batches:
+            self._cache.put(self.name, batch)
+            self._read.append((batch.base_sequence, batch.next_sequence))
+        return batches
+
+    def batch_holding(self, sequence: int) -> Batch | None:
+        """The batch with this very message, or None if the log no longer has it. Raises LogReadError."""
+        held = self._last_held
+        if held is not None and held.base_sequence <= sequence < held.next_sequence:
+            return held
+        batch = self._cached_holding(sequence)
+        if batch is None:
+            for batch in self._read_log(self.read_scattered(sequence, _REDELIVERY_READ_BYTES)):
+                if batch.base_sequence <= sequence < batch.next_sequence:
+                    break
+            else:
+                return None
+        self._last_held = batch
+        return batch
+
+    def read_scattered(self, sequence: int, max_bytes: int) -> list[RecordBatch]:
+        """As `Log.read`, for a message that may have been carried forward; may be called in a thread."""
+        records: list[RecordBatch] = []
+        if sequence >= self.log.first_sequence:
+            records = self.log.read(sequence, max_bytes)
+        if not records or records[0].base_sequence > sequence:
+            records = self.log.read_straggler(sequence) or records
+        return records
+
+    def timestamp_in_memory(self, sequence: int) -> int | None:
+        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        batch = self._cached_holding(sequence)
+        return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
+
+    def _cached_holding(self, sequence: int) -> Batch | None:
+        recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
+        spans = [self._recent[recent]] if recent >= 0 else []
+        for start, after in chain(spans, self._read):
+            if start <= sequence < after:
+                batch = self._cache.get((self.name, start))
+                if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
+                    return batch
+        return None
+
+    # ------------------------------------------------------------------ operators
+
+    def add_channel(self, name: str) -> Channel:
+        """The channel of this name, made if need be: it begins at the distribution point."""
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = self.channels[name] = Channel(self, name, self.distribution_point)
+            self.distribute()
+        return channel
+
+    def remove_channel(self, channel: Channel) -> None:
+        """Delete a channel: its messages are dropped, its consumers' connections closed."""
+        if self.channels.get(channel.name) is channel:
+            del self.channels[channel.name]
+            for consumer in list(channel.consumers):
+                channel.remove(consumer)
+                consumer.close()
+            channel.empty()  # an alarm may yet keep it in memory for a while
+
+    def pause(self) -> None:
+        """Freeze the distribution point."""
+        self.paused = True
+
+    def unpause(self) -> None:
+        """Let it move on."""
+        self.paused = False
+        self.distribute()
+
+    def empty(self) -> None:
+        """Drop what is behind the distribution point; channels keep what they have."""
+        for channel in self.channels.values():
+            channel.skip(self.distribution_point, self._end)
+        self._waiting = WaitingMessages()
+        self.distribution_point = self._end
+
+    def close(self) -> None:
+        """Let go of everything: the topic is being deleted, or the broker stops."""
+        for topic, note in self.buried:
+            topic.settle(note)  # no saved state has them any more
+        self.buried.clear()
+        for channel in list(self.channels.values()):
+            self.remove_channel(channel)
+        self._recent.clear()
+        self._recent_messages = 0
+        self._read.clear()
+        self._last_held = None
+        self._cache.forget_topic(self.name)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @staticmethod
+    def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
+        """The oldest sequence that a topic restored from this snapshot would read, but for those carried forward."""
+        needed = [int(state["distribution_point"]), int(state.get("settled", state["end"]))]
+        needed += [int(start) for start, *_ in state["waiting_deferred"]]
+        unfinished = [int(state["ephemeral_needed"])]
+        for channel in state["channels"]:
+            needed.append(int(channel["cursor"]))
+            unfinished += [sequence for sequence, *_ in channel["unfinished"]]
+            unfinished += DeferredMessages.restore(channel["deferred"]).sequences()
+        return min(chain(needed, (sequence for sequence in unfinished if not is_carried(sequence))))
+
+    def is_carried(self, sequence: int) -> bool:
+        """Whether a message was carried forward, and the file that had it is gone. Raises LogReadError."""
+        return sequence < self.log.first_sequence and bool(self.log.read_straggler(sequence))
+
+    def checkpoint(self) -> "Checkpoint":
+        """The topic and its channels as they are now."""
+        return Checkpoint(
+            {
+                "format": STATE_FORMAT,
+                "name": self.name,
+                "paused": self.paused,
+                "settings": self._changes,
+                "distribution_point": self.distribution_point,
+                "end": self._end,
+                "settled": self._settled,
+            },
+            self._waiting.copy(),
+            [c.state() for c in self.channels.values() if not c.ephemeral],
+            [c.state() for c in self.channels.values() if c.ephemeral],
+            self.buried.copy(),
+        )
+
+    def saved(self, checkpoint: "Checkpoint") -> "list[Topic]":
+        """Take note that a checkpoint is on disk; returns the topics that have to be saved for that reason."""
+        del self.buried[: len(checkpoint.buried)]
+        for topic, note in checkpoint.buried:
+            topic.settle(note)
+        return list({topic: None for topic, _ in checkpoint.buried})
+
+    # ------------------------------------------------------------------ dead letters
+
+    @property
+    def _settled(self) -> int:
+        return next(iter(self._unsettled.values()), self._end)
+
+    @property
+    def unsettled(self) -> Mapping[bytes, int]:
+        """The dead letters here that may be in the saved states of their channels, too: note and first sequence."""
+        return self._unsettled
+
+    def id_at(self, sequence: int) -> str | None:
+        """The id of a message, 16 hex digits; None if the log has not got it. Raises LogReadError; for any thread."""
+        for record in self.read_scattered(sequence, 1):
+            if record.base_sequence <= sequence < record.next_sequence:
+                return f"{record.first_id + sequence - record.base_sequence:016x}"
+        return None
+
+    def settle(self, note: bytes) -> None:
+        """Take note that dead letters are not in the saved state of the channel they come from any more."""
+        self._unsettled.pop(note, None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same at once, as JSON data: for a topic that nobody waits for."""
+        checkpoint = self.checkpoint()
+        for _ in checkpoint.encode():
+            pass
+        data: dict[str, Any] = json.loads(checkpoint.content)
+        return data
+
+    def restore(self, state: dict[str, Any] | None) -> bool:
+        """Take up a snapshot, and what came into the log after it.
+
+        Args:
+            state: None if none was ever written: the topic then has its log and no channel.
+
+        Returns:
+            Whether the snapshot was ahead of the log, after a power cut with `--sync=interval`. Then save a new one
+            before anything is published: sequences that the old one takes for finished are going to be used again.
+
+        Raises:
+            StateError: It is not a snapshot of this topic.
+            LogReadError: The operating system refused.
+        """
+        end, scanned, ahead = self._end, self._first, False
+        unsettled = scanned
+        if state is not None:
+            try:
+                ahead = int(state["end"]) > end
+                scanned = min(int(state["end"]), end)
+                unsettled = min(int(state.get("settled", scanned)), scanned)
+                self._take_up(state)
+            except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
+                raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
+        self._scan(scanned, unsettled)
+        self.distribute()
+        return ahead
+
+    def _scan(self, new: int, unsettled: int) -> None:
+        """Look for what is not to be read in its turn, from one sequence on, and for dead letters, from another on."""
+        for header in self.log.headers(min(new, unsettled)):
+            note = b""
+            if header.note_bytes:
+                read = self.log.read(header.base_sequence, 1)
+                note = next((r.note for r in read if r.base_sequence == header.base_sequence), b"")
+            if header.due_ns and header.base_sequence >= new:
+                sequences = range(header.base_sequence, header.next_sequence)
+                self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
+            elif note and not header.due_ns and header.base_sequence >= unsettled:
+                self._unsettled[note] = header.base_sequence
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        if state["format"] != STATE_FORMAT:
+            raise StateError(f"its format is {state['format']}, this program reads {STATE_FORMAT}")
+        if state["name"] != self.name:
+            raise StateError(f"it is the state of topic {state['name']}")
+        end = self._end
+        self.paused = bool(state["paused"])
+        self.configure(state.get("settings", {}))
+        self.distribution_point = max(self._first, min(int(state["distribution_point"]), end))
+        for first, after, due_ns, *only in state["waiting_deferred"]:
+            if first < end:
+                sequences = range(int(first), min(int(after), end))
+                self._waiting.add(Waiting(sequences, int(due_ns), str(*only) if only else None))
+        for channel_state in state["channels"]:
+            channel = Channel.restore(self, channel_state, end)
+            channel.move_to(self._first)
+            self.channels[channel.name] = channel

@@ -1,0 +1,237 @@
+"""The data folder: who owns it, what topics lie in it, and their saved state.
+
+broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
+spare-room                      see `SpareRoom`
+topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
+    state.json                  `Checkpoint`: pause flags, channels, what is unfinished; with a "crc32" before it
+    00000000000000000000.log    segments of its log
+topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
+topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
+
+In the JSON files "crc32", eight hex digits, is of all that follows it and the comma: a number that has changed on the
+disk would else be as good as any, and messages be skipped by it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from ...log import Files, OpenFiles, reasonable_limit
+from ...protocol import is_valid_name
+from ..errors import StartupError
+from ..state.broker import COUNTER_BITS
+from .spare_room import SpareRoom
+
+logger = logging.getLogger("trio_nsq.broker")
+
+FORMAT = 1
+SUFFIX = ".topic"
+STATE_FILE = "state.json"
+BROKER_FILE = "broker.json"
+NSQD_FILE = "nsqd.dat"
+_RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
+_IDS_PER_SECOND_BITS = 20
+_CHECKED_FROM = len('{"crc32":"00000000",')
+ID_RESERVE = 2**32
+"""Ids reserved at a time: after a crash the broker goes on above all it can have used."""
+
+
+class DataFolder:
+    """A data folder, locked against any other broker until `close`.
+
+    Args:
+        path: Made if it is missing; its parent must be there.
+        files: The file system; a test may bring its own.
+
+    Attributes:
+        open_files: The topics' logs share it.
+
+    Raises:
+        StartupError: It cannot be used.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self.path = path
+        self.files = files or Files()
+        self._spare_room = SpareRoom(path / "spare-room", self.files)
+        self.open_files = OpenFiles(self.files, reasonable_limit())
+        try:
+            self.files.make_folder(path)
+            self._lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            if not path.parent.is_dir():
+                raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+            if path.exists() and not path.is_dir():
+                raise StartupError(f"--data-path: {path} is not a folder") from exc
+            raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StartupError(f"--data-path: {self.path} is in use by another broker") from exc
+        if (self.path / NSQD_FILE).exists() and not (self.path / BROKER_FILE).exists():
+            raise StartupError(
+                f"--data-path: {self.path} holds the queues of an nsqd. Choose another folder; to bring the queues "
+                f"over, stop nsqd and run 'qcli log import {self.path} --data-path ANOTHER' first"
+            )
+        topics = self.path / "topics"
+        try:
+            self.files.make_folder(topics)
+            # A broker that was killed may have made names that are there, but not stable yet.
+            self.files.sync_folder(topics)
+            if not (self.path / BROKER_FILE).exists():
+                self.files.sync_folder(self.path)
+                self._sync_parent()
+        except OSError as exc:
+            raise StartupError(f"--data-path: cannot write to {self.path}: {exc.strerror}") from exc
+
+    def _sync_parent(self) -> None:
+        try:
+            self.files.sync_folder(self.path.parent)
+        except PermissionError:
+            pass  # then it was somebody else who made a folder there
+
+    def close(self) -> None:
+        """Let another broker have it."""
+        os.close(self._lock_fd)
+
+    # ------------------------------------------------------------------ ids
+
+    def first_id(self) -> int:
+        """A counter value above every id given out so far; `reserve_ids` before using it. Raises StartupError.
+
+        It is at least the time in seconds times 2**20, so that ids do not repeat even when the folder is wiped.
+        """
+        path = self.path / BROKER_FILE
+        saved = 0
+        if path.exists():
+            try:
+                saved = decode_ids(path.read_bytes())
+            except OSError as exc:
+                raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+            except ValueError as exc:
+                advice = "if you move it away, ids go on from the machine's clock, which has to be right then"
+                raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
+        elif any((self.path / "topics").iterdir()):
+            logger.warning("%s is missing: ids go on from the machine's clock, which has to be right", path)
+        by_time = int(time.time()) << _IDS_PER_SECOND_BITS
+        return max(saved, by_time) % (1 << COUNTER_BITS)
+
+    def reserve_ids(self, below: int) -> None:
+        """Remember that ids below this may be used. Raises OSError."""
+        content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
+        self._spare_room.replace(self.path / BROKER_FILE, content + b"\n")
+
+    # ------------------------------------------------------------------ topics
+
+    def topic_folder(self, name: str) -> Path:
+        """Where a topic's files lie."""
+        return self.path / "topics" / (name + SUFFIX)
+
+    def import_folder(self, name: str) -> Path:
+        """Where a topic's files lie while it is being imported."""
+        return self.path / "topics" / f"{name}{SUFFIX}-importing"
+
+    def topic_names(self) -> Iterator[str]:
+        """The topics that have a folder, sorted. What a deletion or an import left unfinished is removed.
+
+        Raises:
+            StartupError: The folder cannot be read.
+        """
+        topics = self.path / "topics"
+        try:
+            paths = sorted(topics.iterdir())
+        except OSError as exc:
+            raise StartupError(f"cannot read {topics}: {exc.strerror}") from exc
+        for path in paths:
+            if _RETIRED.search(path.name):
+                self.remove_retired(path)
+            elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
+                yield path.name.removesuffix(SUFFIX)
+
+    def read_state(self, name: str) -> dict[str, Any] | None:
+        """A topic's saved state; None if there is none. Raises StartupError."""
+        path = self.topic_folder(name) / STATE_FILE
+        if not path.exists():
+            return None
+        try:
+            return decode_checked(path.read_bytes())
+        except OSError as exc:
+            raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
+        except ValueError as exc:
+            advice = "if you move it away, the topic has no channel, and all messages in its log wait for a first one"
+            raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
+
+    def write_state(self, name: str, content: bytes) -> None:
+        """Save a topic's state, a JSON object, atomically and durably. Raises OSError."""
+        folder = self.topic_folder(name)
+        self.files.make_folder(folder)
+        self._spare_room.replace(folder / STATE_FILE, encode_checked(content))
+
+    def retire_topic(self, name: str) -> Path | None:
+        """Put a topic's folder out of use, in one step; who has its files open may go on.
+
+        Returns:
+            What is then to be removed; None if the topic has no folder.
+
+        Raises:
+            OSError: The folder is as it was.
+        """
+        folder = self.topic_folder(name)
+        if not folder.exists():
+            return None
+        retired = folder.with_name(f"{folder.name}-deleted-{time.time_ns()}")
+        self.files.rename(folder, retired)
+        try:
+            self.files.sync_folder(folder.parent)
+        except OSError:
+            self.files.rename(retired, folder)
+            raise
+        return retired
+
+    def remove_retired(self, folder: Path) -> None:
+        """Remove what is left of a deleted topic; what resists is tried again at the next start."""
+        self.files.remove_folder(folder)
+
+
+def encode_checked(content: bytes) -> bytes:
+    """A JSON object that is not empty, with a checksum put in front."""
+    rest = content[1:]
+    return b'{"crc32":"%08x",%s' % (crc32(rest), rest)
+
+
+def decode_checked(content: bytes) -> dict[str, Any]:
+    """What was encoded; objects without a checksum, as people write them, are taken, too.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    state = json.loads(content)
+    if not isinstance(state, dict):
+        raise ValueError("it holds no JSON object")
+    noted = state.pop("crc32", None)
+    if noted is not None and noted != f"{crc32(content.rstrip()[_CHECKED_FROM:]):08x}":
+        raise ValueError("its checksum does not match what it says")
+    return state
+
+
+def decode_ids(content: bytes) -> int:
+    """What `DataFolder.reserve_ids` has written. Raises ValueError."""
+    state = decode_checked(content)
+    next_id = state.get("next_id")
+    if state.get("format") != FORMAT or not isinstance(next_id, int):
+        raise ValueError("it is from another version of this program, or none of its files")
+    return next_id

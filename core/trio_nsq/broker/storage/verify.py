@@ -1,0 +1,195 @@
+"""Checking a data folder without a broker, or beside one: each topic's log, and its saved state against it."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ...log import Files, MemoryLog
+from ...log.scan import Finding, Kind
+from ...log.scan_stragglers import scan_stragglers
+from ...log.verify import LogReport, Progress, verify_log
+from ...protocol import is_valid_name
+from ..state.cache import BatchCache
+from ..state.deferred import DeferredMessages
+from ..state.topic import StateError, Topic
+from .data_folder import BROKER_FILE, STATE_FILE, SUFFIX, decode_checked, decode_ids
+
+
+def topic_name(folder: Path) -> str:
+    """The name of the topic in this folder."""
+    return folder.resolve().name.removesuffix(SUFFIX)
+
+
+def topic_folders(data_path: Path) -> list[Path]:
+    """The topics' folders in a data folder, sorted. Raises OSError."""
+    folders = (path for path in (data_path / "topics").iterdir() if path.name.endswith(SUFFIX))
+    return sorted(folder for folder in folders if is_valid_name(topic_name(folder)))
+
+
+def verify_broker_file(data_path: Path) -> list[Finding]:
+    """What is wrong with `broker.json`. Raises OSError."""
+    path = data_path / BROKER_FILE
+    try:
+        decode_ids(path.read_bytes())
+    except FileNotFoundError:
+        return []  # no broker has run here yet
+    except ValueError as exc:
+        what = f"damaged, or from another version of this program ({exc}); a broker does not start over it"
+        return [_damage(path, what)]
+    return []
+
+
+def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
+    """Read all of a topic's log, and compare its saved state with it. Arguments as `verify_log`.
+
+    Raises:
+        LogReadError, OSError: The operating system refused.
+    """
+    path = folder / STATE_FILE
+    # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
+    # what is deleted at its beginning, no state needs that was saved later, unless it was carried forward before.
+    before = _read(path)
+    report = verify_log(folder, files=files, progress=progress)
+    is_carried = _check_stragglers(folder, files or Files(), report)
+    after = _read(path)
+    if after is None:
+        if report.segments:
+            what = "missing: no channel is known, and every message waits for a first one"
+            report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
+        return report
+    try:
+        for content in (before, after):
+            if content is not None:
+                _restore(folder, _parse(content), report)
+        report.findings += _compare(path, _parse(before or after), _parse(after), report, is_carried)
+    except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
+        report.findings.append(_damage(path, f"damaged ({exc}); a broker does not start over it"))
+    return report
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    """Raises StateError."""
+    try:
+        return decode_checked(content)
+    except ValueError as exc:
+        raise StateError(str(exc)) from exc
+
+
+class _Outline(MemoryLog):
+    """All that a topic has to know of its log to take up a state."""
+
+    def __init__(self, report: LogReport) -> None:
+        super().__init__(first_sequence=report.first_sequence)
+        self._end = report.next_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        return self._end
+
+
+def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:
+    """Let a topic take up a state, as a broker does at its start. Raises StateError."""
+    named = folder.resolve().name.endswith(SUFFIX)  # or it is a copy, called as somebody liked
+    name = topic_name(folder) if named else str(state.get("name"))
+    Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
+
+
+def _damage(path: Path, what: str, sequence: int | None = None, messages: int | None = 0) -> Finding:
+    return Finding(Kind.DAMAGE, path, 0, 0, what, sequence, messages)
+
+
+def _check_stragglers(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
+    """Read the messages that were carried forward; returns what tells whether a message is, or was, among them."""
+    carried: list[range] = []
+    for found in scan_stragglers(folder, files):
+        if not isinstance(found, Finding):
+            carried.append(range(found.header.base_sequence, found.header.next_sequence))
+            continue
+        report.findings.append(found)
+        if found.sequence is not None:
+            carried.append(range(found.sequence, found.next_sequence))  # that it is damaged is said
+
+    def is_carried(sequence: int) -> bool:
+        at = bisect_right(carried, sequence, key=lambda span: span.start) - 1
+        return at >= 0 and sequence in carried[at]
+
+    return is_carried
+
+
+def _compare(
+    path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    report: LogReport,
+    is_carried: Callable[[int], bool],
+) -> Iterator[Finding]:
+    """What is not plausible in states that could be restored."""
+    end, needed = int(before["end"]), Topic.first_needed(before, is_carried)
+    if end > report.next_sequence:
+        start = max(report.next_sequence, needed)
+        what = (
+            f"the topic went on to sequence {end}, its log ends at {report.next_sequence}: somebody cut it, or the "
+            "power was cut under --sync=interval"
+        )
+        if start < end:
+            yield _damage(path, what, start, end - start)
+        else:
+            yield Finding(Kind.NOTE, path, 0, 0, f"{what}; the messages were finished")
+    lost = _needed_before(after, report.first_sequence, is_carried)
+    if lost:
+        needed = lost[0].start
+        what = f"messages from sequence {needed} on are needed, the log begins at {report.first_sequence}"
+        yield _damage(path, what, needed, sum(map(len, lost)))
+    point = int(after["distribution_point"])
+    if point > int(after["end"]):
+        yield _damage(path, f"the distribution point, {point}, lies past the end, {after['end']}")
+    for channel in after["channels"]:
+        for what in _implausible(channel, point):
+            yield _damage(path, f"channel {channel['name']}: {what}")
+
+
+def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int], bool]) -> list[range]:
+    """The messages before the beginning of a log that a topic of this state would read from it."""
+    all_from = min(Topic.first_needed(state, lambda _: True), begin)
+    single = {each for channel in state["channels"] for each in _waiting(channel)} | {
+        int(state["ephemeral_needed"])
+    }
+    lost = [range(each, each + 1) for each in sorted(single) if each < all_from and not is_carried(each)]
+    return [*lost, range(all_from, begin)] if all_from < begin else lost
+
+
+def _waiting(channel: dict[str, Any]) -> Iterator[int]:
+    """What a channel has taken from the log and not finished."""
+    unfinished = (sequence for sequence, *_ in channel["unfinished"])
+    return chain(unfinished, DeferredMessages.restore(channel["deferred"]).sequences())
+
+
+def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
+    """What contradicts itself in a channel's state: messages would be delivered twice, or never."""
+    cursor = int(channel["cursor"])
+    if cursor > point:
+        yield f"the cursor, {cursor}, lies past the distribution point, {point}"
+    last = cursor
+    for start, end in channel["holes"]:
+        if not last <= start < end <= point:
+            yield f"the hole from {start} to {end} is out of place"
+            return
+        last = end
+    previous = None
+    for sequence in sorted(_waiting(channel)):
+        hole = bisect_right(channel["holes"], sequence, key=itemgetter(0)) - 1
+        passed = sequence < cursor or (hole >= 0 and sequence < channel["holes"][hole][1])
+        if sequence == previous or not passed:
+            yield f"message {sequence} would be delivered twice"
+            return
+        previous = sequence

@@ -1,0 +1,261 @@
+"""Who may do what: services outside say it, and are asked over HTTP (NSQ protocol: AUTH).
+
+`Authorizations`, `parse_answer`, `encode_query` and `auth_reply` are pure; `AuthClient` is the IO around them. The
+rule of the whole file: nothing is ever allowed that nsqd would refuse.
+"""
+
+import importlib
+import random
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode
+
+import trio
+
+from ...http.client import HTTPClient, RequestFailed
+from ...protocol import NSQError
+from ...protocol.address import parse_address
+from ...protocol.go_json import GoObject, decode_object, encode_object
+from ...protocol.limits import MIB
+from ..errors import StartupError
+from ..options import BrokerOptions
+
+if TYPE_CHECKING:
+    import httpx
+
+PERMISSIONS = frozenset({"subscribe", "publish"})
+
+MAX_ANSWER_BYTES = 1 * MIB
+"""Of an auth server's answer, which is some hundred bytes for most; parsing one this long takes about 0.3 s."""
+
+
+class AuthError(NSQError):
+    """No auth server gave a valid answer. The text is for the log: the client is told no more than `AUTH failed`."""
+
+
+# ---------------------------------------------------------------------- the answer
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    def fullmatch(self, text: str, /) -> object | None:
+        """Something if all of the text matches, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorization:
+    """One line of an answer: these permissions, on these topics and channels."""
+
+    topic: Pattern
+    channels: tuple[Pattern, ...]
+    permissions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Authorizations:
+    """What one client may do.
+
+    Attributes:
+        identity: Who it is, in the auth server's words.
+        identity_url: Where more can be read about it.
+        expires_at: When to ask again: seconds on the clock that `parse_answer` was given the time of.
+        authorizations: In the server's order.
+    """
+
+    identity: str
+    identity_url: str
+    expires_at: float
+    authorizations: tuple[Authorization, ...]
+
+    @property
+    def permission_count(self) -> int:
+        """How many authorizations there are; with none the client is refused."""
+        return len(self.authorizations)
+
+    def allows(self, topic: str, channel: str | None) -> bool:
+        """Whether the client may subscribe to a channel or, if that is None, publish to the topic.
+
+        A pattern has to match the whole name. As in nsqd the patterns for channels count for publishes, too, where
+        they are held against the empty string: `.*` allows them, `archive` or no pattern at all does not. That
+        surprises, but whoever relies on it must not find publishing allowed here.
+        """
+        permission = "publish" if channel is None else "subscribe"
+        return any(
+            permission in line.permissions
+            and line.topic.fullmatch(topic)
+            and any(pattern.fullmatch(channel or "") for pattern in line.channels)
+            for line in self.authorizations
+        )
+
+
+def parse_answer(body: bytes, now: float) -> Authorizations:
+    """Read an auth server's answer, `{"ttl", "identity", "identity_url", "authorizations"}`, as strictly as nsqd does.
+
+    Args:
+        body: The JSON.
+        now: The time on the caller's clock, in seconds.
+
+    Returns:
+        What the client may do; that may be nothing.
+
+    Raises:
+        AuthError: Something in it is not valid, which makes all of it so.
+    """
+    try:
+        answer = decode_object(body)
+        authorizations = tuple(_authorization(line) for line in answer.objects("authorizations"))
+        ttl_s = answer.integer("ttl")
+        identity, identity_url = answer.text("identity"), answer.text("identity_url")
+    except ValueError as exc:
+        raise AuthError(f"the answer is not valid: {exc}") from exc
+    if ttl_s <= 0:
+        raise AuthError(f"invalid TTL {ttl_s} (must be >0)")
+    return Authorizations(identity, identity_url, now + ttl_s, authorizations)
+
+
+def _authorization(line: GoObject) -> Authorization:
+    permissions = frozenset(line.texts("permissions"))
+    if unknown := permissions - PERMISSIONS:
+        raise ValueError(f"unknown permission {min(unknown)}")
+    channels = tuple(_compile("channel", pattern) for pattern in line.texts("channels"))
+    return Authorization(_compile("topic", line.text("topic")), channels, permissions)
+
+
+def _compile(what: str, pattern: str) -> Pattern:
+    # RE2, as in nsqd, and not `re`: the same syntax is valid and means the same, and no pattern, however careless,
+    # takes more than linear time on a name that a client chose. It keeps the patterns used last compiled.
+    re2 = _re2()
+    options = re2.Options()
+    options.log_errors = False  # it would write them to standard error
+    try:
+        compiled: Pattern = re2.compile(pattern, options)
+    except re2.error as exc:
+        reason = exc.args[0].decode("utf-8", "replace")
+        raise ValueError(f"unable to compile {what} {pattern!r}: {reason}") from None
+    return compiled
+
+
+def _re2() -> Any:  # the package has no type information
+    return importlib.import_module("re2")
+
+
+def auth_reply(authorizations: Authorizations) -> bytes:
+    """The JSON that answers AUTH, keys in nsqd's order."""
+    return encode_object(
+        {
+            "identity": authorizations.identity,
+            "identity_url": authorizations.identity_url,
+            "permission_count": authorizations.permission_count,
+        }
+    )
+
+
+# ---------------------------------------------------------------------- asking
+
+
+def encode_query(*, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> str:
+    """The query string of a request, its parameters in nsqd's order."""
+    parameters: dict[str, str | bytes] = {
+        "common_name": common_name,
+        "remote_ip": remote_ip,
+        "secret": secret,
+        "tls": "true" if tls else "false",
+    }
+    return urlencode(parameters, errors="surrogateescape")
+
+
+class AuthClient:
+    """Asks the auth servers of a broker. It runs no tasks of its own.
+
+    Args:
+        options: Whom to ask, how long to wait, and whose certificates to trust.
+        pick: Returns a random number below the one it is given: the server to ask first.
+
+    Raises:
+        StartupError: An address or the file of CAs cannot be used, or a package is missing.
+    """
+
+    def __init__(self, options: BrokerOptions, *, pick: Callable[[int], int] = random.randrange) -> None:
+        try:
+            _re2()
+        except ModuleNotFoundError as exc:
+            raise StartupError(
+                "--auth-http-address needs the package google-re2: pip install 'trio-nsq[auth]'"
+            ) from exc
+        self._services = [_service_url(address) for address in options.auth_http_addresses]
+        self._pick = pick
+        self._client = HTTPClient(
+            connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
+            request_timeout_s=options.http_client_request_timeout_ms / 1000,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+            tls=_tls_context(options),
+        )
+
+    async def query(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Authorizations:
+        """Ask what a client may do: one server, and then the others until one gives a valid answer.
+
+        Takes up to the request timeout with each server, twice that with one that sends us to https.
+
+        Args:
+            remote_ip: The client's, without its port; empty if it has none.
+            tls: Whether it uses TLS.
+            common_name: That of its certificate; empty without one.
+            secret: What it sent with AUTH.
+
+        Returns:
+            The answer; `expires_at` is on trio's clock.
+
+        Raises:
+            AuthError: None gave one.
+        """
+        query = encode_query(remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret)
+        start = self._pick(len(self._services))
+        failures = []
+        for service in self._services[start:] + self._services[:start]:
+            try:
+                answer = await self._client.get(f"{service}?{query}")
+                return parse_answer(answer, trio.current_time())
+            except (RequestFailed, AuthError) as exc:
+                failures.append(f"failed to auth against {_shown(service)} - {exc}")
+        raise AuthError("; ".join(failures))
+
+    async def aclose(self) -> None:
+        """Let go of everything; queries under way fail."""
+        await self._client.aclose()
+
+
+def _service_url(address: str) -> "httpx.URL":
+    import httpx
+
+    try:
+        if "://" in address:
+            url = httpx.URL(address)
+        else:
+            parse_address(address, default_port=80)
+            url = httpx.URL(f"http://{address}/auth")
+    except (ValueError, httpx.InvalidURL) as exc:
+        raise StartupError(f"--auth-http-address: {address}: {exc}") from exc
+    if url.scheme not in ("http", "https") or not url.host:
+        raise StartupError(f"--auth-http-address: {address} is neither host:port nor an http or https URL")
+    return url
+
+
+def _shown(service: "httpx.URL") -> str:
+    """The address for the log, without a password."""
+    return str(service.copy_with(username=None, password=None))
+
+
+def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
+    """For https to auth servers: TLS 1.2, or 1.3 if that is the oldest the broker speaks."""
+    path = options.tls_root_ca_file
+    try:
+        context = ssl.create_default_context(cafile=path)
+    except OSError as exc:  # ssl.SSLError is one
+        reason = "not a PEM file of certificates" if isinstance(exc, ssl.SSLError) else exc.strerror
+        raise StartupError(f"--tls-root-ca-file: {path}: {reason}") from exc
+    if options.tls_min_version == "tls1.3":
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context

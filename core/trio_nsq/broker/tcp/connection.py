@@ -1,0 +1,467 @@
+"""One TCP client: reads its commands, obeys them, answers in their order."""
+
+import logging
+import math
+import socket
+import time
+from random import random
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...protocol import (
+    CLOSE_WAIT_FRAME,
+    HEARTBEAT_FRAME,
+    OK_FRAME,
+    Auth,
+    Command,
+    CommandError,
+    CommandReader,
+    Finish,
+    Identify,
+    IdentifyRequest,
+    IdentifySettings,
+    NSQError,
+    Publish,
+    Ready,
+    Requeue,
+    StartClose,
+    State,
+    Subscribe,
+    Touch,
+    Upgrades,
+    choose_upgrades,
+    encode_error,
+    encode_response,
+    identify_reply,
+    negotiate,
+    parse_identify,
+)
+from ...protocol.commands import LineTooLong
+from ...protocol.compression import Deflate, Snappy
+from ..errors import PublishRefused, TopicFull
+from ..publisher import Publication
+from ..state.channel import Channel
+from ..state.consumer import Consumer
+from .guard import Guard
+from .wire import RECEIVE_BYTES, Wire
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_TURN_S = 0.005
+"""A client whose data is always there already lets the others have their turn after so much time."""
+_NS_PER_MS = 1_000_000
+
+
+class Connection:
+    """A connected client, until `run` returns.
+
+    Args:
+        server: Whom it talks to.
+        sock: Non-blocking; closed at the end of `run`.
+        peer: The client's address, for logs and `/stats`.
+
+    Attributes:
+        identity: What it said of itself.
+        settings: What was negotiated, or the defaults.
+        upgrades: What the connection became.
+        guard: Knows what the client may do.
+        wire: The socket and the layers over it; `outbox` is its.
+        connected_s: Unix seconds.
+        pub_counts: Messages published, by topic.
+        consumer, channel: The subscription, if there is one.
+    """
+
+    def __init__(self, server: "Server", sock: socket.socket, peer: str) -> None:
+        self.server = server
+        self.peer = peer
+        host = peer.rpartition(":")[0].strip("[]")
+        self.identity = IdentifyRequest(client_id=host, hostname=host)
+        self.settings = IdentifySettings.default(server.options.limits)
+        self.connected_s = int(time.time())
+        self.pub_counts: dict[str, int] = {}
+        self.consumer: Consumer | None = None
+        self.channel: Channel | None = None
+        self.upgrades = Upgrades()
+        self.guard = Guard(server.auth_client, peer)
+        self.wire = Wire(sock)
+        self.outbox = self.wire.outbox
+        self.outbox.patience_s = self._heartbeat_interval_s
+        self._sock = sock
+        self._reader = CommandReader(server.options.limits)
+        self._reader.tls_required = server.options.required_tls != "false"
+        self._identified = False
+        self._negotiated = self.settings  # by the last IDENTIFY, the first of which counts
+        self._quiet = False  # no heartbeats: an upgrade is under way, or the last frame is sent
+        self._turn_over_s = 0.0  # by `time.perf_counter`
+        self._answered = False  # something is in the outbox that is not to wait
+        self._held_bytes = 0  # of messages in the outbox that may wait for more of them
+        self._held = trio.Event()
+        self._send_held_at_s = -math.inf
+        self._settings_changed = trio.Event()
+        self._silent_since = math.inf
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None  # set while `run` runs
+
+    @property
+    def _heartbeat_interval_s(self) -> float:
+        return self.settings.heartbeat_interval_ms / 1000 or math.inf
+
+    @property
+    def state(self) -> State:
+        """Where the conversation stands."""
+        return self._reader.state
+
+    def close(self) -> None:
+        """End the connection soon, from outside."""
+        self._scope.cancel()
+
+    # ------------------------------------------------------------------ tasks
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks the rules, or `close` is called."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_heartbeats)
+                    nursery.start_soon(self._send_rest)
+                    self._nursery = nursery
+                    await self._receive()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.wire.say_goodbye()
+            self.outbox.abandon()
+            try:
+                self._leave_channel()
+            finally:
+                # It knows us: without this the garbage collector would be needed.
+                self.consumer = self.channel = None
+                self._sock.close()
+
+    async def _receive(self) -> None:
+        """Obey what the client sends, until it ends the connection, breaks the rules, or is gone."""
+        try:
+            while data := await self._read():
+                await self._take_in(data)
+            if data is None:
+                return
+            self._reader.receive_eof()
+            await self._obey_all()
+        except CommandError as exc:
+            await self._refuse(exc)
+        except NSQError as exc:
+            logger.info("%s: closed, what it sends is not what was negotiated: %s", self.peer, exc)
+        else:
+            self._leave_channel()
+            self._flush_answers()
+            await self.outbox.emptied()  # it may have ended its half only, and want to read the answers
+
+    async def _read(self) -> bytes | None:
+        """Wait for what comes next; b"" if the client has said that nothing will, None if the connection is lost."""
+        if self.wire.ended:
+            return b""
+        while not self.outbox.broken:
+            try:
+                return self._sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                self._silent_since = trio.current_time()
+                await trio.lowlevel.wait_readable(self._sock)
+                self._silent_since = math.inf
+                self._turn_over_s = time.perf_counter() + _TURN_S
+            except OSError:
+                return None
+        return None
+
+    async def _take_in(self, data: bytes) -> None:
+        """Obey what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
+        for piece in self.wire.decode(data):  # a few bytes can become a lot of pieces
+            self._reader.receive_data(piece)
+            await self._obey_all()
+            self._flush_answers()
+            if self.outbox.congested:  # it sends, and does not read our answers
+                await self.outbox.emptied()
+            if time.perf_counter() > self._turn_over_s:
+                await trio.lowlevel.checkpoint()
+                self._turn_over_s = time.perf_counter() + _TURN_S
+
+    async def _refuse(self, error: CommandError) -> None:
+        """Send the last frame. The client gets no more messages, nor heartbeats."""
+        self._quiet = True
+        self._leave_channel()
+        logger.error("[%s] - %s", self.peer, str(error))  # the error itself would keep us in memory
+        if not isinstance(error, LineTooLong):
+            self.outbox.put(encode_error(error.wire))
+        await self.wire.linger()
+
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats, and end a connection that is silent for two intervals; runs until cancelled."""
+        next_beat_s = trio.current_time() + self._heartbeat_interval_s
+        while True:
+            # A silence that begins later than now cannot be too long before the next heartbeat.
+            too_long_s = self._silent_since + 2 * self._heartbeat_interval_s
+            with trio.move_on_at(min(next_beat_s, too_long_s)):
+                await self._settings_changed.wait()
+                self._settings_changed = trio.Event()
+                next_beat_s = trio.current_time() + self._heartbeat_interval_s
+                continue
+            now_s = trio.current_time()
+            if now_s >= self._silent_since + 2 * self._heartbeat_interval_s:
+                logger.info("%s: closed, nothing heard for two heartbeats", self.peer)
+                self.close()
+                return
+            if now_s >= next_beat_s:
+                next_beat_s += self._heartbeat_interval_s
+                if self._reader.greeted and not self._quiet:
+                    self._answer(HEARTBEAT_FRAME)
+                    self._flush_answers()
+
+    async def _send_rest(self) -> None:
+        """Take over sending whenever the socket is full, and give the client messages again afterwards."""
+        while await self.outbox.drain():
+            self._set_blocked(False)
+        if not self.outbox.broken:
+            logger.warning("%s: closed, it takes no data", self.peer)
+        self.close()
+
+    async def _send_held(self) -> None:
+        """Send messages that wait for more of them, at the latest after the negotiated time; runs until cancelled."""
+        while True:
+            await self._held.wait()
+            await trio.sleep_until(self._send_held_at_s)
+            self._held = trio.Event()
+            self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
+            self._flush()
+
+    # ------------------------------------------------------------------ sending
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        """Take message frames; `send_delivered` follows."""
+        self.outbox.put(frames)
+        self._held_bytes += len(frames)
+
+    def send_delivered(self) -> None:
+        """Send what `deliver` took, or hold it back for a while, as was negotiated with the client.
+
+        As nsqd, the buffer is sent when it is full, when the client can take no further message, with any answer,
+        and when its time has come. That runs from the last time it did: a message after a pause goes at once.
+        """
+        if not self._held_bytes:
+            return
+        if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
+            now_s = trio.current_time()
+            if now_s < self._send_held_at_s:
+                self._held.set()
+                return
+            if not self.settings.output_buffer_timeout_ms:
+                return  # it waits for the buffer to fill, however long
+            self._send_held_at_s = now_s + self.settings.output_buffer_timeout_ms / 1000
+        self._flush()
+
+    def _can_take_more(self) -> bool:
+        channel, consumer = self._subscription()
+        return consumer.window > 0 and not channel.paused
+
+    def _answer(self, frame: bytes) -> None:
+        """Put a frame in the outbox that is not to wait for messages."""
+        self.outbox.put(frame)
+        self._answered = True
+
+    def _flush_answers(self) -> None:
+        if self._answered:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what there is, and note if the client is too slow for more."""
+        self._answered = False
+        self._held_bytes = 0
+        self.outbox.flush()
+        if self.outbox.full:
+            self._set_blocked(True)
+
+    def _set_blocked(self, blocked: bool) -> None:
+        if self.consumer is not None and self.channel is not None:
+            self.consumer.blocked = blocked
+            self.channel.refresh(self.consumer)
+            if not blocked:
+                self.server.pump(self.channel)
+
+    def _leave_channel(self) -> None:
+        if self.consumer is not None and self.channel is not None:
+            self.server.unsubscribe(self.channel, self.consumer)
+
+    # ------------------------------------------------------------------ commands
+
+    async def _obey_all(self) -> None:
+        """Execute the commands that are whole, in order; publishes next to each other are stored together."""
+        publishes: list[Publish] = []
+        while True:
+            try:
+                command = self._reader.next_command()
+            except CommandError:
+                await self._publish(publishes)  # answers keep the order of the commands
+                raise
+            if isinstance(command, Publish):
+                if publishes and publishes[-1].topic != command.topic:
+                    await self._publish(publishes)
+                publishes.append(command)
+                continue
+            await self._publish(publishes)
+            if command is None:
+                break
+            await self._obey(command)
+        if self.channel is not None:
+            self.server.pump(self.channel)
+
+    async def _publish(self, publishes: list[Publish]) -> None:
+        """Store publishes to one topic, if any, and answer them; the list is empty afterwards."""
+        if not publishes:
+            return
+        batch = publishes.copy()
+        publishes.clear()
+        topic_name = batch[0].topic
+        if not self.guard.idle:
+            await self.guard.check(batch[0].verb, topic_name)
+        now_ns = self.server.now_ns() if any(p.defer_ms for p in batch) else 0
+        publications = [
+            Publication(p.messages, now_ns + p.defer_ms * _NS_PER_MS if p.defer_ms else 0) for p in batch
+        ]
+        try:
+            await self.server.publish(topic_name, publications)
+        except PublishRefused as exc:
+            errors = [_refusal(p.verb, exc) for p in batch]
+            if not self.identity.survive_refusals:
+                raise errors[0] from exc
+            logger.error("[%s] - %s", self.peer, str(errors[0]))
+            for error in errors:
+                self._answer(encode_error(error.wire))
+            return
+        count = sum(len(p.messages) for p in batch)
+        self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
+        self._answer(OK_FRAME * len(batch))
+
+    async def _obey(self, command: Command) -> None:
+        if isinstance(command, Finish):
+            channel, consumer = self._subscription()
+            for message_id, reason in channel.finish(consumer, command.ids, time.time_ns()):
+                self._complain("FIN", message_id, reason)
+            self.server.broker.changed.add(channel.topic.name)
+        elif isinstance(command, Ready):
+            self._ready(command.count)
+        elif isinstance(command, Requeue):
+            self._requeue(command)
+        elif isinstance(command, Touch):
+            channel, consumer = self._subscription()
+            longest_ms = self.server.options.limits.max_msg_timeout_ms
+            why_not = channel.touch(consumer, command.id, self.server.now_ns(), longest_ms)
+            if why_not:
+                self._complain("TOUCH", command.id, why_not)
+        elif isinstance(command, Identify):
+            await self._identify(command)
+        elif isinstance(command, Subscribe):
+            await self._subscribe(command)
+        elif isinstance(command, StartClose):
+            self._reader.state = State.CLOSING
+            self._ready(0)
+            self._answer(CLOSE_WAIT_FRAME)
+        elif isinstance(command, Auth):
+            self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
+
+    def _subscription(self) -> tuple[Channel, Consumer]:
+        assert self.channel is not None  # the state table lets no such command through before SUB
+        assert self.consumer is not None
+        return self.channel, self.consumer
+
+    def _complain(self, verb: str, message_id: bytes, reason: str) -> None:
+        error = CommandError(
+            f"E_{verb}_FAILED", f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
+        )
+        self._answer(encode_error(error.wire))
+
+    def _ready(self, count: int) -> None:
+        channel, consumer = self._subscription()
+        consumer.ready_count = count if self.state is State.SUBSCRIBED else 0
+        channel.refresh(consumer)
+        if self._held_bytes and not self._can_take_more():
+            self._answered = True  # what was held back waits for more that will not come
+
+    def _requeue(self, command: Requeue) -> None:
+        channel, consumer = self._subscription()
+        now_ns = self.server.now_ns()
+        reason = channel.requeue(consumer, command.id, command.delay_ms, now_ns)
+        if reason:
+            self._complain("REQ", command.id, reason)
+        elif command.delay_ms:
+            self.server.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
+        self.server.broker.changed.add(channel.topic.name)
+
+    async def _identify(self, command: Identify) -> None:
+        limits = self.server.options.limits
+        request = parse_identify(command.body)
+        self._negotiated = settings = negotiate(request, limits, self._negotiated)
+        self.identity = request
+        self._reader.heartbeats = settings.heartbeat_interval_ms > 0
+        if not self._identified:  # as in nsqd, later ones are answered but change nothing any more
+            self._identified = True
+            self.settings = settings
+            self.outbox.patience_s = self._heartbeat_interval_s
+            self._settings_changed.set()
+        if not request.feature_negotiation:
+            self._answer(OK_FRAME)
+            return
+        upgrades = Upgrades()
+        if self.wire.bare:  # a connection is upgraded once
+            upgrades = choose_upgrades(request, limits, tls=self.server.tls_context is not None)
+        auth_required = bool(self.server.options.auth_http_addresses)
+        reply = identify_reply(
+            settings,
+            upgrades,
+            limits,
+            self.server.version,
+            auth_required=auth_required,
+            survive_refusals=request.survive_refusals,
+        )
+        self._answer(encode_response(reply))
+        await self._upgrade(upgrades)
+
+    async def _upgrade(self, upgrades: Upgrades) -> None:
+        """Lay TLS and compression over the connection, with an OK inside each. Raises CommandError."""
+        if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
+            return
+        self.upgrades = upgrades
+        self._flush_answers()
+        received = self._reader.take_buffered()  # nothing, if the client keeps to the rules
+        if upgrades.tls:
+            assert self.server.tls_context is not None
+            self._quiet = True
+            await self.wire.start_tls(self.server.tls_context, received)
+            self._quiet = False
+            received = b""
+            self._reader.tls_required = False
+            self._answer(OK_FRAME)
+        if upgrades.snappy or upgrades.deflate:
+            self.wire.add_codec(Snappy() if upgrades.snappy else Deflate(upgrades.deflate_level))
+            self._answer(OK_FRAME)
+        await self._take_in(received)
+
+    async def _subscribe(self, command: Subscribe) -> None:
+        await self.guard.check("SUB", command.topic, command.channel)
+        rate = self.settings.sample_rate
+        # nsqd lets one percent more through.
+        sample = (lambda: 100 * random() < rate) if rate else None
+        consumer = Consumer(self.settings.msg_timeout_ms, self.close, sample)
+        self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
+        self.consumer = consumer
+        self._reader.state = State.SUBSCRIBED
+        self._answer(OK_FRAME)
+        assert self._nursery is not None
+        if self.settings.output_buffer_timeout_ms:
+            self._nursery.start_soon(self._send_held)
+
+
+def _refusal(verb: str, reason: PublishRefused) -> CommandError:
+    # A code of its own: with nsqd's, something of it may have been stored.
+    code = "E_TOPIC_FULL" if isinstance(reason, TopicFull) else f"E_{verb}_FAILED"
+    return CommandError(code, f"{verb} failed {reason}")

@@ -1,0 +1,318 @@
+"""TLS as the broker speaks it, on its TCP and HTTPS listeners alike (NSQ protocol: IDENTIFY's tls_v1).
+
+On pyOpenSSL, because nsqd's policy `require` asks for a certificate and does not verify it, which the standard
+library's ssl cannot do.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+
+from ...protocol import NSQError
+from ..errors import StartupError
+from ..options import BrokerOptions, TLSVersion
+
+_VERSIONS: dict[TLSVersion, int] = {
+    "tls1.0": SSL.TLS1_VERSION,
+    "tls1.1": SSL.TLS1_1_VERSION,
+    "tls1.2": SSL.TLS1_2_VERSION,
+    "tls1.3": SSL.TLS1_3_VERSION,
+}
+_OLD = ("tls1.0", "tls1.1")
+_READ_BYTES = 64 * 1024
+_IANA_NAMES = {
+    # Of the suites for TLS 1.2 and before that OpenSSL 3 offers by default; those of TLS 1.3 have one name.
+    "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384": "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "ECDHE-ECDSA-CHACHA20-POLY1305": "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "ECDHE-ECDSA-AES128-SHA": "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "ECDHE-ECDSA-AES256-SHA": "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "ECDHE-ECDSA-AES128-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "ECDHE-RSA-AES256-GCM-SHA384": "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "ECDHE-RSA-CHACHA20-POLY1305": "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "ECDHE-RSA-AES128-SHA": "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "ECDHE-RSA-AES256-SHA": "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "ECDHE-RSA-AES128-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "AES128-GCM-SHA256": "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "AES256-GCM-SHA384": "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "AES128-SHA": "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "AES256-SHA": "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "AES128-SHA256": "TLS_RSA_WITH_AES_128_CBC_SHA256",
+}
+
+
+class TLSError(NSQError):
+    """The peer and we have no TLS session, or none any more; the text is OpenSSL's reason."""
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def server_context(options: BrokerOptions) -> SSL.Context | None:
+    """The settings of clients' sessions; None if there is no certificate.
+
+    Raises:
+        StartupError: A file cannot be used, or TLS is required and there is no certificate.
+    """
+    if options.tls_cert is None and options.tls_key is None:
+        if options.required_tls != "false":
+            raise StartupError("TLS is required, and there is no certificate: give --tls-cert and --tls-key")
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise StartupError("--tls-cert and --tls-key go together: give both")
+    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
+    context.set_min_proto_version(_VERSIONS[options.tls_min_version])
+    if options.tls_min_version in _OLD:
+        context.set_cipher_list(b"DEFAULT:@SECLEVEL=0")  # OpenSSL 3 speaks the old versions at no other level
+    _use_certificate(context, options.tls_cert, options.tls_key)
+    _ask_for_certificates(context, options)
+    return context
+
+
+def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None:
+    _readable("--tls-cert", certificate)
+    _readable("--tls-key", key)
+
+    try:
+        context.use_certificate_chain_file(str(certificate))
+    except SSL.Error as exc:
+        raise StartupError(f"--tls-cert: {certificate} is no PEM certificate ({_reason(exc)})") from exc
+    try:
+        context.use_privatekey(_load_key(key))
+        context.check_privatekey()
+    except SSL.Error as exc:
+        raise StartupError(f"--tls-key: {key} is not the key of {certificate} ({_reason(exc)})") from exc
+
+
+def _load_key(path: Path) -> RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey | Ed448PrivateKey:
+    useless = StartupError(f"--tls-key: {path} is no PEM key for TLS")
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except TypeError as exc:  # so cryptography says that it is encrypted
+        raise StartupError(f"--tls-key: {path} is encrypted; give one that needs no password") from exc
+    except (ValueError, UnsupportedAlgorithm) as exc:
+        raise useless from exc
+    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey | Ed448PrivateKey):
+        raise useless
+    return key
+
+
+def _ask_for_certificates(context: SSL.Context, options: BrokerOptions) -> None:
+    if not options.tls_client_auth_policy:
+        return
+    any_will_do = options.tls_client_auth_policy == "require"
+
+    def verify(_session: SSL.Connection, _certificate: Any, _error: int, _depth: int, good: int) -> bool:
+        return any_will_do or bool(good)
+
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, verify)
+    context.set_session_id(b"trio-nsq")  # OpenSSL resumes no session of a verified client without one
+    if options.tls_root_ca_file is None:
+        context.set_default_verify_paths()
+        return
+    _readable("--tls-root-ca-file", options.tls_root_ca_file)
+    try:
+        context.load_verify_locations(str(options.tls_root_ca_file))
+    except SSL.Error as exc:
+        text = f"--tls-root-ca-file: {options.tls_root_ca_file} holds no PEM certificate ({_reason(exc)})"
+        raise StartupError(text) from exc
+
+
+def _readable(flag: str, path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as exc:
+        raise StartupError(f"{flag}: cannot read {path}: {exc.strerror}") from exc
+
+
+def _reason(error: SSL.Error) -> str:
+    """OpenSSL's words for what went wrong first."""
+    queue = error.args[0] if error.args else []
+    return str(queue[0][2]) if queue and isinstance(queue, list) else "unexpected end"
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+class TLSSession:
+    """Our end of one session, without IO: a `Codec` once the handshake is over.
+
+    Args:
+        context: Made by `server_context`.
+    """
+
+    def __init__(self, context: SSL.Context) -> None:
+        self._session = SSL.Connection(context, None)
+        self._session.set_accept_state()
+        self.ended = False
+        """The peer has said that nothing more will come."""
+
+    def handshake(self, data: bytes) -> bool:
+        """Go on with the handshake; then send what `outgoing` gives.
+
+        Args:
+            data: What was received, perhaps nothing.
+
+        Returns:
+            Whether the session is there.
+
+        Raises:
+            TLSError: It will never be. There may be an alert to be sent.
+        """
+        if data:
+            self._session.bio_write(data)
+        try:
+            self._session.do_handshake()
+        except SSL.WantReadError:
+            return False
+        except SSL.Error as exc:
+            raise TLSError(_reason(exc)) from exc
+        return True
+
+    def outgoing(self) -> bytes:
+        """What TLS has to say by itself, such as its half of the handshake; may be nothing."""
+        pieces: list[bytes] = []
+        try:
+            while True:
+                pieces.append(self._session.bio_read(_READ_BYTES))
+        except SSL.WantReadError:
+            return b"".join(pieces)
+
+    def encode(self, data: bytes) -> bytes:
+        """See `Codec`."""
+        try:
+            self._session.sendall(data)
+        except SSL.Error as exc:
+            raise TLSError(_reason(exc)) from exc
+        return self.outgoing()
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """See `Codec`. Afterwards there may be something `outgoing`. Raises TLSError."""
+        if data:
+            self._session.bio_write(data)
+        try:
+            while True:
+                yield self._session.recv(_READ_BYTES)
+        except SSL.WantReadError:
+            return
+        except SSL.ZeroReturnError:
+            self.ended = True
+        except SSL.Error as exc:
+            raise TLSError(_reason(exc)) from exc
+
+    def end(self) -> bytes:
+        """Say that nothing more will come; returns what is to be sent for it."""
+        try:
+            self._session.shutdown()
+        except SSL.Error:
+            pass  # the session is lost, and nobody listens
+        return self.outgoing()
+
+    # ------------------------------------------------------------------ about the session
+
+    @property
+    def version(self) -> str:
+        """As nsqd names it: `TLS1.2`, `TLS1.3`."""
+        return self._session.get_protocol_version_name().replace("TLSv1", "TLS1").replace("SSLv", "SSL")
+
+    @property
+    def cipher_suite(self) -> str:
+        """IANA's name of the cipher suite, or OpenSSL's if that is unknown here."""
+        name = self._session.get_cipher_name() or ""
+        return _IANA_NAMES.get(name, name)
+
+    @property
+    def common_name(self) -> str:
+        """CN of the client's certificate; empty if it has none."""
+        certificate = self._session.get_peer_certificate(as_cryptography=True)
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate else []
+        return str(names[0].value) if names else ""
+
+
+class TLSStream(trio.abc.HalfCloseableStream):
+    """A session over a trio stream, for one task at a time.
+
+    Args:
+        transport: Closed with this stream.
+        context: Made by `server_context`.
+    """
+
+    def __init__(self, transport: trio.abc.HalfCloseableStream, context: SSL.Context) -> None:
+        self.transport = transport
+        self._session = TLSSession(context)
+        self._received: list[bytes] = []  # last first
+
+    async def do_handshake(self) -> None:
+        """Come to a session. Raises TLSError, trio.BrokenResourceError."""
+        data, done = b"", False
+        while not done:
+            try:
+                done = self._session.handshake(data)
+            finally:  # an alert says why there is none
+                await self._send_outgoing()
+            if not done and not (data := bytes(await self.transport.receive_some(_READ_BYTES))):
+                raise TLSError("the client left during the handshake")
+        self._received = list(self._session.decode(b""))[::-1]  # what came along with the end of it
+        await self._send_outgoing()
+
+    async def _send_outgoing(self) -> None:
+        if data := self._session.outgoing():
+            await self.transport.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """As trio's; b"" at the end. Raises trio.BrokenResourceError for what is not TLS, too."""
+        while not self._received and not self._session.ended:
+            data = await self.transport.receive_some(_READ_BYTES)
+            if not data:
+                return b""
+            try:
+                self._received = list(self._session.decode(bytes(data)))[::-1]
+            except TLSError as exc:
+                raise trio.BrokenResourceError(str(exc)) from exc
+            await self._send_outgoing()
+        if not self._received:
+            return b""
+        piece = self._received.pop()
+        if max_bytes is not None and len(piece) > max_bytes:
+            self._received.append(piece[max_bytes:])
+            piece = piece[:max_bytes]
+        return piece
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As trio's."""
+        try:
+            encoded = self._session.encode(bytes(data)) if data else b""
+        except TLSError as exc:
+            raise trio.BrokenResourceError(str(exc)) from exc
+        await self.transport.send_all(encoded)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As trio's."""
+        await self.transport.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """As trio's: the session's end, and the transport's."""
+        await self.transport.send_all(self._session.end())
+        await self.transport.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the transport, and say so before if that needs no waiting."""
+        try:
+            with trio.move_on_after(0):
+                await self.transport.send_all(self._session.end())
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the peer has gone
+        finally:
+            await self.transport.aclose()
