@@ -11,9 +11,9 @@ import click
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_source
 from .connecting import Connecting, refuse_plain_http, tcp_connection
-from .errors import leaves, not_connected
+from .errors import Failure, leaves, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, http_address, tcp_address
+from .options import BROKER, TCP_OPTION, http_address, tcp_address
 from .output import RawOutput, quiet_library
 from .params import Source, delimiter, positive_duration, source, without_scheme
 from .positions import NOTE as POSITIONS
@@ -21,6 +21,10 @@ from .positions import check_range, from_option, to_option
 
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
+
+LOOKUPD_OPTION = "--lookupd-http-address"
+IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
+"""With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
 
 OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 
@@ -31,6 +35,7 @@ class _Request:
 
     sources: tuple[Source, ...]
     address: str
+    lookupd_addresses: tuple[str, ...]
     count: int | None
     form: str
     delimiter: bytes
@@ -42,6 +47,15 @@ class _Request:
     http_address: str
 
 
+def _lookupd(text: str) -> str:
+    from trio_nsq.client.addresses import lookupd_address
+
+    try:
+        return lookupd_address(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
 @click.command(
     "tail",
     cls=DocumentedCommand,
@@ -50,6 +64,9 @@ class _Request:
         Example("consume a channel", "qcli tail clicks/archive >> clicks.log"),
         Example("look at what is published from now on; others still get it too", "qcli tail clicks"),
         Example("a hundred messages as JSON", "qcli tail clicks -n 100 --format json | jq .body"),
+        Example(
+            "from every broker that has the topic", "qcli tail clicks --lookupd-http-address 127.0.0.1:4161"
+        ),
         Example("two topics", "qcli tail clicks orders --print-topic"),
         Example("the last hour, and what comes from now on", "qcli tail clicks --since 1h"),
         Example("all that is kept, then end", "qcli tail clicks --from earliest --to latest"),
@@ -94,6 +111,15 @@ class _Request:
     shell_complete=complete_source,
 )
 @tcp_address("The broker to connect to.")
+@option(
+    BROKER,
+    LOOKUPD_OPTION,
+    "lookupd_addresses",
+    type=_lookupd,
+    multiple=True,
+    metavar="HOST:PORT",
+    help="An nsqlookupd that names the brokers instead, also those that come later. May be given several times.",
+)
 @http_address("The broker's HTTP address, for --from and --to, and for names to be completed.")
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
 @tcp_connection
@@ -148,6 +174,7 @@ class _Request:
 def command(
     sources: tuple[Source, ...],
     nsqd_tcp_address: str,
+    lookupd_addresses: tuple[str, ...],
     nsqd_http_address: str,
     form: str,
     separator: bytes,
@@ -174,6 +201,7 @@ def command(
     request = _Request(
         sources,
         nsqd_tcp_address,
+        lookupd_addresses,
         count,
         form,
         b"\0" if null else separator,
@@ -194,6 +222,10 @@ def _check_history(request: _Request, ctx: click.Context) -> None:
     """Raises UsageError for what does not go with a log."""
     check_range(request.first, request.end)
     refuse_plain_http(request.http_address)
+    if request.lookupd_addresses:
+        raise click.UsageError(
+            f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
+        )
     for each in request.sources:
         if each.channel is not None:
             raise click.UsageError(
@@ -219,8 +251,11 @@ async def _tail(request: _Request) -> ExitCode:
             Consumer(
                 each.topic,
                 each.channel or f"tail{random.randrange(10**6):06d}#ephemeral",
-                nsqd_tcp_addresses=[request.address],
+                nsqd_tcp_addresses=[] if request.lookupd_addresses else [request.address],
+                lookupd_http_addresses=request.lookupd_addresses,
                 max_in_flight=request.max_in_flight,
+                low_rdy_idle_timeout_s=IDLE_S,
+                rdy_redistribute_interval_s=REDISTRIBUTE_S,
                 **connecting,
             ),
         )
@@ -240,6 +275,12 @@ async def _tail(request: _Request) -> ExitCode:
     except* ConnectionFailed as group:
         (error, *_) = leaves(group)
         assert isinstance(error, ConnectionFailed)
+        if request.lookupd_addresses:
+            raise Failure(
+                f"No nsqlookupd answers at {error.address}: {error.reason}. Start one with 'qcli lookupd', or name "
+                f"another address with {LOOKUPD_OPTION}.",
+                ExitCode.UNREACHABLE,
+            ) from None
         raise not_connected(request.address, TCP_OPTION, error) from None
     return tail.stopped or ExitCode.OK
 
