@@ -25,6 +25,9 @@ class StubFeed:
     def finish(self, ids: list[bytes]) -> None:
         pass
 
+    def finish_one(self, message_id: bytes) -> None:
+        pass
+
 
 def batch(bodies: str, feed: StubFeed | None = None) -> MessageBatch:
     data = [body.encode() for body in bodies]

@@ -16,7 +16,7 @@ from .background import Background
 from .connection import connect
 from .consumer_options import ConsumerOptions, ConsumerSettings
 from .discovery import Discovery
-from .errors import ConnectionFailed
+from .errors import ConnectionFailed, none_reached
 from .feed import Feed, Tally
 from .flow import Flow
 from .handling import Busy, Handler, Handling
@@ -124,10 +124,11 @@ class Consumer:
         self._nursery: trio.Nursery | None = None
         self._kept: set[str] = set()  # brokers that have a task to keep them connected
         self._trying = 0  # brokers and services that have not shown yet whether they can be reached
-        self._failures: dict[str, ConnectionFailed] = {}
+        self._failures: dict[str, ConnectionFailed] = {}  # the first of each of `_addresses` that had one
         self._settled = trio.Event()  # one broker is connected, or all have been tried
         self._opened = trio.Event()
         self._yield_at = 0.0
+        self._now = trio.current_time
         self._entered = self._closing = False
         self._closed = trio.Event()
 
@@ -140,12 +141,13 @@ class Consumer:
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once")
         self._entered = True
+        self._now = trio.lowlevel.current_clock().current_time  # in half the time: every message asks
         await self._background.open(self._run)
         try:
             await self._settled.wait()
             if not self._opened.is_set() and not self._discovery.answered:
                 failures = [self._failures[address] for address in self._addresses]
-                raise _none_reached([*failures, *self._discovery.failures_to_connect()])
+                raise none_reached([*failures, *self._discovery.failures_to_connect()])
             self._opened.set()
         except BaseException:
             self._inbox.close()
@@ -230,7 +232,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        if trio.current_time() >= self._yield_at:
+        if self._now() >= self._yield_at:
             await self._wait()
         while (message := self._inbox.take_message()) is None:
             await self._wait()
@@ -356,7 +358,8 @@ class Consumer:
                 await connection.subscribe(self._topic, self._channel)
             except ConnectionFailed as error:
                 if first:
-                    self._failures[address] = error
+                    if address in self._addresses:  # not of all that are ever found, for they come and go
+                        self._failures[address] = error
                     self._tried()
                     await self._opened.wait()  # if that never is, entering raises the error and cancels this
                 delay_s = delays.next_s()
@@ -412,11 +415,3 @@ class _Batches:
 
     async def __anext__(self) -> MessageBatch:
         return await self._consumer._next_batch(self._max_messages, self._max_wait_s)
-
-
-def _none_reached(failures: list[ConnectionFailed]) -> ConnectionFailed:
-    if len(failures) == 1:
-        return failures[0]
-    addresses = ", ".join(failure.address for failure in failures)
-    reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
-    return ConnectionFailed(addresses, reasons)

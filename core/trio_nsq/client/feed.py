@@ -85,13 +85,14 @@ class Feed:
         self._flow = flow
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
+        self._finished: list[bytes] = []  # one by one; a FIN each with the next write
         self._live = True  # answers still have an effect
         self._close_wait = trio.Event()
 
     async def run(self) -> NSQError:
         """Receive until the connection ends, and say why it did."""
         try:
-            return await self._connection.run(self._handle)
+            return await self._connection.run(self._handle, more=self._take_finished)
         finally:
             self._live = False
             self._held.clear()
@@ -106,14 +107,33 @@ class Feed:
         """Ask for up to `count` messages in flight, no more than the broker allows."""
         if count != self.ready_count:
             self.ready_count = count
-            self._connection.write(encode_rdy(count))
+            self._write(encode_rdy(count))
 
     def finish(self, ids: Sequence[bytes]) -> None:
         """FIN for each; nothing once the connection is over."""
         if self._live:
             self._tally.finished += len(ids)
-            self._connection.write(encode_finish(ids))
+            self._write(encode_finish(ids))
             self._flow.succeeded()
+
+    def finish_one(self, message_id: bytes) -> None:
+        """FIN for a single message. It leaves with the next write, made for all such messages at once."""
+        if self._live:
+            if not self._finished:
+                self._connection.wake()
+            self._finished.append(message_id)
+            self._tally.finished += 1
+            self._flow.succeeded()
+
+    def _write(self, data: bytes) -> None:
+        """Queue what is to leave after all that was said before."""
+        for before in self._take_finished():
+            self._connection.write(before)
+        self._connection.write(data)
+
+    def _take_finished(self) -> list[bytes]:
+        ids, self._finished = self._finished, []
+        return [encode_finish(ids)] if ids else []
 
     def requeue(
         self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
@@ -130,12 +150,12 @@ class Feed:
 
     def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int]) -> None:
         self._tally.requeued += len(ids)
-        self._connection.write(b"".join(map(encode_requeue, ids, delays_ms)))
+        self._write(b"".join(map(encode_requeue, ids, delays_ms)))
 
     def touch(self, ids: Sequence[bytes]) -> None:
         """TOUCH for each; nothing once the connection is over."""
         if self._live:
-            self._connection.write(b"".join(map(encode_touch, ids)))
+            self._write(b"".join(map(encode_touch, ids)))
 
     def hold(self, batch: MessageBatch) -> None:
         """Note that a batch waits for answers."""
@@ -156,7 +176,7 @@ class Feed:
             busy: Those who may give some.
         """
         with trio.move_on_after(timeout_s):
-            self._connection.write(encode_cls())
+            self._write(encode_cls())
             with trio.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
                 await busy.rest()

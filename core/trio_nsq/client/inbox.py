@@ -43,7 +43,11 @@ class Inbox:
         if not self._batches:
             return None
         batch, offset = self._batches[0], self._offset
-        self._advance(offset + 1)
+        self.available -= 1
+        self._offset = offset + 1
+        if self._offset == len(batch.ids):
+            self._batches.popleft()
+            self._offset = 0
         return Message(batch, offset)
 
     def take_batch(self, max_messages: int | None) -> MessageBatch | None:

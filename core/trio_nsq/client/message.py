@@ -122,12 +122,13 @@ class MessageBatch:
 
     def _claim(self, place: int) -> bytes:
         """Note that the message at this place is being answered, and return its id."""
-        if self._is_answered(place):
-            raise AlreadyAnswered(f"message {self.ids[place].decode()} has been finished or requeued before")
-        self._answered.add(place)
-        if len(self._answered) == len(self.ids):
+        answered, ids = self._answered, self.ids
+        if self._done or place in answered:
+            raise AlreadyAnswered(f"message {ids[place].decode()} has been finished or requeued before")
+        answered.add(place)
+        if len(answered) == len(ids):
             self._release()
-        return self.ids[place]
+        return ids[place]
 
     def _is_answered(self, place: int) -> bool:
         return self._done or place in self._answered
@@ -207,7 +208,7 @@ class Message:
             AlreadyAnswered: It was finished or requeued before.
         """
         batch = self._batch
-        batch._feed.finish([batch._claim(self._place)])
+        batch._feed.finish_one(batch._claim(self._place))
 
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         """Put the message back (REQ), to be delivered again, to any consumer of the channel.
