@@ -201,19 +201,17 @@ class Publication:
             self.outcome.acknowledged_bytes += messages.body_bytes
 
     async def _publish_deferred(self, batch: list[bytes]) -> None:
-        # NSQ has no command for several deferred messages.
-        async with trio.open_nursery() as nursery:
-            for body in batch:
-                nursery.start_soon(self._publish_one, body)
-
-    async def _publish_one(self, body: bytes) -> None:
         try:
-            await self._producer.publish(self._topic, body, defer_ms=self._defer_ms)
+            await self._producer.publish_many(self._topic, batch, defer_ms=self._defer_ms)
         except PublishFailed as error:
-            self._failed(error, 1)
+            self._acknowledged(batch[: error.acknowledged])
+            self._failed(error, len(batch) - error.acknowledged)
         else:
-            self.outcome.acknowledged += 1
-            self.outcome.acknowledged_bytes += len(body)
+            self._acknowledged(batch)
+
+    def _acknowledged(self, batch: list[bytes]) -> None:
+        self.outcome.acknowledged += len(batch)
+        self.outcome.acknowledged_bytes += sum(map(len, batch))
 
     def _failed(self, error: PublishFailed, count: int) -> None:
         if error.maybe_stored:

@@ -168,6 +168,12 @@ def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
     assert time.monotonic() - begun >= 1.5
 
 
+def test_deferred_messages_keep_their_order(qcli: Cli, topic: str) -> None:
+    lines = [b"%d" % number for number in range(3000)]
+    assert qcli("pub", topic, "--defer", "1h", stdin=b"\n".join(lines)).code == 0
+    assert qcli("tail", topic, "--from", "0", "--to", "latest").out.splitlines() == lines
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_publishes_what_was_read(
     qcli: Cli, broker: Broker, topic: str, number: signal.Signals, code: int

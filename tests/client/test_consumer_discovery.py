@@ -220,6 +220,7 @@ async def test_a_broker_that_is_named_and_gone_is_tried_again(
         assert consumer.stats().connections == 0
         await broker.start()
         await accept_and_subscribe(broker)
+        assert consumer._failures == {}  # they would grow without end, as brokers come and go
     assert f"could not connect to {broker.address}: Connection refused; next attempt in 0.0" in caplog.text
 
 
@@ -265,6 +266,24 @@ async def test_when_nobody_can_be_reached_all_are_named(
     assert f"{broker.address}: Connection refused" in caught.value.reason
     assert f"{lookupd.address}: got response 503" in caught.value.reason
     assert not logged(caplog)  # what is raised is not logged as well
+
+
+@bounded
+async def test_what_a_service_is_given_to_know_us_by_is_told_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with fake_lookupd("a b:4150", "c:0") as lookupd, fake_lookupd() as broken:
+        broken.brokers = HTTPError(503, "LATER")
+        addresses = [f"http://me:secret@{each.address}/" for each in (lookupd, broken)]
+        async with Consumer("topic", "channel", lookupd_http_addresses=addresses):
+            await until(lambda: len(logged(caplog)) == 2)
+        with pytest.raises(ConnectionFailed) as caught:
+            await Consumer("topic", "channel", lookupd_http_addresses=addresses[1:]).__aenter__()
+    assert f"http://{broken.address}: got response 503" in caplog.text
+    assert str(caught.value) == f"could not connect to http://{broken.address}: got response 503"
+    assert f"http://{lookupd.address} names a broker on 'a b'" in caplog.text
+    assert f"http://{lookupd.address}: nobody could connect to" in caplog.text
+    assert "secret" not in caplog.text
 
 
 @bounded

@@ -322,3 +322,18 @@ async def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="max_attempts is -1"):
         await consumer.run(Works(), max_attempts=-1)
     await consumer.aclose()
+
+
+@bounded
+async def test_a_handler_that_is_not_async_is_its_authors_mistake(broker: FakeBroker) -> None:
+    """Requeueing would do again, a few times, what it has done already."""
+    calls: list[bytes] = []
+    async with opened(broker, returned=(1,)) as (consumer, peer):
+        await peer.send(message(1))
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(TypeError, match=r"must be an async function; .* returned None"),
+            flatten_subgroups=True,
+        ):
+            await consumer.run(lambda each: calls.append(each.body))  # type: ignore[arg-type,return-value]
+        assert calls == [b"body 1"]
+        assert consumer.stats() == ConsumerStats(received=1, finished=0, requeued=0, connections=1)

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from broker.support import dpub
 from client.fake_broker import FakeBroker, bounded, mpub, pub
 from client.producers import Outcome, opened
 from trio_nsq.client import Producer, ProducerClosed
@@ -101,6 +102,21 @@ async def test_a_list_is_split_and_pipelined_within_the_window(broker: FakeBroke
 
 
 @bounded
+async def test_a_deferred_list_goes_out_one_by_one_and_in_order(broker: FakeBroker) -> None:
+    async with opened(broker, max_in_flight_bytes=15) as (producer, peer, nursery):
+        publish = Outcome(nursery, lambda: producer.publish_many("topic", [b"1", b"22", b"3"], defer_ms=70))
+        await peer.expect(dpub("topic", 70, b"1"), dpub("topic", 70, b"22"))
+        await peer.expect_nothing()
+        await peer.send(OK_FRAME * 2)
+        await peer.expect(dpub("topic", 70, b"3"))
+        await peer.send(OK_FRAME)
+        await publish.success()
+        with pytest.raises(TypeError, match="must be bytes, not str"):
+            await producer.publish_many("topic", [b"4", "5"], defer_ms=70)  # type: ignore[list-item]
+        await peer.expect_nothing()
+
+
+@bounded
 async def test_a_message_as_large_as_a_part_is_a_part(broker: FakeBroker) -> None:
     bodies = [b"1", b"x" * 17, b"2", b"3"]
     async with opened(broker, max_body_size=25) as (producer, peer, nursery):
@@ -168,6 +184,8 @@ async def test_a_message_that_is_not_bytes_fails_its_caller_only(broker: FakeBro
         {"max_body_size": 8},
         {"nsqd_tcp_addresses": "localhost"},
         {"sample_rate": 100},
+        {"reconnect_min_s": 0},
+        {"close_timeout_s": -1},
     ],
 )
 def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
@@ -263,3 +281,15 @@ async def test_publishing_outside_the_block_is_an_error(broker: FakeBroker) -> N
     for call in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
         with pytest.raises(ProducerClosed, match="is closed"):
             await call
+
+
+@bounded
+async def test_publishing_while_it_is_being_entered_is_an_error(broker: FakeBroker) -> None:
+    producer = Producer(broker.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(producer.__aenter__)
+        await broker.accept()
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(ProducerClosed, match="not open yet"):
+            await producer.publish("topic", b"x")
+        nursery.cancel_scope.cancel()

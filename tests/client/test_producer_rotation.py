@@ -89,7 +89,9 @@ def test_whatever_happens(events: list[tuple[str, int, float, float]], shunned: 
                 good.add(address)
             case "failed":
                 retry_at[address] = turns.failed(address, now)
-                assert now + MIN_S / 2 <= retry_at[address] <= now + MAX_S  # sums, as a difference loses digits
+                assert (
+                    now + MIN_S / 2 <= retry_at[address] <= now + MAX_S
+                )  # sums, as a difference loses digits
                 good.discard(address)
             case "choose":
                 chosen = turns.choose(without)

@@ -193,6 +193,17 @@ def test_a_loop_ends_when_nothing_comes_or_the_consumer_is_closed(broker: Broker
         consumer.close()
 
 
+def test_gathering_for_longer_than_nothing_may_come_ends_no_loop(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"1", b"2"])
+    with consumer_of(broker, topic, idle_timeout_s=0.2) as consumer:
+        bodies = []
+        for batch in consumer.batches(max_wait_s=0.3):
+            bodies += batch.bodies
+            batch.finish()
+        assert bodies == [b"1", b"2"]
+
+
 def test_it_can_be_paused_and_told_to_take_more(broker: Broker, topic: str) -> None:
     with sync.Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
         consumer.pause()
@@ -352,6 +363,20 @@ def test_an_interrupt_cuts_closing_short(broker: Broker, topic: str) -> None:
             with pytest.raises(PublishFailed) as caught:
                 publishing.result(PATIENCE_S)
             assert caught.value.maybe_stored
+
+
+def test_an_interrupt_before_the_thread_starts_leaves_nothing_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    producer = sync.Producer()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.__enter__()
+    producer.close()
 
 
 def test_after_a_fork_it_says_so(broker: Broker) -> None:

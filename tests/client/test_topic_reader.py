@@ -14,6 +14,7 @@ from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broke
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client import ConnectionFailed
+from trio_nsq.client.reconnect import MIN_DELAY_S
 from trio_nsq.client.topic_reader import ReadRefused, TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
@@ -295,6 +296,16 @@ async def test_a_broker_that_is_started_anew(tmp_path: Path, caplog: pytest.LogC
                     read = trio.Event()
                     await read.wait()
     assert got == [0, 1, 2, 3, 4, 5]
+
+
+async def test_after_something_has_come_delays_begin_anew(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (address, client, _):
+        await publish(client, 3)
+        async with TopicReader(address, "t") as reader:
+            for _ in range(5):
+                reader._delays.next_s()
+            assert await reader.receive()
+            assert reader._delays.next_s() <= MIN_DELAY_S
 
 
 async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,6 +88,17 @@ async def test_a_client_that_does_not_say_who_it_is(clock: MockClock, said: byte
         assert await stream.receive_some() == b""
 
 
+async def test_pings_are_no_answer_to_who_it_is(clock: MockClock) -> None:
+    async with ours() as lookupd, await connect(lookupd) as stream:
+        await stream.send_all(b"  V1PING\n")
+        assert await stream.receive_some() == b"\0\0\0\2OK"
+        clock.jump(GREETING_TIMEOUT_S - 1)
+        await stream.send_all(b"PING\n")
+        assert await stream.receive_some() == b"\0\0\0\2OK"
+        clock.jump(2)
+        assert await stream.receive_some() == b""
+
+
 # ------------------------------------------------------------------------------------------------ errors
 
 

@@ -117,7 +117,7 @@ async def test_an_answer_that_is_none_names_who_gave_it(response: Response, reas
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "nowhere.invalid:4161", "http://", "ftp://a:1", "a b:1", ""]
+    "address", ["127.0.0.1:1", "nowhere.invalid:4161", "http://", "ftp://a:1", "a b:1", "xn--:1", ""]
 )
 async def test_nobody_is_there(address: str) -> None:
     with pytest.raises(LookupFailed) as failed:

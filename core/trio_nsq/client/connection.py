@@ -6,6 +6,7 @@ last tick of the scheduler, as one piece.
 """
 
 import json
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,6 +30,7 @@ from trio_nsq.protocol import (
     encode_nop,
     encode_sub,
 )
+from trio_nsq.protocol.frames import DEFAULT_MAX_FRAME_BYTES
 from trio_nsq.protocol.limits import KIB, MINUTE_MS
 
 from ..protocol.address import parse_address
@@ -40,6 +42,9 @@ from .options import ConnectionSettings
 READ_BYTES = 256 * KIB
 HANDSHAKE_TIMEOUT_S = 10.0
 """For each answer before the heartbeats take over the watch; nsqd gives a TLS handshake five seconds."""
+SLOWEST_BYTES_PER_S = 16 * KIB
+"""So much longer than a heartbeat may a frame take. If its size field is wrong, heartbeats and answers are taken for
+parts of it, and the connection looks alive."""
 DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 """Of a broker that does not say; nsqd's."""
 
@@ -47,7 +52,11 @@ Event = ResponseFrame | ErrorFrame | MessageRun
 
 
 async def connect(
-    address: str, settings: ConnectionSettings, *, survive_refusals: bool = False
+    address: str,
+    settings: ConnectionSettings,
+    *,
+    survive_refusals: bool = False,
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> "Connection":
     """Connect and introduce ourselves (magic, IDENTIFY).
 
@@ -55,6 +64,7 @@ async def connect(
         address: `host:port`.
         settings: What to ask of the broker.
         survive_refusals: Ask, too, that the connection outlive a publish that is refused; nsqd does not know of that.
+        max_frame_bytes: A frame that says it is longer is none.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
@@ -73,7 +83,7 @@ async def connect(
         raise ConnectionFailed(address, _reason(cause)) from cause
     except UnicodeError as error:  # of the encoding for the name service
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
-    connection = Connection(stream, address, settings)
+    connection = Connection(stream, address, settings, max_frame_bytes)
     await connection.introduce({"survive_refusals": True} if survive_refusals else {})
     return connection
 
@@ -85,6 +95,7 @@ class Connection:
         stream: A connected stream; it is ours from now on.
         address: `host:port`, for errors and logs.
         settings: What to ask of the broker.
+        max_frame_bytes: A frame that says it is longer is none.
 
     Attributes:
         address: As given.
@@ -96,7 +107,11 @@ class Connection:
     """
 
     def __init__(
-        self, stream: trio.abc.HalfCloseableStream, address: str, settings: ConnectionSettings
+        self,
+        stream: trio.abc.HalfCloseableStream,
+        address: str,
+        settings: ConnectionSettings,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
         self.address = address
         self.max_rdy_count = Limits().max_rdy_count
@@ -105,7 +120,7 @@ class Connection:
         self.ended = trio.Event()
         self._stream = stream
         self._settings = settings
-        self._reader = FrameReader()
+        self._reader = FrameReader(max_frame_bytes)
         self._layers = Layers()
         self._outgoing: list[bytes] = []
         self._wake = trio.Event()
@@ -300,17 +315,23 @@ class Connection:
     async def _read_loop(self, handle: Callable[[Event], None]) -> NSQError:
         reader, timeout_s = self._reader, self._settings.read_timeout_s
         ended = False
+        begun_at = math.inf  # the frame that is under way
         try:
             while True:
                 while (event := reader.next_event()) is not None:
+                    begun_at = math.inf
                     if isinstance(event, ResponseFrame) and event.is_heartbeat:
                         self.write(encode_nop())
                     else:
                         handle(event)
                 if ended:
                     return ConnectionLost(self.address, "the broker closed the connection")
+                longest_s = timeout_s + reader.wanted_bytes / SLOWEST_BYTES_PER_S
+                if trio.current_time() > begun_at + longest_s:
+                    return ConnectionLost(self.address, f"no whole frame for {longest_s:g} s")
                 with trio.fail_after(timeout_s):
                     ended = not await self._receive()
+                begun_at = min(begun_at, trio.current_time())
         except trio.TooSlowError:
             return ConnectionLost(self.address, f"not even a heartbeat for {timeout_s:g} s")
         except trio.BrokenResourceError as error:

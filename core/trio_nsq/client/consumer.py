@@ -281,6 +281,7 @@ class Consumer:
                 (15 minutes in all, unless configured).
 
         Raises:
+            TypeError: A handler is no async function. The message stays unanswered.
             ValueError: concurrency is less than 1, or max_attempts less than 0.
         """
         if concurrency < 1:

@@ -43,7 +43,8 @@ class ConsumerSettings(ConnectionSettings):
         default_requeue_delay_ms: How long a message that failed stays away, times its attempts; within 0..3600000.
         max_requeue_delay_ms: But no longer than this; within 0..3600000.
         backoff_strategy: How long a pause after failures is: `exponential`, or `full_jitter`, a random part of that.
-        max_backoff_duration_s: The longest pause after failures, within 0..3600; 0: none.
+        max_backoff_duration_s: The longest pause after failures, within 0..3600. Pauses stop growing before they would
+            be longer; if even the first one would be, as with 0, there are none.
         backoff_multiplier_s: Half of the first pause, within 0..3600; each failure doubles it. 0: no pauses.
         low_rdy_idle_timeout_s: With more connections than messages may be in flight: how long one without messages
             keeps what others wait for, more than 0.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ..lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from ..lookup.query import LookupFailed, ProducerAddress, lookup_topic, without_secrets
 from ..protocol.address import format_address
 from .addresses import nsqd_address
 from .consumer_options import ConsumerSettings
@@ -106,5 +106,6 @@ def _address_of(broker: ProducerAddress, service: str) -> str | None:
             return nsqd_address(format_address(host, broker.tcp_port))
     except ValueError:
         pass
-    _logger.warning("nsqlookupd %s names a broker on %r, which is no host", service, host)
+    words = "nsqlookupd %s names a broker on %r, which is no host"
+    _logger.warning(words, without_secrets(service), host)
     return None

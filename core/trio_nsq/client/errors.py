@@ -11,6 +11,8 @@ Arguments that can never work (a bad name, an empty or oversized message) are `V
 anything is sent.
 """
 
+from collections.abc import Sequence
+
 from trio_nsq.protocol import NSQError
 
 
@@ -26,6 +28,14 @@ class ConnectionFailed(NSQError):
         super().__init__(f"could not connect to {address}: {reason}")
         self.address = address
         self.reason = reason
+
+
+def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
+    """One error for several, at least one: nobody could be reached."""
+    if len(failures) == 1:
+        return failures[0]
+    reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
+    return ConnectionFailed(", ".join(failure.address for failure in failures), reasons)
 
 
 class ConnectionLost(NSQError):

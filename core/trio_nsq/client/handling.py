@@ -1,5 +1,6 @@
 """Messages handed to a function: what it returns or raises becomes the answer."""
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Self
@@ -62,7 +63,13 @@ class Handling:
 
 async def _outcome(handler: Handler, message: Message) -> Exception | None:
     try:
-        await handler(message)
+        work = handler(message)
+    except Exception as failure:
+        return failure
+    if not inspect.isawaitable(work):  # its author has to know, not the message to come again and again
+        raise TypeError(f"a handler must be an async function; {handler!r} returned {work!r:.100}")
+    try:
+        await work
     except Exception as failure:
         return failure
     return None

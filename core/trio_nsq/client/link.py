@@ -6,11 +6,15 @@ from collections.abc import Callable
 import trio
 
 from trio_nsq.protocol import ErrorFrame, FrameError, NSQError, ResponseFrame
+from trio_nsq.protocol.limits import KIB
 
 from .connection import Connection, Event, connect
 from .errors import BrokerError, ConnectionFailed
 from .options import ConnectionSettings
 from .publishing import PASSING_CODES, Command, Outbox, may_be_stored
+
+MAX_ANSWER_BYTES = 64 * KIB
+"""A broker sends a publisher nothing that is longer."""
 
 _OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
@@ -62,7 +66,12 @@ class Link:
         while True:
             await self._wanted.wait()
             try:
-                connection = await connect(self.address, self._settings, survive_refusals=not self._ordered)
+                connection = await connect(
+                    self.address,
+                    self._settings,
+                    survive_refusals=not self._ordered,
+                    max_frame_bytes=MAX_ANSWER_BYTES,
+                )
             except ConnectionFailed as error:
                 self._wanted = trio.Event()
                 self._give_up(error)

@@ -14,9 +14,9 @@ import trio
 from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_messages
 from trio_nsq.protocol.limits import MIB
 
-from ..protocol.address import format_address, parse_address
+from .addresses import each_once, nsqd_address
 from .background import Background
-from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed
+from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
 from .link import Link
 from .options import ConnectionOptions, ConnectionSettings
 from .publishing import (
@@ -77,7 +77,7 @@ class Producer:
             price of a connection. nsqd's is its `--max-req-timeout`, an hour by default, ours `--max-defer`, a year.
         reconnect_min_s: How long a broker is set aside after its first failure.
         reconnect_max_s: The longest.
-        close_timeout_s: How long leaving may wait for acknowledgements.
+        close_timeout_s: How long leaving may wait for acknowledgements; 0: not at all.
         random: Gives numbers in [0, 1), for the jitter of the delays.
         options: See `ConnectionSettings`.
 
@@ -105,8 +105,11 @@ class Producer:
             raise ValueError(
                 "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
             )
-        texts = [nsqd_tcp_addresses] if isinstance(nsqd_tcp_addresses, str) else nsqd_tcp_addresses
-        addresses = list(dict.fromkeys(format_address(*parse_address(text)) for text in texts))
+        if not close_timeout_s >= 0:
+            raise ValueError(f"close_timeout_s is {close_timeout_s}; it must be at least 0")
+        if isinstance(nsqd_tcp_addresses, str):
+            nsqd_tcp_addresses = [nsqd_tcp_addresses]
+        addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
         if not addresses:
             raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
         if ordered and len(addresses) > 1:
@@ -128,7 +131,7 @@ class Producer:
             address: Link(
                 address,
                 settings,
-                Outbox(max_in_flight_bytes, self._part_bytes),
+                Outbox(max_in_flight_bytes, self._part_bytes, ordered=ordered),
                 ordered=ordered,
                 connected=self._connected,
                 away=self._away,
@@ -136,9 +139,9 @@ class Producer:
             )
             for address in addresses
         }
-        self._first_failures: dict[str, NSQError] = {}
+        self._first_failures: dict[str, ConnectionFailed] = {}
         self._first_settled = trio.Event()  # one broker is connected, or none can be
-        self._entered = self._closing = False
+        self._entered = self._opened = self._closing = False
         self._closed = trio.Event()
 
     async def __aenter__(self) -> Self:
@@ -156,12 +159,13 @@ class Producer:
                 link.want()
             await self._first_settled.wait()
             if len(self._first_failures) == len(self._links):
-                raise _none_reached(self._first_failures)
+                raise none_reached([*self._first_failures.values()])
         except BaseException:
             self._closing = True
             self._closed.set()
             await self._background.close()
             raise
+        self._opened = True
         return self
 
     async def __aexit__(
@@ -204,24 +208,18 @@ class Producer:
         Args:
             topic: The topic; created if need be.
             body: The message, 1 to `max_msg_size` bytes.
-            defer_ms: Deliver it no sooner than in this many milliseconds; 0: at once. Deferred messages go out one by
-                one, as NSQ has no command for several.
+            defer_ms: Deliver it no sooner than in this many milliseconds; 0: at once.
 
         Raises:
             PublishFailed: It was not acknowledged.
             ProducerClosed: The producer is not open.
+            TypeError: The message is not `bytes`.
             ValueError: A topic, message or time that brokers do not accept.
         """
         self._check_call(topic)
-        if not isinstance(body, bytes):  # or it would fail in the writer, and others with it
-            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
+        _check_bytes([body])
         self._check_sizes([len(body)], self._max_msg_size)
-        most_ms = self._max_req_timeout_ms
-        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
-            raise ValueError(
-                f"defer_ms is {defer_ms}; it must be "
-                + ("0 or more" if most_ms is None else f"within 0..{most_ms}")
-            )
+        self._check_time(defer_ms)
         link = self._next_link()
         if defer_ms:
             receipt = link.outbox.add(Command(topic, body=body, defer_ms=defer_ms))
@@ -230,7 +228,7 @@ class Producer:
         link.want()
         await self._settle(receipt)
 
-    async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
+    async def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
         """Publish messages, in order, and wait until all are acknowledged.
 
         They are sent as MPUBs of moderate size, several at a time within `max_in_flight_bytes`, all to one broker
@@ -240,27 +238,40 @@ class Producer:
         Args:
             topic: The topic; created if need be.
             bodies: The messages, 1 to `max_msg_size` bytes each; if there are none nothing is sent.
+            defer_ms: Deliver them no sooner than in this many milliseconds; 0: at once. Deferred messages are sent, and
+                stored, one by one, as NSQ has no command for several.
 
         Raises:
             PublishFailed: Not all were acknowledged; its `acknowledged` says how many were, from the first on, and its
                 `maybe_stored` whether some of the others may be stored, or are.
             ProducerClosed: The producer is not open.
+            TypeError: A message is not bytes.
             ValueError: A topic or a message that brokers do not accept; nothing has been sent.
         """
         self._check_call(topic)
         sizes = list(map(len, bodies))
         self._check_sizes(sizes, min(self._max_msg_size, self._max_set_bytes - SIZE_BYTES))
+        self._check_time(defer_ms)
+        if defer_ms:
+            _check_bytes(bodies)
         series = Series()
         pending: deque[Receipt] = deque()
         acknowledged = in_flight_bytes = 0
         await trio.lowlevel.checkpoint()
         try:
-            for part in _split(bodies, sizes, self._part_bytes):
-                command = Command(topic, messages=pack_messages(part), series=series)
+            commands = (
+                (Command(topic, body=body, defer_ms=defer_ms, series=series) for body in bodies)
+                if defer_ms
+                else (
+                    Command(topic, messages=pack_messages(part), series=series)
+                    for part in _split(bodies, sizes, self._part_bytes)
+                )
+            )
+            for command in commands:
                 while pending and in_flight_bytes + command.size > self._max_in_flight_bytes:
                     done = await self._settle_first(pending)
                     acknowledged += len(done)
-                    in_flight_bytes -= len(done.data)
+                    in_flight_bytes -= done.size
                 pending.append(self._submit(command))
                 in_flight_bytes += command.size
             while pending:
@@ -302,12 +313,18 @@ class Producer:
             await trio.lowlevel.checkpoint()
 
     def _check_call(self, topic: str) -> None:
-        if not self._entered:
-            raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         if self._closing:
             raise ProducerClosed("the producer is closed")
+        if not self._opened:  # and it may never be: nobody would settle what is published until then
+            raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")
+
+    def _check_time(self, defer_ms: int) -> None:
+        most_ms = self._max_req_timeout_ms
+        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
+            within = "0 or more" if most_ms is None else f"within 0..{most_ms}"
+            raise ValueError(f"defer_ms is {defer_ms}; it must be {within}")
 
     def _check_sizes(self, sizes: list[int], biggest: int) -> None:
         if sizes and min(sizes) < 1:
@@ -320,7 +337,7 @@ class Producer:
             command.fail(ProducerClosed("the producer was closed"))
         else:
             self._send(command)
-        return command.receipts[0]
+        return command.first_receipt()
 
     def _send(self, command: Command) -> bool:
         """Give it to the broker whose turn it is, but none where it failed before; false if there is no such one."""
@@ -354,14 +371,12 @@ class Producer:
         if receipt.failure is not None:
             raise receipt.failure
 
-    async def _settle_first(self, pending: deque[Receipt]) -> MessageSet:
-        """Wait for the oldest of these and remove it, unless it fails; return its messages."""
+    async def _settle_first(self, pending: deque[Receipt]) -> Command:
+        """Wait for the oldest of these and remove it, unless it fails; return what it was for."""
         await pending[0].settled.wait()
         if (failure := pending[0].failure) is not None:
             raise failure
-        messages = pending.popleft().command.messages
-        assert messages is not None
-        return messages
+        return pending.popleft().command
 
     async def _settle_rest(self, pending: deque[Receipt]) -> bool:
         """Take back what can be, and wait for the others; whether any of these, the first failed, may be stored."""
@@ -387,6 +402,7 @@ class Producer:
         now = trio.current_time()
         set_aside_s = self._rotation.failed(link.address, now) - now
         if not self._first_settled.is_set():
+            assert isinstance(reason, ConnectionFailed)  # there was no connection that could have been lost
             self._first_failures[link.address] = reason
             if len(self._first_failures) == len(self._links):
                 self._first_settled.set()
@@ -414,14 +430,10 @@ def _withdraw(receipt: Receipt) -> bool:
     return outbox is not None and outbox.withdraw(receipt)
 
 
-def _none_reached(failures: dict[str, NSQError]) -> NSQError:
-    if len(failures) == 1:
-        return next(iter(failures.values()))
-    reasons = "; ".join(
-        f"{address}: {error.reason if isinstance(error, ConnectionFailed) else error}"
-        for address, error in failures.items()
-    )
-    return ConnectionFailed(", ".join(failures), reasons)
+def _check_bytes(bodies: Sequence[bytes]) -> None:
+    for body in bodies:
+        if not isinstance(body, bytes):  # or it would fail in the writer, and others with it
+            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
 
 
 def _split(bodies: Sequence[bytes], sizes: list[int], max_bytes: int) -> Iterator[Sequence[bytes]]:

@@ -5,7 +5,7 @@ carry no reference; the broker answers in the order of the commands, so a reply 
 is not acknowledged.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import trio
@@ -75,12 +75,12 @@ class Command:
 
     Attributes:
         topic: Where to.
-        messages: The messages of an MPUB that is given as a whole; None: `bodies` has them.
-        bodies: Single messages; more than one make an MPUB.
-        defer_ms: Above 0: a DPUB, of the one message in `bodies`.
+        messages: The messages of an MPUB that is given as a whole; None: `receipts` has them.
+        defer_ms: Above 0: a DPUB, of a single message.
         series: What it is part of; None: it stands alone.
         size: Bytes, for the window: all bodies with their size fields.
-        receipts: Who waits for it: one for each of `bodies`, or a single one.
+        receipts: Who waits for it, each with its message, more than one of which make an MPUB; a single one, with
+            nothing, for `messages`. A dictionary, as thousands may be withdrawn at once.
         outbox: Where it is.
         taken: It was handed out to be written, so from here on it may be stored.
         failures: What came of it at each broker where it failed, by address.
@@ -88,7 +88,6 @@ class Command:
     """
 
     __slots__ = (
-        "bodies",
         "defer_ms",
         "failures",
         "maybe_stored",
@@ -106,21 +105,16 @@ class Command:
         topic: str,
         *,
         messages: MessageSet | None = None,
-        body: bytes | None = None,
+        body: bytes = b"",
         defer_ms: int = 0,
         series: Series | None = None,
     ) -> None:
         self.topic = topic
         self.messages = messages
-        self.bodies: list[bytes] = [] if body is None else [body]
         self.defer_ms = defer_ms
         self.series = series
-        self.size = (
-            len(messages.data)
-            if messages is not None
-            else SIZE_BYTES * len(self.bodies) + sum(map(len, self.bodies))
-        )
-        self.receipts: list[Receipt] = [Receipt(self)]
+        self.size = SIZE_BYTES + len(body) if messages is None else len(messages.data)
+        self.receipts: dict[Receipt, bytes] = {Receipt(self): body}
         self.outbox: Outbox | None = None
         self.taken = False
         self.failures: dict[str, NSQError] = {}
@@ -130,17 +124,25 @@ class Command:
         """The command as it is written."""
         if self.messages is not None:
             return encode_mpub(self.topic, self.messages)
-        if len(self.bodies) > 1:
-            return encode_mpub(self.topic, pack_messages(self.bodies))
+        bodies = list(self.receipts.values())
+        if len(bodies) > 1:
+            return encode_mpub(self.topic, pack_messages(bodies))
         if self.defer_ms:
-            return encode_dpub(self.topic, self.defer_ms, self.bodies[0])
-        return encode_pub(self.topic, self.bodies[0])
+            return encode_dpub(self.topic, self.defer_ms, bodies[0])
+        return encode_pub(self.topic, bodies[0])
+
+    def __len__(self) -> int:
+        """How many messages it is of."""
+        return len(self.receipts) if self.messages is None else len(self.messages)
+
+    def first_receipt(self) -> Receipt:
+        """Who waited first; the only one, unless others joined."""
+        return next(iter(self.receipts))
 
     def join(self, body: bytes) -> Receipt:
         """Add a message."""
         receipt = Receipt(self)
-        self.bodies.append(body)
-        self.receipts.append(receipt)
+        self.receipts[receipt] = body
         self.size += SIZE_BYTES + len(body)
         return receipt
 
@@ -168,15 +170,15 @@ class Outbox:
     Args:
         max_in_flight_bytes: Hand out no more than this many bytes without an acknowledgement, but always one command.
         max_joined_bytes: Join single messages up to this size of an MPUB.
+        ordered: No message joins others past a command that was added between, be it for another topic.
     """
 
-    def __init__(self, max_in_flight_bytes: int, max_joined_bytes: int) -> None:
+    def __init__(self, max_in_flight_bytes: int, max_joined_bytes: int, *, ordered: bool = False) -> None:
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_joined_bytes = max_joined_bytes
-        self._waiting: deque[Command] = deque()
-        self._joinable: dict[
-            str, Command
-        ] = {}  # by topic: the one in `_waiting` that still takes messages in
+        self._ordered = ordered
+        self._waiting: OrderedDict[Command, None] = OrderedDict()  # from which any can be taken out
+        self._joinable: dict[str, Command] = {}  # by topic: those in `_waiting` that still take messages in
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
 
@@ -185,28 +187,28 @@ class Outbox:
         command = self._joinable.get(topic)
         if command is not None and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes:
             return command.join(body)
-        command = Command(topic, body=body)
-        self._joinable[topic] = command
-        return self.add(command)
+        receipt = self.add(Command(topic, body=body))
+        self._joinable[topic] = receipt.command
+        return receipt
 
     def add(self, command: Command) -> Receipt:
         """Send a command in the next write."""
+        if self._ordered:
+            self._joinable.clear()
         command.outbox = self
         command.taken = False
-        self._waiting.append(command)
-        return command.receipts[0]
+        self._waiting[command] = None
+        return command.first_receipt()
 
     def withdraw(self, receipt: Receipt) -> bool:
         """Take back what this caller wanted published, if nobody has taken it to be written; say whether it worked."""
         command = receipt.command
         if command.taken or receipt.settled.is_set():
             return False
-        place = command.receipts.index(receipt)
-        del command.receipts[place]
-        if command.receipts:
-            command.size -= SIZE_BYTES + len(command.bodies.pop(place))
-        else:
-            self._waiting.remove(command)
+        body = command.receipts.pop(receipt)
+        command.size -= SIZE_BYTES + len(body)
+        if not command.receipts:
+            del self._waiting[command]
             self._close_to_joining(command)
         receipt.settled.set()  # for whoever else waits for it to be over
         return True
@@ -214,8 +216,8 @@ class Outbox:
     def take(self) -> list[bytes]:
         """What to write now, as far as the window allows; from here on it waits for acknowledgement."""
         pieces = []
-        while self._waiting and self._fits(self._waiting[0]):
-            command = self._waiting.popleft()
+        while self._waiting and self._fits(command := next(iter(self._waiting))):
+            del self._waiting[command]
             self._close_to_joining(command)
             if command.series is not None and command.series.failure is not None:
                 command.fail(command.series.failure)
@@ -251,9 +253,10 @@ class Outbox:
 
     def put_back(self) -> None:
         """Send the commands under way once more: the broker has executed none of them, and never will."""
-        for command in self._unacknowledged:
+        for command in reversed(self._unacknowledged):
             command.taken = False
-        self._waiting.extendleft(reversed(self._unacknowledged))
+            self._waiting[command] = None
+            self._waiting.move_to_end(command, last=False)
         self._unacknowledged.clear()
         self._in_flight_bytes = 0
 

@@ -37,4 +37,8 @@ class ReconnectDelays:
         A broker that accepts and then drops every connection must not be asked again at full speed.
         """
         if seconds >= self._max_s:
-            self._next_s = self._min_s
+            self.reset()
+
+    def reset(self) -> None:
+        """Begin again with the first delay: the other side has proved itself."""
+        self._next_s = self._min_s

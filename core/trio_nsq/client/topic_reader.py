@@ -152,6 +152,7 @@ class TopicReader:
                 continue
             if found:
                 self._failures = 0
+                self._delays.reset()
                 return found
         return []
 

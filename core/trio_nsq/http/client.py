@@ -107,8 +107,8 @@ class HTTPClient:
             credentials = f"{url.username}:{url.password}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s)
-        request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})
         try:
+            request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})
             with trio.fail_after(self._request_timeout_s):
                 response = await self._transport.handle_async_request(request)
                 try:

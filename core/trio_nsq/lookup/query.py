@@ -24,11 +24,12 @@ class LookupFailed(NSQError):
     """A discovery service gave no usable answer.
 
     Attributes:
-        address: Which, as it was given.
+        address: Which, without a name and password.
         reason: Why, without the address.
     """
 
     def __init__(self, address: str, reason: str) -> None:
+        address = without_secrets(address)
         super().__init__(f"nsqlookupd {address}: {reason}")
         self.address = address
         self.reason = reason
@@ -97,6 +98,13 @@ def _system_tls() -> ssl.SSLContext:
     return ssl.create_default_context()  # takes longer to make than an answer to come
 
 
+def without_secrets(address: str) -> str:
+    """A service's address for errors and logs: without the name and password that a URL may have."""
+    scheme, separator, rest = address.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
 def _base_url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
@@ -136,5 +144,5 @@ def _producers(address: str, data: GoObject) -> list[ProducerAddress]:
         if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
             producers.append(producer)
         else:
-            logger.warning("nsqlookupd %s: nobody could connect to %r", address, producer)
+            logger.warning("nsqlookupd %s: nobody could connect to %r", without_secrets(address), producer)
     return producers

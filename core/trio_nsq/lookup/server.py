@@ -24,7 +24,8 @@ from .registry import Producer, Registry, TooMany
 logger = logging.getLogger("trio_nsq.lookup")
 
 GREETING_TIMEOUT_S = 60.0
-"""How long a connection may take to say who it is, and how long at least it may be silent after that."""
+"""How long a connection may take to say who it is, whatever else it says, and how long at least it may be silent after
+that."""
 LINGER_S = 1.0
 """How long what a broker still sends is read and dropped after an error: closing with unread input resets the
 connection, and the reset can overtake the error."""
@@ -179,13 +180,13 @@ class BrokerServer:
             except CommandError as exc:
                 error = exc
                 replies.append(encode_response(exc.wire))
-            if replies:
-                allowed_s = GREETING_TIMEOUT_S if client.producer is None else self._silence_s
-                watchdog.deadline = trio.current_time() + allowed_s
-                await stream.send_all(b"".join(replies))
+            if replies and client.producer is not None:  # until then no PING gives it more time
+                watchdog.deadline = trio.current_time() + self._silence_s
             if error is not None:
                 logger.error("[%s] - %s", client.peer, quote(str(error)))
                 client.forget()  # before the client can have noticed that it was refused
+            await stream.send_all(b"".join(replies))
+            if error is not None:
                 await _linger(stream)
             if error is not None or not data:
                 return

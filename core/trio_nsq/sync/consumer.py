@@ -37,14 +37,15 @@ class Consumer:
     answers heartbeats and makes lost connections again, whatever the program does meanwhile. Several threads may
     iterate over one consumer, and messages may be answered in any thread.
 
-    A KeyboardInterrupt of a thread that waits for a message takes none away. Leaving the block returns to the brokers
-    what was received and not answered, also then.
+    A KeyboardInterrupt of a thread that waits for a message takes none away, but for one that is being handed over in
+    the same instant. Leaving the block returns to the brokers what was received and not answered, that one too.
 
     It does not survive a fork: open one in each process.
 
     Args:
         topic, channel, ...: See `trio_nsq.Consumer`.
-        idle_timeout_s: Loops end when there was nothing to receive for so long; None: they wait for ever.
+        idle_timeout_s: Loops end when there was nothing to receive for so long, and a batch's `max_wait_s` beyond that;
+            more than 0. None: they wait for ever.
     """
 
     def __init__(
@@ -126,12 +127,14 @@ class Consumer:
         return self
 
     def __next__(self) -> Message:
-        return Message(self._receive(self._consumer.__anext__), self._portal)
+        return Message(self._receive(self._consumer.__anext__, self._idle_timeout_s), self._portal)
 
     @mirrors(client.Consumer.batches)
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:
         batches = self._consumer.batches(max_messages, max_wait_s)
-        return _Batches(partial(self._receive, batches.__anext__), self._portal)
+        # What has come by then is gathered for as long as it may be.
+        timeout_s = self._idle_timeout_s + max_wait_s
+        return _Batches(partial(self._receive, batches.__anext__, timeout_s), self._portal)
 
     def run(
         self,
@@ -209,12 +212,12 @@ class Consumer:
         if not self._portal.was_opened:
             raise RuntimeError("a Consumer receives only inside its `with` block")
 
-    def _receive(self, receive: Callable[[], Awaitable[_Item]]) -> _Item:
+    def _receive(self, receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item:
         """Wait for something to receive, or raise StopIteration."""
         self._check_opened()
         found: _Item | None = None
         try:
-            found = self._portal.call(_received, receive, self._idle_timeout_s)
+            found = self._portal.call(_received, receive, timeout_s)
         except PortalClosed:
             pass
         if found is None:

@@ -79,6 +79,8 @@ class Portal:
         """
         if self._thread is None or self._pid != os.getpid():
             return
+        if self._thread.ident is None:
+            return  # `open` was interrupted before it could start
         try:
             self._soon(self._stop.set)
             self._ended.result()

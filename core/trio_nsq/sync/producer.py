@@ -84,8 +84,8 @@ class Producer:
         self._call(lambda: self._producer.publish(topic, body, defer_ms=defer_ms))
 
     @mirrors(client.Producer.publish_many)
-    def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
-        self._call(lambda: self._producer.publish_many(topic, bodies))
+    def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
+        self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms))
 
     @mirrors(client.Producer.publish_set)
     def publish_set(self, topic: str, messages: MessageSet) -> None:
