@@ -100,6 +100,13 @@ def test_the_examples(broker: Broker, tmp_path: Path) -> None:
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
 
 
+def test_the_examples_explain_themselves() -> None:
+    for name in ("archive.py", "consumer.py", "producer.py", "demo.py"):
+        done = run_example(name, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"examples/{name}" in done.stdout or "make demo" in done.stdout
+
+
 def test_the_examples_without_a_broker(tmp_path: Path) -> None:
     programs = [("producer.py", "lines"), ("archive.py", "lines/archive", str(tmp_path / "file"))]
     with ThreadPoolExecutor() as executor:

@@ -24,6 +24,7 @@ from faults.conversations import (
     FORMS,
     HANDSHAKE_S,
     HEARTBEAT_S,
+    JUMP_S,
     PATIENCE_S,
     QUIET_S,
     RECONNECT_MAX_S,
@@ -39,18 +40,20 @@ from faults.conversations import (
     watched,
 )
 from faults.proxy import Fault, Kind, Passage, Towards
-from trio_nsq.client import Producer
+from trio_nsq.client import Producer, PublishFailed
 
 pytestmark = pytest.mark.slow
 
 FEW = 12
+PUBLISHES = 30
+"""One each second, so that the broker hears of the client all the time."""
 UNCHECKED = ("plain", "deflate")
 """Forms in which a message may be another one, and nobody sees it."""
 MOST_FRAME_BYTES = 64 * 1024 * 1024
 """What claims to be longer is no frame, the client says at once."""
 MOST_KIB = 150 * 1024
 """By so much this process may grow: a frame of 64 MiB, which brokers may send, is held twice at the most."""
-LONGEST_ABSENCE_S = HANDSHAKE_S + 2 * SILENCE_S + HEARTBEAT_S + RECONNECT_MAX_S
+LONGEST_ABSENCE_S = HANDSHAKE_S + 2 * SILENCE_S + HEARTBEAT_S + RECONNECT_MAX_S + JUMP_S
 """The client takes what follows, heartbeats too, for a part of the frame, until the broker misses its answers."""
 
 
@@ -89,7 +92,7 @@ def longest_absence_s(passage: Passage, flip: Fault) -> float:
         if start <= flip.at < start + 8:
             size, frame_type = unpack_from(">ii", passage.passed[Towards.CLIENT], start)
             is_nonsense = not 4 <= size <= MOST_FRAME_BYTES or frame_type not in (0, 1, 2)
-            return RECONNECT_MAX_S if is_nonsense else LONGEST_ABSENCE_S
+            return RECONNECT_MAX_S + JUMP_S if is_nonsense else LONGEST_ABSENCE_S
     return math.inf
 
 
@@ -148,3 +151,62 @@ async def test_a_consumer_with_flipped_bits(
         if part.stop >= await flips_for_a_consumer(tmp_path / str(start), form, part):
             break
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size_kib < MOST_KIB
+
+
+async def flips_for_a_producer(folder: Path, part: slice) -> int:
+    """One producer, which publishes all the time, lives through flips in the sizes and types of its answers."""
+    async with stage(folder, "plain") as at, trio.open_nursery() as nursery, watched(nursery) as steps:
+        proxy = at.proxy
+        async with Producer(proxy.address, **at.options) as producer:
+            steps.allow(STEPS)
+            assert await publish_each_second(producer) <= JUMP_S
+            footprint = Footprint.now()
+            data = bytes(proxy.passages[0].passed[Towards.CLIENT])
+            bits = range(8) if COMPLETE else [random.Random(SEED).randrange(8)]
+            planned = [
+                Fault(Kind.FLIP, Towards.CLIENT, place, (place + bit) % 8)
+                for place in list(heads(data))[:24]
+                for bit in bits
+            ]
+            for fault in planned[part]:
+                steps.allow(10 * STEPS)
+                before = len(proxy.passages)
+                proxy.plan(fault)
+                proxy.passages[-1].cut()
+                await trio.testing.wait_all_tasks_blocked()
+                longest_s = await publish_each_second(producer)
+                assert longest_s <= LONGEST_ABSENCE_S, f"a publish takes {longest_s} s after {fault}"
+                assert proxy.passages[before].struck.is_set()
+                assert len(proxy.passages) > before + 1, f"it goes on after {fault}"
+                await footprint.returns(PATIENCE_S)
+        nursery.cancel_scope.cancel()
+    return len(planned)
+
+
+async def publish_each_second(producer: Producer) -> float:
+    """Publish, whatever becomes of the publishes before; returns how long one took at most, acknowledged or not."""
+    took_s = []
+
+    async def publish() -> None:
+        began_at = trio.current_time()
+        try:
+            await producer.publish(TOPIC, b"x")
+        except PublishFailed:
+            pass
+        took_s.append(trio.current_time() - began_at)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(PUBLISHES):
+            nursery.start_soon(publish)
+            await trio.sleep(1)
+    return max(took_s)
+
+
+async def test_a_producer_with_flipped_bits(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "trio_nsq")
+    for start in count(0, AT_A_TIME):
+        part = slice(start, start + AT_A_TIME)
+        if part.stop >= await flips_for_a_producer(tmp_path / str(start), part):
+            break

@@ -22,6 +22,7 @@ from .flow import Flow
 from .handling import Busy, Handler, Handling
 from .inbox import Inbox
 from .message import Message, MessageBatch
+from .options import refuse_unknown
 from .reconnect import ReconnectDelays
 
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
@@ -104,6 +105,7 @@ class Consumer:
                 raise ValueError(f"{name!r} is not a valid {what} name")
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
+        refuse_unknown(Consumer, ConsumerSettings, options)
         self._settings = ConsumerSettings(**options)
         lookupds = each_once("lookupd_http_addresses", lookupd_http_addresses, lookupd_address)
         if nsqd_tcp_addresses is None:

@@ -2,7 +2,9 @@
 
 import socket
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from inspect import signature
 from os import PathLike
 from typing import TypeAlias, TypedDict
 
@@ -149,6 +151,29 @@ class ConnectionSettings:
             "deflate": self.deflate,
             "deflate_level": self.deflate_level,
         }
+
+
+def refuse_unknown(
+    owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, object]
+) -> None:
+    """Do what Python does with keyword arguments that nobody knows, in the name of the class that was called.
+
+    Args:
+        owner: That class.
+        settings: Takes the options for it.
+        options: What it did not know itself.
+
+    Raises:
+        TypeError: An option is none.
+    """
+    from difflib import get_close_matches  # here, for hardly anybody needs it
+
+    known = [each.name for each in fields(settings)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, [*known, *signature(owner).parameters], 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

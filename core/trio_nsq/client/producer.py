@@ -18,7 +18,7 @@ from .addresses import each_once, nsqd_address
 from .background import Background
 from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
 from .link import Link
-from .options import ConnectionOptions, ConnectionSettings
+from .options import ConnectionOptions, ConnectionSettings, refuse_unknown
 from .publishing import (
     COUNT_BYTES,
     MPUB_TARGET_BYTES,
@@ -116,6 +116,7 @@ class Producer:
             raise ValueError(
                 f"ordered with {len(addresses)} brokers; there can be one order on one broker only"
             )
+        refuse_unknown(Producer, ConnectionSettings, options)
         settings = ConnectionSettings(**options)
         self._retry = retry
         self._ordered = ordered

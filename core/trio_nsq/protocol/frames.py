@@ -123,6 +123,11 @@ class FrameReader:
         else:
             self._arrived += data
 
+    @property
+    def wanted_bytes(self) -> int:
+        """How long the frame is that is under way, its size field included; 8 as long as that is not known."""
+        return self._wanted
+
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
         self._gather()

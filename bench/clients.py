@@ -1,0 +1,588 @@
+"""How fast NSQ's client libraries publish and consume: ours beside the other ones for Python, and Go, on one broker.
+
+Messages have 200 bytes, and there is one connection. Clients take turns within every round, each in a process of its
+own; what counts are the ratios within a round. README.md says how to read the table.
+"""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+import trio
+from bench.throughput import BATCH, BODY_BYTES, READY_COUNT, machine
+
+from interop.build import PeerUnavailable, go_program
+from interop.peers import Broker, nsqd, qcli_serve
+from trio_nsq.client import Consumer, Message, Producer
+from trio_nsq.protocol import pack_messages
+
+CHANNEL = "ch"
+BODY = bytes(BODY_BYTES)
+BODIES = [BODY] * BATCH
+CONSUME, PUBLISH_BATCHES, PUBLISH_SINGLES = "consume + finish", "publish, batches", "publish, one by one"
+WORKLOADS = (CONSUME, PUBLISH_BATCHES, PUBLISH_SINGLES)
+SINGLES_UNDER_WAY = 1000
+BATCHES_UNDER_WAY = 8
+BROKERS: dict[str, tuple[Callable[..., AbstractContextManager[Broker]], list[str]]] = {
+    "ours": (qcli_serve, ["--sync=interval"]),
+    "nsqd": (nsqd, ["--mem-queue-size=100000000"]),
+}
+
+
+# ------------------------------------------------------------------------------------------ in the client's process
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client is to do: publish for `seconds`, or consume for so long or until it has got `count` messages."""
+
+    address: str
+    topic: str
+    count: int
+    seconds: float
+
+
+class Meter:
+    """Counts messages, from the first on, and ends the process when it is time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._count = 0
+        self._began_at = self._cpu_s = 0.0
+
+    def start(self) -> None:
+        """Take the time from now on; if not called, the first message starts it."""
+        self._began_at = time.perf_counter()
+        self._cpu_s = time.process_time()
+
+    def add(self, count: int) -> None:
+        """So many more are done."""
+        if not self._began_at:
+            self.start()  # those that start it do not count
+            self._job = replace(self._job, count=self._job.count - count)
+            return
+        self._count += count
+        # The clock is not looked at for every single message.
+        if self._count >= self._job.count or ((count > 1 or self._count % 64 == 0) and self._is_over()):
+            self._end()
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() - self._began_at >= self._job.seconds
+
+    def _end(self) -> NoReturn:
+        seconds = time.perf_counter() - self._began_at
+        cpu_seconds = time.process_time() - self._cpu_s
+        print(json.dumps([self._count / seconds, self._count / cpu_seconds]), flush=True)
+        os._exit(0)
+
+
+def ours_batches(job: Job, meter: Meter) -> None:
+    """Our consumer, batch by batch."""
+
+    async def main() -> None:
+        addresses = [job.address]
+        async with Consumer(
+            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
+        ) as consumer:
+            async for batch in consumer.batches():
+                batch.finish()
+                meter.add(len(batch))
+
+    trio.run(main)
+
+
+def ours_messages(job: Job, meter: Meter) -> None:
+    """Our consumer, message by message."""
+
+    async def main() -> None:
+        addresses = [job.address]
+        async with Consumer(
+            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
+        ) as consumer:
+            async for message in consumer:
+                message.finish()
+                meter.add(1)
+
+    trio.run(main)
+
+
+def ours_handler(job: Job, meter: Meter) -> None:
+    """Our consumer with a handler."""
+
+    async def handle(_message: Message) -> None:
+        meter.add(1)
+
+    async def main() -> None:
+        addresses = [job.address]
+        async with Consumer(
+            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
+        ) as consumer:
+            await consumer.run(handle)
+
+    trio.run(main)
+
+
+def ours_publish_many(job: Job, meter: Meter) -> None:
+    """Our producer, lists of messages."""
+
+    async def main() -> None:
+        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
+
+            async def publish() -> None:
+                while True:
+                    await producer.publish_many(job.topic, BODIES)
+                    meter.add(BATCH)
+
+            meter.start()
+            for _ in range(BATCHES_UNDER_WAY):
+                nursery.start_soon(publish)
+
+    trio.run(main)
+
+
+def ours_publish_set(job: Job, meter: Meter) -> None:
+    """Our producer, messages that are packed already."""
+
+    async def main() -> None:
+        packed = pack_messages(BODIES)
+        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
+
+            async def publish() -> None:
+                while True:
+                    await producer.publish_set(job.topic, packed)
+                    meter.add(BATCH)
+
+            meter.start()
+            for _ in range(BATCHES_UNDER_WAY):
+                nursery.start_soon(publish)
+
+    trio.run(main)
+
+
+def ours_publish(job: Job, meter: Meter) -> None:
+    """Our producer, message by message, from many tasks."""
+
+    async def main() -> None:
+        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
+
+            async def publish() -> None:
+                while True:
+                    await producer.publish(job.topic, BODY)
+                    meter.add(1)
+
+            meter.start()
+            for _ in range(SINGLES_UNDER_WAY):
+                nursery.start_soon(publish)
+
+    trio.run(main)
+
+
+def pynsq_consume(job: Job, meter: Meter) -> None:
+    """pynsq's Reader."""
+    import nsq
+
+    def handle(_message: object) -> bool:
+        meter.add(1)
+        return True
+
+    async def main() -> None:
+        nsq.Reader(
+            topic=job.topic,
+            channel=CHANNEL,
+            nsqd_tcp_addresses=[job.address],
+            message_handler=handle,
+            max_in_flight=READY_COUNT,
+        )
+        await asyncio.sleep(3600)
+
+    asyncio.run(main())
+
+
+def _pynsq_publish(job: Job, meter: Meter, verb: str, message: bytes | list[bytes], under_way: int) -> None:
+    import nsq
+
+    size = len(message) if isinstance(message, list) else 1
+
+    async def main() -> None:
+        writer = nsq.Writer([job.address])
+        while not writer.conns:
+            await asyncio.sleep(0.005)
+
+        def send() -> None:
+            getattr(writer, verb)(job.topic, message, callback=done)
+
+        def done(_connection: object, data: object) -> None:
+            if data != b"OK":
+                sys.exit(f"the broker answered {data!r}")
+            meter.add(size)
+            send()
+
+        meter.start()
+        for _ in range(under_way):
+            send()
+        await asyncio.sleep(3600)
+
+    asyncio.run(main())
+
+
+def pynsq_mpub(job: Job, meter: Meter) -> None:
+    """pynsq's Writer, lists of messages."""
+    _pynsq_publish(job, meter, "mpub", BODIES, BATCHES_UNDER_WAY)
+
+
+def pynsq_pub(job: Job, meter: Meter) -> None:
+    """pynsq's Writer, message by message."""
+    _pynsq_publish(job, meter, "pub", BODY, SINGLES_UNDER_WAY)
+
+
+def gnsq_consume(job: Job, meter: Meter) -> None:
+    """gnsq's Consumer."""
+    import gnsq
+
+    def handle(_consumer: object, message: object) -> None:
+        del message  # it comes by name
+        meter.add(1)
+
+    consumer = gnsq.Consumer(
+        job.topic, CHANNEL, [job.address], message_handler=handle, max_in_flight=READY_COUNT
+    )
+    consumer.start()
+
+
+def _gnsq_publish(job: Job, meter: Meter, verb: str, message: bytes | list[bytes], under_way: int) -> None:
+    import gnsq
+
+    size = len(message) if isinstance(message, list) else 1
+    producer = gnsq.Producer([job.address])
+    producer.start()
+    publish = getattr(producer, verb)
+    replies: deque[Any] = deque()
+    meter.start()
+    while True:
+        replies.append(publish(job.topic, message, raise_error=False))
+        if len(replies) >= under_way:
+            replies.popleft().get()
+            meter.add(size)
+
+
+def gnsq_multipublish(job: Job, meter: Meter) -> None:
+    """gnsq's Producer, lists of messages."""
+    _gnsq_publish(job, meter, "multipublish", BODIES, BATCHES_UNDER_WAY)
+
+
+def gnsq_publish(job: Job, meter: Meter) -> None:
+    """gnsq's Producer, message by message."""
+    _gnsq_publish(job, meter, "publish", BODY, SINGLES_UNDER_WAY)
+
+
+def ansq_consume(job: Job, meter: Meter) -> None:
+    """ansq's Reader."""
+    ansq = importlib.import_module("ansq")  # no dependency of ours, and without types
+
+    async def main() -> None:
+        reader = await ansq.create_reader(job.topic, CHANNEL, nsqd_tcp_addresses=[job.address])
+        for connection in reader.connections:
+            await connection.rdy(READY_COUNT)  # it has no option for that
+        async for message in reader.messages():
+            await message.fin()
+            meter.add(1)
+
+    asyncio.run(main())
+
+
+def _ansq_publish(job: Job, meter: Meter, verb: str, messages: Sequence[bytes], under_way: int) -> None:
+    ansq = importlib.import_module("ansq")
+
+    async def main() -> None:
+        writer = await ansq.create_writer([job.address])
+        publish = getattr(writer, verb)
+
+        async def repeat() -> None:
+            while True:
+                await publish(job.topic, *messages)
+                meter.add(len(messages))
+
+        meter.start()
+        await asyncio.gather(*(repeat() for _ in range(under_way)))
+
+    asyncio.run(main())
+
+
+def ansq_mpub(job: Job, meter: Meter) -> None:
+    """ansq's Writer, lists of messages."""
+    _ansq_publish(job, meter, "mpub", BODIES, BATCHES_UNDER_WAY)
+
+
+def ansq_pub(job: Job, meter: Meter) -> None:
+    """ansq's Writer, message by message."""
+    _ansq_publish(job, meter, "pub", [BODY], SINGLES_UNDER_WAY)
+
+
+# ------------------------------------------------------------------------------------------ in the bench's process
+
+
+class Rates(NamedTuple):
+    """Messages per second, and per second of processor time of the client."""
+
+    rate: float
+    cpu_rate: float
+
+
+def load(program: str, address: str, topic: str, seconds: float, connections: int, *flags: str) -> Rates:
+    """Run one of NSQ's load generators. Raises RuntimeError."""
+    command = [
+        str(go_program(program)),
+        f"--nsqd-tcp-address={address}",
+        f"--runfor={seconds}s",
+        f"--topic={topic}",
+        f"--size={BODY_BYTES}",
+        *flags,
+    ]
+    env = os.environ | {"GOMAXPROCS": str(connections)}  # it opens one connection per Go processor
+    before_s = _children_cpu_s()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 60)
+    cpu_s = _children_cpu_s() - before_s
+    told = re.search(r"duration: ([\d.]+)(m?s) .* ([\d.]+)ops/s", done.stderr)
+    if done.returncode or told is None:
+        raise RuntimeError(f"{program} failed: {done.stderr[-2000:]}")
+    took_s, rate = float(told[1]) / (1000 if told[2] == "ms" else 1), float(told[3])
+    return Rates(rate, rate * took_s / cpu_s)
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to do a workload.
+
+    Attributes:
+        name: In the table.
+        workload: Which one.
+        module: Of the library; empty for ours.
+        run: What its process runs; None: NSQ's load generator.
+    """
+
+    name: str
+    workload: str
+    module: str = ""
+    run: Callable[[Job, Meter], None] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.module
+
+    @property
+    def is_python(self) -> bool:
+        return self.run is not None
+
+    def available(self) -> bool:
+        """Whether its library is installed."""
+        return not (self.is_python and self.module) or importlib.util.find_spec(self.module) is not None
+
+
+CONTENDERS = [
+    Contender("ours, batches", CONSUME, run=ours_batches),
+    Contender("ours, messages", CONSUME, run=ours_messages),
+    Contender("ours, handler", CONSUME, run=ours_handler),
+    Contender("pynsq", CONSUME, "nsq", pynsq_consume),
+    Contender("gnsq", CONSUME, "gnsq", gnsq_consume),
+    Contender("ansq", CONSUME, "ansq", ansq_consume),
+    Contender("Go, bench_reader", CONSUME, "go"),
+    Contender("ours, lists", PUBLISH_BATCHES, run=ours_publish_many),
+    Contender("ours, packed sets", PUBLISH_BATCHES, run=ours_publish_set),
+    Contender("pynsq", PUBLISH_BATCHES, "nsq", pynsq_mpub),
+    Contender("gnsq", PUBLISH_BATCHES, "gnsq", gnsq_multipublish),
+    Contender("ansq", PUBLISH_BATCHES, "ansq", ansq_mpub),
+    Contender("Go, bench_writer", PUBLISH_BATCHES, "go"),
+    Contender("ours", PUBLISH_SINGLES, run=ours_publish),
+    Contender("pynsq", PUBLISH_SINGLES, "nsq", pynsq_pub),
+    Contender("gnsq", PUBLISH_SINGLES, "gnsq", gnsq_publish),
+    Contender("ansq", PUBLISH_SINGLES, "ansq", ansq_pub),
+]
+
+
+@dataclass
+class Result:
+    """What one client did in one round, in messages per second."""
+
+    round: int
+    workload: str
+    client: str
+    rate: float
+    cpu_rate: float
+    """Per second of processor time of the client; the broker's is not in it."""
+
+
+def fill(broker: Broker, topic: str, count: int) -> int:
+    """Publish at least so many messages; returns how many there are."""
+    there = 0
+    while there < count:
+        load("bench_writer", broker.tcp_address, topic, 0.5, 2, f"--batch-size={BATCH}")
+        there = int(broker.channel_stats(topic, CHANNEL)["depth"])
+    return there
+
+
+def measure(contender: Contender, broker: Broker, topic: str, options: argparse.Namespace) -> Rates:
+    """Run a client once, on a topic of its own."""
+    broker.create(topic, CHANNEL)
+    count = 10**12
+    try:
+        if contender.workload == CONSUME:
+            count = fill(
+                broker, topic, options.fast if contender.is_ours or not contender.is_python else options.slow
+            )
+        if contender.run is not None:
+            return _run(contender, Job(broker.tcp_address, topic, count, options.seconds))
+        if contender.workload == CONSUME:
+            flags = [f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"]
+            # It does not end when there is nothing left: half of what it is expected to need has to do.
+            return load("bench_reader", broker.tcp_address, topic, count / 1_000_000, 1, *flags)
+        return load("bench_writer", broker.tcp_address, topic, options.seconds, 1, f"--batch-size={BATCH}")
+    finally:
+        broker.http("POST", "/topic/delete", topic=topic)
+
+
+def _run(contender: Contender, job: Job) -> Rates:
+    command = [sys.executable, __file__, "--as", str(CONTENDERS.index(contender)), json.dumps(asdict(job))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=job.seconds + 60)
+    if done.returncode or not done.stdout:
+        raise RuntimeError(f"{contender.name} failed: {done.stderr[-2000:]}")
+    return Rates(*json.loads(done.stdout))
+
+
+def ratios(results: Sequence[Result], workload: str, client: str, figure: str) -> list[float]:
+    """A figure of a client over that of the other Python client that is best at it, for each round."""
+    others = {
+        one.name for one in CONTENDERS if one.is_python and not one.is_ours and one.workload == workload
+    }
+    of_workload = [result for result in results if result.workload == workload]
+    best: dict[int, float] = defaultdict(float)
+    for result in of_workload:
+        if result.client in others:
+            best[result.round] = max(best[result.round], getattr(result, figure))
+    return [getattr(result, figure) / best[result.round] for result in of_workload if result.client == client]
+
+
+def table(results: Sequence[Result]) -> str:
+    """What README.md explains."""
+    lines = []
+    for workload in dict.fromkeys(result.workload for result in results):
+        lines.append(
+            f"{workload:<22}{'msg/s':>12}{'ratio (min - max)':>24}{'msg/CPU s':>14}{'ratio (min - max)':>24}"
+        )
+        of_workload = [result for result in results if result.workload == workload]
+        for client in dict.fromkeys(result.client for result in of_workload):
+            own = [result for result in of_workload if result.client == client]
+            line = f"  {client:<20}"
+            for figure, width in (("rate", 12), ("cpu_rate", 14)):
+                median = statistics.median(getattr(result, figure) for result in own)
+                spread = ratios(results, workload, client, figure)
+                text = f"{statistics.median(spread):.2f} ({min(spread):.2f} - {max(spread):.2f})"
+                line += f"{median:>{width},.0f}{text:>24}"
+            lines.append(line)
+    return "\n".join([*lines, "ratio: to the other client for Python that is best at it, in the same round"])
+
+
+def parse() -> argparse.Namespace:
+    """The options of this run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="turns each client gets (default: 3)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn at most (default: 2)")
+    parser.add_argument("--broker", choices=BROKERS, default="ours", help="which one (default: ours)")
+    parser.add_argument("--fast", type=int, default=400_000, help="messages for ours and Go to consume")
+    parser.add_argument("--slow", type=int, default=100_000, help="messages for the others to consume")
+    parser.add_argument("--only", default="", help="the workloads whose names contain this")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results to FILE")
+    parser.add_argument("--keep", action="store_true", help="write the raw results to bench/results/")
+    parser.add_argument("--as", dest="client", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--data-path",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder for the broker's data meanwhile",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse()
+    if options.client is not None:
+        number, job = options.client
+        run = CONTENDERS[int(number)].run
+        assert run is not None
+        job = Job(**json.loads(job))
+        run(job, Meter(job))
+        return
+    try:
+        go_program("nsqd")
+    except PeerUnavailable as reason:
+        sys.exit(f"There is nothing to fill the channels with: {reason}")
+
+    about = machine(options.data_path)
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    chosen = [one for one in CONTENDERS if options.only in one.workload]
+    for missing in sorted({one.module for one in chosen if not one.available()}):
+        print(f"not installed, and left out: {missing}")
+    start, flags = BROKERS[options.broker]
+    results = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path) as folder,
+        start(Path(folder) / "data", *flags) as broker,
+    ):
+        for number in range(1, options.rounds + 1):
+            for place, contender in enumerate(chosen):
+                if contender.available():
+                    rates = measure(contender, broker, f"t-{number}-{place}", options)
+                    results.append(Result(number, contender.workload, contender.name, *rates))
+                    print(
+                        f"round {number}: {contender.workload}: {contender.name}: {rates.rate:,.0f}/s",
+                        flush=True,
+                    )
+    print("", table(results), sep="\n")
+
+    settings = {
+        "broker": options.broker,
+        "flags": flags,
+        "seconds": options.seconds,
+        "body_bytes": BODY_BYTES,
+        "batch": BATCH,
+        "ready_count": READY_COUNT,
+        "batches_under_way": BATCHES_UNDER_WAY,
+        "singles_under_way": SINGLES_UNDER_WAY,
+    }
+    record = {"machine": about, "settings": settings, "results": [asdict(result) for result in results]}
+    files = [options.json] if options.json else []
+    if options.keep:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+        files.append(Path(__file__).parent / "results" / f"{stamp}-clients-{os.cpu_count()}cpu.json")
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    main()
