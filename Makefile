@@ -40,8 +40,8 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
-soak: $(READY)  ## the fault tests in full, half an hour: 50 kills, power cuts at every moment, damage to every byte
-	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults -s $(ARGS)
+soak: $(READY)  ## the fault tests in full, an hour: 50 kills, power cuts at every moment, damage to every byte
+	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults tests/spark -s $(ARGS)
 
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate

@@ -80,6 +80,7 @@ def export(request: ExportRequest, running: Running) -> int:
                 return work.once(addresses)
             return work.follow(addresses, running.every_s)
         except (KeyboardInterrupt, Terminated) as stop:
+            work.job.sweep()
             work.report(_GO_ON)
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
 
@@ -126,7 +127,7 @@ class _Work:
     """
 
     def __init__(self, job: Export, running: Running, stack: ExitStack) -> None:
-        self._job = job
+        self.job = job
         self._running = running
         self._stack = stack
         self._engine_name = ""
@@ -140,50 +141,62 @@ class _Work:
         try:
             self._round(addresses)
         except Exception as error:
-            if self._job.outcome.ranges == 0:
+            if self.job.outcome.ranges == 0:
                 raise
             raise self._partial(error) from error
         self.report()
-        return ExitCode.DAMAGED if self._job.outcome.damaged else ExitCode.OK
+        return ExitCode.DAMAGED if self.job.outcome.damaged else ExitCode.OK
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
-        """Round after round. A round that fails for a reason that may pass is told of, and made up for."""
-        from trio_nsq.spark.broker_log import BrokerUnreachable
+        """Round after round, until interrupted; then the outcome is that of all of them."""
         from trio_nsq.spark.run import Outcome
+
+        begun_s, total = time.monotonic(), Outcome()
+        try:
+            self._rounds(addresses, every_s, total)
+        except (KeyboardInterrupt, Terminated):
+            total.merge(self.job.outcome)
+            self.job.outcome, self._begun_s = total, begun_s
+            raise
+
+    def _rounds(self, addresses: Sequence[str], every_s: float, total: Outcome) -> NoReturn:
+        """The same. A round that fails for a reason that may pass is told of, and made up for."""
+        from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
         failing = False
         told = False
         while True:
             self._begun_s = time.monotonic()
-            self._job.outcome, self._gaps_told = Outcome(), 0
             try:
                 self._round(addresses)
                 if failing:
-                    talk("Note: it is back.")
+                    talk("Note: it goes on.")
                 failing = False
-                if self._job.outcome.ranges or self._job.outcome.missing or not told:
+                if self.job.outcome.ranges or self.job.outcome.missing or not told:
                     self.report()
                     told = True
-            except BrokerUnreachable as error:
+            except (BrokerUnreachable, RequestRefused) as error:
                 if not failing:
-                    talk(f"Warning: {error}; going on when it is back.")
+                    talk(f"Warning: {error}; trying again.")
                 failing = True
+            total.merge(self.job.outcome)
+            self.job.outcome, self._gaps_told = type(total)(), 0
             pause_s = min(every_s, _RETRY_S) if failing else every_s
             time.sleep(max(0.0, self._begun_s + pause_s - time.monotonic()))
             try:
-                addresses = _find_brokers(self._running, self._job.request.topic)
+                addresses = _find_brokers(self._running, self.job.request.topic)
             except Failure as failure:  # those that were known will do
                 talk(f"Warning: {failure}")
 
     def _round(self, addresses: Sequence[str]) -> None:
-        tasks = self._job.plan(addresses)
+        tasks = self.job.plan(addresses)
         self._tell_gaps()
         if not tasks:
-            self._job.run(lambda *_: None, [], lambda *_: None)
+            self.job.run(lambda *_: None, [], lambda *_: None)
             return
         engine = self._engine or self._choose(tasks)
-        with _progress(self._job.outcome.planned_messages, self._running.quiet) as advance:
-            self._job.run(engine, tasks, advance)
+        with _progress(self.job.outcome.planned_messages, self._running.quiet) as advance:
+            self.job.run(engine, tasks, advance)
         self._tell_gaps()
 
     # ------------------------------------------------------------------ engines
@@ -195,7 +208,7 @@ class _Work:
         wanted = self._running.engine
         why = ""
         if wanted == "auto":
-            wanted, why = _better_engine(self._job.outcome.planned_bytes, len(tasks))
+            wanted, why = _better_engine(self.job.outcome.planned_bytes, len(tasks))
         self._engine_name = wanted
         if why and not self._running.quiet:
             talk(f"Note: engine {wanted}: {why}.")
@@ -210,14 +223,14 @@ class _Work:
     def _tell_gaps(self) -> None:
         from .broker_log import note_gap
 
-        gaps = self._job.outcome.gaps
+        gaps = self.job.outcome.gaps
         for broker, first, end, reason in gaps[self._gaps_told :]:
-            self._damaged |= note_gap(f"{self._job.request.topic} on {broker}", first, end, reason)
+            self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_told = len(gaps)
 
     def report(self, advice: str = "") -> None:
         """Say what became of it, or of a round."""
-        outcome, request = self._job.outcome, self._job.request
+        outcome, request = self.job.outcome, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
         if self._running.form == "json":
             fields = dataclasses.asdict(outcome)

@@ -1,0 +1,256 @@
+"""Export rates of `qcli to-parquet` beside Spark's own writer and plain pyarrow, and how long small exports take.
+
+All in one run and in turns, for rates of a shared machine drift from minute to minute: what counts are the ratios.
+README.md says how to read the tables.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+import trio_nsq
+from cli.support import Cli, command_line
+from interop.peers import qcli_serve
+from spark.support import fill
+from trio_nsq.spark import local_jvm
+from trio_nsq.spark.columns import DICTIONARY_COLUMNS, schema_of
+from trio_nsq.spark.engines import run_inline
+from trio_nsq.spark.layout import Layout
+from trio_nsq.spark.run import Engine, ExportRequest, open_export
+from trio_nsq.spark.spark_engine import open_spark
+
+TOPIC = "bench"
+BODY_BYTES = 200
+SMALL_MESSAGES = 20_000
+WORKERS = 2
+PARTITIONS = 4
+
+STOCK = """\
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[*]").getOrCreate()
+frame = spark.range({rows}).selectExpr({columns})
+frame.write.parquet(sys.argv[1])
+spark.stop()
+"""
+# What an export writes, with bodies of the same size that compress as much (hex digits).
+COLUMNS = [
+    "'bench' AS topic",
+    "'127.0.0.1:4151' AS broker",
+    "id AS seq",
+    "lower(lpad(hex(id), 16, '0')) AS id_",
+    "1795262400000000000 + id AS ts_ns",
+    "timestamp_micros((1795262400000000000 + id) div 1000) AS ts",
+    "CAST(NULL AS INT) AS attempts",
+    "CAST(concat(sha2(CAST(id AS STRING), 256), sha2(CAST(id + 1 AS STRING), 256), "
+    "sha2(CAST(id + 2 AS STRING), 256), '01234567') AS BINARY) AS body",
+]
+
+
+def body(number: int) -> bytes:
+    """What the JVM's rows have."""
+    digests = [hashlib.sha256(b"%d" % (number + more)).hexdigest().encode() for more in range(3)]
+    return b"".join(digests) + b"01234567"
+
+
+# ---------------------------------------------------------------------- rates
+
+
+def export_rate(engine: Engine, address: str, messages: int, folder: Path, ranges: int) -> float:
+    """Messages per second of an export, from the plan to the last rename."""
+    begun_s = time.perf_counter()
+    with open_export(ExportRequest(TOPIC, str(folder), least_ranges=ranges), [address]) as job:
+        job.run(engine, job.plan([address]), lambda *_: None)
+    elapsed_s = time.perf_counter() - begun_s
+    assert job.outcome.messages == messages, job.outcome
+    return messages / elapsed_s
+
+
+def rows_in_jvm(session: SparkSession, messages: int) -> DataFrame:
+    """Rows that Spark has made and keeps in memory, so that only its writer is measured."""
+    frame = session.range(0, messages, 1, PARTITIONS).selectExpr(*COLUMNS).persist()
+    assert frame.count() == messages
+    return frame
+
+
+def spark_rate(frame: DataFrame, messages: int, folder: Path) -> float:
+    """The same of Spark's own writer, with pyarrow's level of compression."""
+    begun_s = time.perf_counter()
+    frame.write.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1").parquet(
+        str(folder)
+    )
+    return messages / (time.perf_counter() - begun_s)
+
+
+def pyarrow_rate(table: Any, folder: Path) -> float:
+    """The same of plain pyarrow, one thread, with a table that is there already."""
+    folder.mkdir()
+    begun_s = time.perf_counter()
+    pq.write_table(
+        table,
+        folder / "all.parquet",
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=DICTIONARY_COLUMNS,
+        row_group_size=300_000,
+    )
+    return len(table) / (time.perf_counter() - begun_s)
+
+
+def table_in_memory(bodies: Sequence[bytes]) -> Any:
+    """The rows of an export."""
+    count = len(bodies)
+    numbers = pa.array(range(count), pa.int64())
+    times = pa.array(range(1_795_262_400_000_000_000, 1_795_262_400_000_000_000 + count), pa.int64())
+    microseconds = pa.array([each // 1000 for each in times.to_pylist()], pa.int64())
+    columns = [
+        pa.repeat(TOPIC, count),
+        pa.repeat("127.0.0.1:4151", count),
+        numbers,
+        pa.array([f"{number:016x}" for number in range(count)]),
+        times,
+        microseconds.cast(pa.timestamp("us", tz="UTC")),
+        pa.nulls(count, pa.int32()),
+        pa.array(bodies, pa.binary()),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema_of(Layout()))
+
+
+# ---------------------------------------------------------------------- small exports
+
+
+def small_seconds(qcli: Cli, engine: str, folder: Path) -> float:
+    """How long the command takes, from its start to its end."""
+    words = ["to-parquet", TOPIC, str(folder), "--to", str(SMALL_MESSAGES), "--engine", engine, "-q"]
+    begun_s = time.perf_counter()
+    subprocess.run(command_line(*words), env=qcli.environment(), check=True, timeout=300)
+    return time.perf_counter() - begun_s
+
+
+def stock_seconds(folder: Path) -> float:
+    """How long a script takes that starts pyspark as it comes, and has it write as many rows."""
+    program = STOCK.format(rows=SMALL_MESSAGES, columns=", ".join(map(repr, COLUMNS)))
+    begun_s = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=True, timeout=300, stderr=subprocess.DEVNULL
+    )
+    return time.perf_counter() - begun_s
+
+
+# ---------------------------------------------------------------------- all of it
+
+
+def rounds_of(
+    count: int, contenders: dict[str, Callable[[Path], float]], folder: Path
+) -> dict[str, list[float]]:
+    """Let all take turns, each with a folder of its own that is removed again."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(count):
+        for name, work in contenders.items():
+            place = folder / f"{name.replace(' ', '-').replace(',', '')}-{number}"
+            found[name].append(work(place))
+            print(f"  {name}: {found[name][-1]:,.2f}", file=sys.stderr)
+            shutil.rmtree(place, ignore_errors=True)
+    return found
+
+
+def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
+    """The median of the ratios of the rounds, and the smallest and largest."""
+    ratios = [one / other for one, other in zip(found[name], found[base], strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def main() -> None:
+    """Measure, print, and keep what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only-rates", action="store_true", help="no small exports, which take long")
+    parser.add_argument("--json", type=Path, help="keep the results in this file")
+    parser.add_argument("--keep", action="store_true", help="keep them in bench/results/")
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-export-")))
+        broker = stack.enter_context(qcli_serve(folder / "data", "--sync=interval"))
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        bodies = [body(number) for number in range(args.messages)]
+        fill(qcli, TOPIC, bodies)
+
+        small = rounds_of(
+            0 if args.only_rates else args.rounds,
+            {
+                "inline": lambda place: small_seconds(qcli, "inline", place),
+                "embedded Spark": lambda place: small_seconds(qcli, "spark", place),
+                "stock pyspark": stock_seconds,
+            },
+            folder,
+        )
+        # For Spark's own writer a JVM with all of its compiler, and room; ours has to do with less.
+        flags = (
+            "-Xmx2g",
+            *(flag for flag in local_jvm._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))),
+        )
+        setattr(local_jvm, "_FLAGS", flags)  # noqa: B010
+        engine = stack.enter_context(open_spark(f"local[{WORKERS}]"))
+        frame = rows_in_jvm(SparkSession(engine._context), args.messages)  # type: ignore[attr-defined]
+        table = table_in_memory(bodies)
+        del bodies
+        address = broker.http_address
+        contenders: dict[str, Callable[[Path], float]] = {
+            "to-parquet, inline": lambda place: export_rate(run_inline, address, args.messages, place, 1),
+            "to-parquet, Spark": lambda place: export_rate(engine, address, args.messages, place, PARTITIONS),
+            "Spark's writer": lambda place: spark_rate(frame, args.messages, place),
+            "pyarrow": lambda place: pyarrow_rate(table, place),
+        }
+        rounds_of(1, contenders, folder)  # to warm up
+        rates = rounds_of(args.rounds, contenders, folder)
+
+    print(f"{args.messages:,} messages of {BODY_BYTES} bytes, zstd 1, {args.rounds} rounds; warm")
+    print(f"{'':22}{'messages/s':>12}   {'x Spark writer':>20}   {'x pyarrow':>20}")
+    for name, found in rates.items():
+        spark, arrow = ratio(rates, name, "Spark's writer"), ratio(rates, name, "pyarrow")
+        print(f"{name:22}{statistics.median(found):>12,.0f}   {spark:>20}   {arrow:>20}")
+    if not args.only_rates:
+        print(f"\n{SMALL_MESSAGES:,} messages, from the start of the process to its end")
+    for name, found in small.items() if not args.only_rates else ():
+        print(f"{name:22}{statistics.median(found):>10.2f} s   x stock {ratio(small, name, 'stock pyspark')}")
+    target = args.json
+    if args.keep:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+        target = Path(__file__).parent / "results" / f"{stamp}-export-{os.cpu_count()}cpu.json"
+    if target:
+        machine = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "load": os.getloadavg(),
+            "python": platform.python_version(),
+            "trio_nsq": trio_nsq.__version__,
+            "pyarrow": pa.__version__,
+        }
+        settings = {"messages": args.messages, "rounds": args.rounds, "body_bytes": BODY_BYTES}
+        kept = {"machine": machine, "settings": settings, "messages_per_s": rates, "small_s": small}
+        target.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""`qcli to-parquet`: a topic's messages as Parquet files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import params
+from .commands import DocumentedCommand, Example, option
+from .completing import complete_topic
+from .connecting import http_connection
+from .exit_codes import ExitCode
+from .options import BROKER, DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE, tcp_address
+from .params import topic_name
+from .positions import NOTE as POSITIONS
+from .positions import BrokerPosition, check_range
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.layout import JsonType
+
+SELECTION, FILES, CONTINUOUS, WORK = "Which messages", "Files", "Continuously", "Who does the work"
+MIN_BYTES = 64 * 1024
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
+
+
+class PositionOrNow(BrokerPosition):
+    """A position; `now` is the end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text to be sent."""
+        return "latest" if value == "now" else super().convert(value, param, ctx)
+
+
+def http_addresses(text: str) -> str:
+    """Brokers' HTTP addresses, with commas."""
+    found = [params.http_address(part.strip()) for part in text.split(",")]
+    if len(set(found)) < len(found):
+        raise click.BadParameter(f"{text!r} names a broker twice.")
+    return ",".join(found)
+
+
+def lookupd_address(text: str) -> str:
+    """A discovery service's HTTP address: `host:port`, or a URL."""
+    from trio_nsq.client import addresses
+
+    try:
+        return addresses.lookupd_address(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
+def file_bytes(text: str) -> int:
+    """A size of files, or of parts of them."""
+    size = params.byte_size(text)
+    if size < MIN_BYTES:
+        raise click.BadParameter(f"{text!r} is less than {MIN_BYTES // 1024}KiB.")
+    return size
+
+
+def column_list(text: str) -> list[tuple[str, JsonType | None]]:
+    """Fields of JSON bodies with commas, each with a type behind a colon or without."""
+    from trio_nsq.spark.layout import JsonType
+
+    found: list[tuple[str, JsonType | None]] = []
+    for part in text.split(","):
+        name, colon, kind = part.strip().rpartition(":")
+        if not colon:
+            name, kind = kind, ""
+        if not name:
+            raise click.BadParameter(f"{text!r} holds an empty name.")
+        if colon and kind not in COLUMN_TYPES:
+            raise click.BadParameter(f"{kind!r} is not one of {', '.join(COLUMN_TYPES)}.")
+        if name in dict(found):
+            raise click.BadParameter(f"{name!r} is there twice.")
+        found.append((name, JsonType(kind) if kind else None))
+    return found
+
+
+@click.command(
+    "to-parquet",
+    cls=DocumentedCommand,
+    short_help="Write a topic's messages to Parquet files.",
+    examples=[
+        Example("everything that is kept", "qcli to-parquet clicks ./archive"),
+        Example(
+            "the last two hours, a folder for each hour",
+            "qcli to-parquet clicks ./archive --since 2h --until now --partition-by hour",
+        ),
+        Example(
+            "continuously, each message exactly once, however often it is interrupted",
+            "qcli to-parquet clicks ./archive --channel archive --follow --every 5m",
+        ),
+        Example(
+            "JSON bodies as columns",
+            "qcli to-parquet clicks ./archive --json --columns user,url,ts:timestamp",
+        ),
+        Example(
+            "from all brokers that have it",
+            "qcli to-parquet clicks ./archive --lookupd-http-address 127.0.0.1:4161",
+        ),
+    ],
+    exits={
+        ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
+        ExitCode.FAILURE: "Nothing was written: no such topic, no use of the folder, or something not installed.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some files were written, then it failed. The same command goes on from there.",
+        ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others are in files.",
+        ExitCode.INTERRUPTED: "Interrupted (SIGINT). The same command goes on from there.",
+        ExitCode.TERMINATED: "Terminated (SIGTERM), likewise.",
+    },
+    notes={
+        "Files": "The messages are cut into ranges of sequences, which are written down in FOLDER/_nsq before work "
+        "begins; each range is a file, or one for each date or hour. A file is there in whole or not at all, and its "
+        "name says which sequences of which broker it holds. So the same command again writes what is missing, and "
+        "nothing twice: every reader sees each message once. One export at a time may write to a folder.",
+        "Columns": "topic, broker (where it was read), seq (the sequence), id (16 hex digits), ts_ns (when it was "
+        "published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null: a log "
+        "delivers nothing), body. With --text and --json, bodies that are not that are kept as they are in the column "
+        "unparsed. A field of JSON whose name is one of these gets body_ before it.",
+        "Extra": "This needs pip install 'trio-nsq[spark]', which brings Java along; with pyarrow alone, "
+        "--engine inline works.",
+        "Positions": POSITIONS + " Here now is latest.",
+        "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
+        "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "
+        "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed.",
+    },
+)
+@click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
+@click.argument("folder", metavar="FOLDER")
+@option(
+    BROKER,
+    HTTP_OPTION,
+    type=http_addresses,
+    default=DEFAULT_HTTP_ADDRESS,
+    envvar=HTTP_VARIABLE,
+    metavar="[https://]HOST:PORT|PATH",
+    show_default=True,
+    show_envvar=True,
+    help="The broker's HTTP address; several with commas.",
+)
+@option(
+    BROKER,
+    "--lookupd-http-address",
+    "lookupd_addresses",
+    type=lookupd_address,
+    multiple=True,
+    metavar="HOST:PORT",
+    help="An nsqlookupd that names the brokers instead. May be given several times.",
+)
+@tcp_address("Accepted, not used.", used=False)
+@http_connection
+@option(
+    SELECTION,
+    "--from",
+    "--since",
+    "first",
+    type=PositionOrNow(),
+    metavar="POSITION",
+    help="Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
+    "earliest that is kept.",
+)
+@option(
+    SELECTION,
+    "--to",
+    "--until",
+    "end",
+    type=PositionOrNow(),
+    metavar="POSITION",
+    help="End before the message of this sequence, or before those published at this time; if it is not given, with "
+    "what is there now.",
+)
+@option(
+    CONTINUOUS,
+    "--channel",
+    metavar="NAME",
+    help="Begin where this channel stands, and move it over what is safely in files, so that the broker keeps the "
+    "rest. It is made if it is not there; nobody else is to consume it.",
+)
+@option(CONTINUOUS, "--follow", is_flag=True, help="Go on with what is published later, until interrupted.")
+@option(
+    CONTINUOUS,
+    "--every",
+    "every_ms",
+    type=params.positive_duration,
+    default="1m",
+    metavar="DURATION",
+    show_default=True,
+    help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
+    "is anything to write.",
+)
+@option(FILES, "--text", is_flag=True, help="Bodies as strings.")
+@option(
+    FILES,
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Bodies as columns, one for each field of their JSON objects.",
+)
+@option(
+    FILES,
+    "--columns",
+    type=column_list,
+    metavar="FIELD[:TYPE],...",
+    help="With --json: only these. A type is string, long, double, boolean, timestamp (RFC 3339, or Unix seconds) or "
+    "json (text, for what is nested); if it is not given, the first messages show it. Not given at all: every field "
+    "that the first messages have, and what later ones have besides in a column called rest.",
+)
+@option(
+    FILES,
+    "--partition-by",
+    type=click.Choice(["none", "date", "hour"]),
+    default="none",
+    show_default=True,
+    help="Folders for the date, or for date and hour, of the publish: date=2026-11-21/hour=04. UTC.",
+)
+@option(
+    FILES,
+    "--target-file-size",
+    "target_bytes",
+    type=file_bytes,
+    default="256MiB",
+    metavar="SIZE",
+    show_default=True,
+    help="About so many bytes of the log go into one range, before compression.",
+)
+@option(
+    FILES,
+    "--row-group-size",
+    "row_group_bytes",
+    type=file_bytes,
+    default="64MiB",
+    metavar="SIZE",
+    show_default=True,
+    help="About so many bytes of bodies go into one row group.",
+)
+@option(
+    FILES,
+    "--compression",
+    type=click.Choice(COMPRESSIONS),
+    default="zstd",
+    show_default=True,
+    help="How pages are compressed.",
+)
+@option(
+    FILES,
+    "--compression-level",
+    type=int,
+    metavar="N",
+    help="The codec's; if it is not given, 1 for zstd and the codec's own default for others.",
+)
+@option(
+    WORK,
+    "--engine",
+    type=click.Choice(["auto", "inline", "spark"]),
+    default="auto",
+    show_default=True,
+    help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done sooner; "
+    "standard error says which.",
+)
+@option(
+    WORK,
+    "--master",
+    metavar="URL",
+    help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. FOLDER has to be "
+    "reachable from everywhere.",
+)
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: a summary for people, on standard error. json: an object on standard output, see below.",
+)
+@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no summary; errors only.")
+def command(
+    topic: str,
+    folder: str,
+    nsqd_http_address: str,
+    lookupd_addresses: tuple[str, ...],
+    nsqd_tcp_address: str,
+    first: str | None,
+    end: str | None,
+    channel: str | None,
+    follow: bool,
+    every_ms: int,
+    text: bool,
+    as_json: bool,
+    columns: list[tuple[str, JsonType | None]] | None,
+    partition_by: str,
+    target_bytes: int,
+    row_group_bytes: int,
+    compression: str,
+    compression_level: int | None,
+    engine: str,
+    master: str | None,
+    form: str,
+    quiet: bool,
+) -> int:
+    """Write the messages of a topic, from its log, to Parquet files in a folder.
+
+    Whatever has become of them: no channel notices, but for the one that --channel names. What is there from an earlier
+    run is not written again. FOLDER is a path, or a URL such as s3://bucket/archive.
+    """
+    if text and as_json:
+        raise click.UsageError("--text and --json exclude each other.")
+    if columns and not as_json:
+        raise click.UsageError("--columns are fields of JSON bodies: say --json.")
+    if channel is not None and first is not None:
+        raise click.UsageError(
+            "--channel and --from exclude each other: the channel says where to begin; 'qcli channel seek' moves it."
+        )
+    if follow and end is not None:
+        raise click.UsageError("--follow and --to exclude each other: it goes on until it is interrupted.")
+    if engine == "inline" and master is not None:
+        raise click.UsageError("--engine inline and --master exclude each other.")
+    if compression_level is not None and compression not in ("zstd", "gzip", "brotli"):
+        raise click.UsageError(f"--compression-level means nothing to {compression}.")
+    check_range(first, end)
+    if channel is not None:
+        params.source(f"{topic}/{channel}")
+
+    from .exporting import Running, check_extra, export
+
+    check_extra()
+
+    from trio_nsq.spark.export import FileOptions
+    from trio_nsq.spark.layout import Body, Layout, Partition
+    from trio_nsq.spark.run import ExportRequest
+
+    body = Body.TEXT if text else Body.JSON if as_json else Body.BINARY
+    level = 1 if compression_level is None and compression == "zstd" else compression_level
+    request = ExportRequest(
+        topic,
+        folder,
+        first=first or "earliest",
+        end=end or "latest",
+        channel=channel,
+        layout=Layout(Partition(partition_by), body),
+        json_fields=columns or (),
+        options=FileOptions(compression, level, row_group_bytes),
+        target_bytes=target_bytes,
+    )
+    running = Running(
+        tuple(nsqd_http_address.split(",")),
+        lookupd_addresses,
+        "spark" if master is not None else engine,
+        master,
+        every_ms / 1000 if follow else None,
+        form,
+        quiet,
+    )
+    return export(request, running)

@@ -1,0 +1,174 @@
+"""Messages as Arrow tables.
+
+Columns are built out of buffers, many records at a time: what is done for each message in Python is what a rate depends
+on. The schema, in order; none but the first four is never null, as far as Parquet is told:
+
+    topic      string
+    broker     string             where it was read: its HTTP address, without http://
+    seq        int64              its place in the topic of that broker
+    id         string             16 hex digits: NSQ's message id
+    ts_ns      int64              when it was published, Unix nanoseconds
+    ts         timestamp[us, UTC] the same, rounded down
+    attempts   int32              null: a log delivers nothing
+    body       binary, or string  with JSON the columns of its fields stand in its place
+    rest       string             JSON, columns inferred: an object of the other fields; null if there are none
+    unparsed   binary             text and JSON: the body, if it is not that; null if it is
+"""
+
+from array import array
+from typing import Any
+
+import pyarrow as pa
+
+from ..log.records import RecordBatch
+from .json_columns import parse_bodies
+from .layout import REST, UNPARSED, Body, JsonType, Layout
+
+ARROW_TYPES = {
+    JsonType.STRING: pa.string(),
+    JsonType.LONG: pa.int64(),
+    JsonType.DOUBLE: pa.float64(),
+    JsonType.BOOLEAN: pa.bool_(),
+    JsonType.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    JsonType.JSON: pa.string(),
+}
+DICTIONARY_COLUMNS = ["topic", "broker", "attempts"]
+"""Few values each; a dictionary of the others would be made and thrown away."""
+_ID_DIGITS = 16
+
+
+def schema_of(layout: Layout) -> Any:
+    """The Arrow schema of all files."""
+    fields = [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("broker", pa.string(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("ts_ns", pa.int64(), nullable=False),
+        pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("attempts", pa.int32()),
+    ]
+    if layout.body is Body.BINARY:
+        fields.append(pa.field("body", pa.binary(), nullable=False))
+    elif layout.body is Body.TEXT:
+        fields.append(pa.field("body", pa.string()))
+    else:
+        fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
+        if layout.keep_rest:
+            fields.append(pa.field(REST, pa.string()))
+    if layout.body is not Body.BINARY:
+        fields.append(pa.field(UNPARSED, pa.binary()))
+    return pa.schema(fields)
+
+
+class TableBuilder:
+    """Takes records and makes tables of them.
+
+    Args:
+        topic, broker: The same in all rows.
+        layout: What becomes of bodies.
+
+    Attributes:
+        body_bytes: Of the bodies that were taken since the last table.
+        unparsed: Messages so far whose body is in the column `unparsed`.
+    """
+
+    def __init__(self, topic: str, broker: str, layout: Layout) -> None:
+        self.body_bytes = 0
+        self.unparsed = 0
+        self.schema = schema_of(layout)
+        self._topic = topic
+        self._broker = broker
+        self._layout = layout
+        self._begin()
+
+    def _begin(self) -> None:
+        self.body_bytes = 0
+        self._bodies: list[bytes] = []
+        self._sequences = array("q")
+        self._ids = array("Q")
+        self._times_ns = array("q")
+        self._times_us = array("q")
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def add(self, batch: RecordBatch, indexes: range) -> None:
+        """Take some messages of a record."""
+        bodies = batch.messages.bodies()
+        if len(indexes) < len(bodies):
+            bodies = bodies[indexes.start : indexes.stop]
+        self._bodies += bodies
+        self.body_bytes += sum(map(len, bodies))
+        first, count = batch.base_sequence + indexes.start, len(bodies)
+        self._sequences.extend(range(first, first + count))
+        first_id = batch.first_id + indexes.start
+        self._ids.extend(range(first_id, first_id + count))
+        self._times_ns.extend(array("q", [batch.timestamp_ns]) * count)
+        self._times_us.extend(array("q", [batch.timestamp_ns // 1000]) * count)
+
+    def table(self) -> Any:
+        """What was taken, as a table, and begin anew."""
+        count = len(self._bodies)
+        columns = [
+            pa.repeat(pa.scalar(self._topic, pa.string()), count),
+            pa.repeat(pa.scalar(self._broker, pa.string()), count),
+            _fixed(self._sequences, pa.int64()),
+            _hex(self._ids),
+            _fixed(self._times_ns, pa.int64()),
+            _fixed(self._times_us, pa.timestamp("us", tz="UTC")),
+            pa.nulls(count, pa.int32()),
+            *self._body_columns(),
+        ]
+        self._begin()
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _body_columns(self) -> list[Any]:
+        if self._layout.body is Body.BINARY:
+            return [pa.array(self._bodies, pa.binary())]
+        if self._layout.body is Body.TEXT:
+            return self._text_columns()
+        values, rest, unparsed = parse_bodies(self._bodies, self._layout)
+        self.unparsed += len(unparsed) - unparsed.count(None)
+        columns = [
+            pa.array(column_values, ARROW_TYPES[column.type])
+            for column, column_values in zip(self._layout.json_columns, values, strict=True)
+        ]
+        if self._layout.keep_rest:
+            columns.append(pa.array(rest, pa.string()))
+        return [*columns, pa.array(unparsed, pa.binary())]
+
+    def _text_columns(self) -> list[Any]:
+        bodies = pa.array(self._bodies, pa.binary())
+        try:
+            text = bodies.cast(pa.string())  # which checks that it is UTF-8
+        except pa.ArrowInvalid:
+            good = list(map(_is_utf8, self._bodies))
+            self.unparsed += good.count(False)
+            text = [body if ok else None for body, ok in zip(self._bodies, good, strict=True)]
+            bad = [None if ok else body for body, ok in zip(self._bodies, good, strict=True)]
+            return [pa.array(text, pa.binary()).cast(pa.string()), pa.array(bad, pa.binary())]
+        return [text, pa.nulls(len(bodies), pa.binary())]
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _fixed(values: "array[int]", kind: Any) -> Any:
+    """An array of 64-bit values, without copying any."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _hex(ids: "array[int]") -> Any:
+    """Ids as text: all their digits lie one behind the other."""
+    count = len(ids)
+    big_endian = array("Q", ids)
+    big_endian.byteswap()
+    digits = big_endian.tobytes().hex().encode()
+    offsets = array("i", range(0, count * _ID_DIGITS + 1, _ID_DIGITS))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(digits))

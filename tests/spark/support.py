@@ -1,0 +1,112 @@
+"""What the tests of exports share: brokers with messages in them, and a look at what was written."""
+
+import http.client
+import io
+from collections.abc import Container, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from cli.support import Cli, Result
+from interop.peers import Broker
+from qcli.app import run
+from trio_nsq.broker.state.note import note_of_channel
+from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.protocol import pack_messages
+
+HOUR_NS = 3600 * 10**9
+NOON_NS = 1_795_262_400 * 10**9
+"""2026-11-21T12:00:00Z"""
+FIRST_ID = 7 << 54 | 1000
+
+
+def cli_of(broker: Broker) -> Cli:
+    """`qcli` that finds this broker."""
+    return Cli(broker.tcp_address, broker.http_address)
+
+
+def fill(qcli: Cli, topic: str, bodies: Sequence[bytes]) -> None:
+    """Publish these."""
+    connection = http.client.HTTPConnection(qcli.http_address, timeout=30)
+    for start in range(0, len(bodies), 5000):
+        messages = pack_messages(bodies[start : start + 5000])
+        body = len(messages).to_bytes(4, "big") + messages.data
+        connection.request("POST", f"/mpub?topic={quote(topic)}&binary=true", body)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"OK")
+    connection.close()
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    """Bodies that differ."""
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def export(qcli: Cli, topic: str, folder: Path, *args: str) -> dict[str, Any]:
+    """Run `to-parquet` as it should go; returns what it says."""
+    result = run_in_process(qcli, "to-parquet", topic, str(folder), "--format", "json", *args)
+    assert result.code == 0, result.err
+    (record,) = result.records
+    return record
+
+
+def run_in_process(qcli: Cli, *args: str) -> Result:
+    """Run a command in this process, which takes a tenth of the time."""
+    address = [] if "--nsqd-http-address" in args else ["--nsqd-http-address", qcli.http_address]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = run([*args, *address])
+    return Result(code, out.getvalue().encode(), err.getvalue())
+
+
+def parquet_files(folder: Path) -> list[str]:
+    """The names of all files with messages, below the folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet"))
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What was begun and not completed."""
+    return [path for path in folder.rglob("*") if ".tmp-" in path.name]
+
+
+def rows(folder: Path, *columns: str) -> pa.Table:
+    """What a plain reader sees, by broker and sequence."""
+    table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
+    found = table.sort_by([("broker", "ascending"), ("seq", "ascending")])
+    return found.select(list(columns)) if columns else found
+
+
+def column(folder: Path, name: str) -> list[Any]:
+    """One column of it."""
+    found: list[Any] = rows(folder, name)[name].to_pylist()
+    return found
+
+
+def write_log(
+    data_path: Path,
+    topic: str,
+    records: Sequence[tuple[int, Sequence[bytes]]],
+    for_channel: Container[int] = (),
+) -> None:
+    """Put a topic into the data folder of a broker that does not run.
+
+    Args:
+        data_path: The data folder.
+        topic: Its name; there is none yet.
+        records: Times in Unix nanoseconds, and what was published then.
+        for_channel: Which of the records had come back for one channel.
+    """
+    folder = data_path / "topics" / f"{topic}.topic"
+    folder.mkdir(parents=True)
+    log = DiskLog(folder, segment_bytes=64 * 1024 * 1024, now_ns=lambda: NOON_NS)
+    sequence = 0
+    for index, (timestamp_ns, bodies) in enumerate(records):
+        due_ns, note = (timestamp_ns, note_of_channel("c")) if index in for_channel else (0, b"")
+        messages = pack_messages(bodies)
+        batch = RecordBatch(sequence, FIRST_ID + sequence, timestamp_ns, due_ns, messages, note)
+        log.append([batch], sync=False)
+        sequence += len(bodies)
+    log.close()

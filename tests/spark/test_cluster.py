@@ -1,0 +1,131 @@
+"""A real standalone cluster: a master and two workers on loopback. Half a minute, so in CI and `make soak` only."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from cli.support import Cli
+from interop.peers import Child
+from qcli.spark_bundle import ENTRY, ZIP
+from spark.support import column, fill, leftovers, parquet_files, rows
+from trio_nsq.spark.java import java_home
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "true" not in (os.environ.get("CI"), os.environ.get("FAULT_COMPLETE", "").replace("1", "true")),
+        reason="takes half a minute: FAULT_COMPLETE=1",
+    ),
+]
+
+SCRIPTS = Path(pyspark.__file__).parent / "bin"
+START_DEADLINE_S = 90.0
+RUN_DEADLINE_S = 240.0
+
+
+def await_line(child: Child, pattern: str) -> re.Match[str]:
+    """Wait for a line on standard error."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while (line := child.stderr.next(deadline)) is not None:
+        if found := re.search(pattern, line):
+            return found
+    return child.fail("ended before it was ready")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The master's URL."""
+    with ExitStack() as stack:
+        home = stack.enter_context(java_home())
+        env = {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "JAVA_HOME": str(home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+        }
+        spark_class = str(SCRIPTS / "spark-class")
+        program = "org.apache.spark.deploy"
+        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        master = Child([spark_class, f"{program}.master.Master", *ports], env)
+        stack.callback(master.close)
+        url = await_line(master, r"Starting Spark master at (spark://\S+)")[1]
+        workers = []
+        for number in range(2):
+            folder = tmp_path_factory.mktemp(f"worker{number}")
+            words = [spark_class, f"{program}.worker.Worker", *ports, "-c", "1", "-m", "1200m", url]
+            workers.append(Child(words, env | {"SPARK_WORKER_DIR": str(folder)}))
+            stack.callback(workers[-1].close)
+        for worker in workers:
+            await_line(worker, "Successfully registered with master")
+        yield url
+
+
+CONF = [
+    "spark.executor.memory=512m",
+    "spark.driver.memory=512m",
+    "spark.ui.enabled=false",
+    "spark.driver.host=127.0.0.1",
+]
+
+
+def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """What `qcli spark bundle` says is typed."""
+    bodies = [b"%09d" % n * 10 for n in range(20_000)]
+    fill(qcli, topic, bodies)
+    told = qcli("spark", "bundle", str(tmp_path / "submit")).out.decode()
+    bundle, entry = (str(tmp_path / "submit" / name) for name in (ZIP, ENTRY))
+    assert told.startswith(f"PYTHONPATH={bundle} spark-submit ")
+    words = shlex.split(told.partition(" ")[2].replace("spark://HOST:7077", cluster).strip())
+    words = words[: words.index(entry)]
+    for setting in CONF:
+        words += ["--conf", setting]
+    folder = tmp_path / "a"
+    with java_home() as home:
+        env = qcli.environment(
+            PYTHONPATH=bundle, PYSPARK_PYTHON=sys.executable, JAVA_HOME=str(home), SPARK_LOCAL_IP="127.0.0.1"
+        )
+        arguments = [
+            "to-parquet",
+            topic,
+            str(folder),
+            "--target-file-size",
+            "300KiB",
+            "--format",
+            "json",
+            "-q",
+        ]  # which puts talk there, too
+        done = subprocess.run(
+            [str(SCRIPTS / words[0]), *words[1:], entry, *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=RUN_DEADLINE_S,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout)
+    assert (said["engine"], said["messages"]) == ("spark", 20_000)
+    assert said["ranges"] == len(parquet_files(folder)) >= 6
+    assert rows(folder)["body"].to_pylist() == bodies
+    assert leftovers(folder) == []
+
+
+def test_the_command_itself_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    fill(qcli, topic, [b"%d" % n for n in range(1000)])
+    with qcli.running(
+        "to-parquet", topic, str(tmp_path / "a"), "--master", cluster, "--format", "json"
+    ) as running:
+        out, err = running.process.communicate(timeout=RUN_DEADLINE_S)
+    assert running.process.returncode == 0, err
+    assert json.loads(out)["messages"] == 1000
+    assert column(tmp_path / "a", "seq") == list(range(1000))

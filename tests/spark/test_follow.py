@@ -1,0 +1,177 @@
+"""`to-parquet` with a channel, and round after round."""
+
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker, qcli_serve
+from spark.support import (
+    cli_of,
+    column,
+    export,
+    fill,
+    leftovers,
+    numbers,
+    parquet_files,
+    rows,
+    run_in_process,
+)
+from trio_nsq.spark.export import Advance, ExportTask, export_range
+from trio_nsq.spark.manifest import RangeDone
+from trio_nsq.spark.run import ExportRequest, open_export
+
+DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another process brings about."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def depth(broker: Broker, topic: str, channel: str = "archive") -> int:
+    """How many messages a channel has yet to get."""
+    found: int = broker.channel_stats(topic, channel)["depth"]
+    return found
+
+
+def test_a_channel_is_moved_over_what_is_in_files(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    broker.create(topic, "archive", "other")
+    fill(qcli, topic, numbers(50))
+    assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 50
+    assert (depth(broker, topic), depth(broker, topic, "other")) == (0, 50)
+    fill(qcli, topic, numbers(10, 50))
+    assert depth(broker, topic) == 10
+    assert export(qcli, topic, tmp_path, "--channel", "archive", "--to", "55")["messages"] == 5
+    assert depth(broker, topic) == 5
+    assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 5
+    assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 0
+    assert depth(broker, topic) == 0
+    assert column(tmp_path, "seq") == list(range(60))
+
+
+def test_a_channel_that_is_not_there_is_made(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), "--channel", "archive")
+    assert (result.code, "There is no topic" in result.err) == (1, True)
+    broker.create(topic)
+    fill(qcli, topic, numbers(20))
+    assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 20
+    assert depth(broker, topic) == 0
+
+
+@pytest.mark.parametrize(("fails", "left"), [(0, 40), (1, 30), (3, 10)])
+def test_a_channel_is_not_moved_over_what_is_not(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path, fails: int, left: int
+) -> None:
+    """One range of four goes wrong, and all others are done: the channel stays before that one."""
+    broker.create(topic, "archive")
+    fill(qcli, topic, numbers(40))
+    request = ExportRequest(topic, str(tmp_path), channel="archive", least_ranges=4)
+
+    def all_but_one(tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], _: Advance) -> None:
+        for index, task in enumerate(tasks):
+            if index != fails:
+                finish(export_range(task))
+
+    with open_export(request, [qcli.http_address]) as job:
+        job.run(all_but_one, job.plan([qcli.http_address]), lambda *_: None)
+    assert depth(broker, topic) == left
+    said = export(qcli, topic, tmp_path, "--channel", "archive")
+    assert (said["messages"], depth(broker, topic)) == (10, 0)
+    assert column(tmp_path, "seq") == list(range(40))
+
+
+def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "a"
+    arguments = ["to-parquet", "t", str(folder), "--channel", "archive", "--follow", "--every", "100ms"]
+    published = 0
+    port = "0"
+    for life in range(3):
+        with qcli_serve(data, f"--http-address=127.0.0.1:{port}") as broker:
+            port = broker.http_address.rpartition(":")[2]
+            qcli = cli_of(broker)
+            if life == 0:
+                broker.create("t", "archive")
+                following = qcli.running(*arguments)
+                running = following.__enter__()
+            elif life == 1:
+                assert running.process.poll() is None, running.end()  # it was without a broker for a while
+            else:
+                running.process.kill()
+                following.__exit__(None, None, None)
+                following = qcli.running(*arguments)
+                running = following.__enter__()
+            for _ in range(3):
+                fill(qcli, "t", numbers(500, published))
+                published += 500
+                until(lambda: depth(broker, "t") == 0)
+            fill(qcli, "t", numbers(300, published))
+            published += 300
+            if life < 2:
+                broker.process.kill()
+                broker.process.wait()
+            else:
+                until(lambda: depth(broker, "t") == 0)
+                running.process.send_signal(signal.SIGINT)
+                result = running.end()
+    following.__exit__(None, None, None)
+    assert result.code == 130
+    summary, advice = result.err.splitlines()[-2:]
+    assert advice == "The same command goes on from there."
+    assert re.match(r"[\d,]+ messages \(.*\) of t written to \d+ files ", summary)
+    assert rows(folder)["body"].to_pylist() == numbers(published)
+    assert column(folder, "seq") == list(range(published))
+    assert leftovers(folder) == []
+
+
+def test_without_a_channel_it_goes_on_where_it_was(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    fill(qcli, topic, numbers(10))
+    request = ExportRequest(topic, str(tmp_path), first="-1h")
+    with open_export(request, [qcli.http_address]) as job:
+        for end in (10, 10, 25):
+            fill(qcli, topic, numbers(end - bounds_end(job.outcome.messages), job.outcome.messages))
+            tasks = job.plan([qcli.http_address])
+            job.run(_in_order, tasks, lambda *_: None)
+            assert job.outcome.messages == end
+    assert len(parquet_files(tmp_path)) == 2
+    assert job.outcome.skipped_ranges == 0
+    assert column(tmp_path, "seq") == list(range(25))
+
+
+def bounds_end(messages: int) -> int:
+    return max(messages, 10)
+
+
+def _in_order(tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], advance: Advance) -> None:
+    for task in tasks:
+        finish(export_range(task, advance))
+
+
+def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
+        qcli = cli_of(broker)
+        broker.create("t", "c")
+        request = ExportRequest("t", str(tmp_path / "a"))
+        with open_export(request, [qcli.http_address]) as job:
+            fill(qcli, "t", numbers(10))
+            job.run(_in_order, job.plan([qcli.http_address]), lambda *_: None)
+            for start in range(10, 1010, 100):
+                fill(qcli, "t", [b"%d" % n + b"x" * 1000 for n in range(start, start + 100)])
+            broker.http("POST", "/channel/empty", topic="t", channel="c")
+            until(lambda: job._log(qcli.http_address).bounds().first > 10)
+            kept = job._log(qcli.http_address).bounds().first
+            job.run(_in_order, job.plan([qcli.http_address]), lambda *_: None)
+        assert (job.outcome.missing, job.outcome.damaged) == (kept - 10, False)
+        assert job.outcome.gaps == [(broker.http_address, 10, kept, "discarded")]
+        assert column(tmp_path / "a", "seq") == [*range(10), *range(kept, 1010)]

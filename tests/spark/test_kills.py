@@ -1,0 +1,170 @@
+"""`kill -9` in the middle of exports, at random: whatever is killed, a reader sees every sequence exactly once in the
+end, and none twice before that.
+
+A few kills by default; with `FAULT_COMPLETE=1` (`make soak`) many, of the command, of Spark's JVM and of its workers.
+`FAULT_SEED` chooses other moments.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cli.support import Cli
+from interop.peers import Broker
+from spark.support import column, export, fill, leftovers, parquet_files
+
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+SEED = int(os.environ.get("FAULT_SEED", "1"))
+MESSAGES = 24_000
+BODY_BYTES = 500
+DEADLINE_S = 120.0
+ARGUMENTS = ["--target-file-size", "400KiB", "--partition-by", "hour", "--compression", "none"]
+"""About 30 ranges."""
+
+
+@pytest.fixture(scope="module")
+def filled(broker: Broker) -> str:
+    """A topic with messages in it."""
+    qcli = Cli(broker.tcp_address, broker.http_address)
+    fill(qcli, "filled", [b"%09d" % number + b"x" * (BODY_BYTES - 9) for number in range(MESSAGES)])
+    return "filled"
+
+
+def check_meanwhile(folder: Path) -> int:
+    """Every file that has its name can be read, and no sequence is in two. Returns how many there are."""
+    found: list[int] = []
+    for name in parquet_files(folder):
+        found += pq.read_table(folder / name, columns=["seq"], partitioning=None)["seq"].to_pylist()
+    assert len(set(found)) == len(found)
+    return len(found)
+
+
+def check_end(qcli: Cli, topic: str, folder: Path) -> None:
+    """The ledger: all that was published, once."""
+    export(qcli, topic, folder, *ARGUMENTS)
+    assert column(folder, "seq") == list(range(MESSAGES))
+    assert [int(body[:9]) for body in column(folder, "body")] == list(range(MESSAGES))
+    assert leftovers(folder) == []
+    assert export(qcli, topic, folder, *ARGUMENTS)["messages"] == 0
+
+
+def wait_for_files(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while len(parquet_files(folder)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("kills", [12 if COMPLETE else 3])
+def test_the_command_is_killed(qcli: Cli, filled: str, tmp_path: Path, kills: int) -> None:
+    chance = random.Random(SEED)
+    folder = tmp_path / "a"
+    before = 0
+    for _ in range(kills):
+        with qcli.running("to-parquet", filled, str(folder), "--engine", "inline", *ARGUMENTS) as running:
+            wait_for_files(folder, min(before + chance.randrange(1, 4), 29))
+            time.sleep(chance.uniform(0, 0.05))
+            running.process.kill()
+            running.process.wait()
+        before = len(parquet_files(folder))
+        check_meanwhile(folder)
+    check_end(qcli, filled, folder)
+
+
+# ---------------------------------------------------------------------- Spark
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and that still run."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def below(pid: int) -> Iterator[int]:
+    """All of them, and theirs."""
+    for child in children(pid):
+        yield child
+        yield from below(child)
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except FileNotFoundError:
+        return ""
+
+
+def jvm_of(pid: int) -> int:
+    return next(child for child in children(pid) if "SparkSubmit" in command_of(child))
+
+
+def workers_of(pid: int) -> list[int]:
+    """Those that work, and not the daemon that they come from."""
+    daemons = [each for each in below(jvm_of(pid)) if "pyspark.daemon" in command_of(each)]
+    return [each for daemon in daemons for each in children(daemon)]
+
+
+VICTIMS = [
+    "worker",
+    "jvm",
+    "interrupt",
+    "worker",
+    "command",
+    "jvm",
+    "command",
+    "worker",
+    "jvm",
+    "command",
+    "worker",
+]
+
+
+@pytest.mark.slow
+def test_what_belongs_to_spark_is_killed(qcli: Cli, filled: str, tmp_path: Path) -> None:
+    """First a worker, whose task is done again, and in the same run the JVM; in the long form many more."""
+    chance = random.Random(SEED)
+    folder = tmp_path / "a"
+    runs = [("worker", "jvm")] if not COMPLETE else [(victim,) for victim in VICTIMS]
+    left = [*ARGUMENTS, "--engine", "spark", "-q"]
+    for victims in runs:
+        if len(parquet_files(folder)) > 20:
+            check_end(qcli, filled, folder)
+            folder = tmp_path / f"a{len(list(tmp_path.iterdir()))}"
+        with qcli.running("to-parquet", filled, str(folder), *left) as running:
+            pid = running.process.pid
+            before = len(parquet_files(folder))
+            for index, victim in enumerate(victims):
+                wait_for_files(folder, before + 2 * index + chance.randrange(1, 3))
+                time.sleep(chance.uniform(0, 0.02))
+                jvm = jvm_of(pid)
+                pids = {"worker": workers_of(pid), "jvm": [jvm]}.get(victim, [pid])
+                for each in pids:
+                    try:
+                        os.kill(each, signal.SIGINT if victim == "interrupt" else signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass  # it has just ended by itself
+            result = running.end()
+            deadline = time.monotonic() + DEADLINE_S
+            while "SparkSubmit" in command_of(jvm):  # it ends when its command does, however that ends
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        if victims == ("worker",):
+            assert result.code == 0, result.err
+        elif victims == ("interrupt",):
+            assert result.code == 130
+            assert leftovers(folder) == []
+        elif victims[-1] == "jvm":
+            assert result.code in (1, 4), result.err
+            assert "Error: Spark gave up: " in result.err
+            assert "Traceback" not in result.err
+        check_meanwhile(folder)
+    check_end(qcli, filled, folder)

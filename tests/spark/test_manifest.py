@@ -1,0 +1,126 @@
+"""The books of an export."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_nsq.spark.layout import (
+    Body,
+    JsonColumn,
+    JsonType,
+    Layout,
+    Partition,
+    partition_folder,
+    partition_key,
+    range_name,
+    safe_name,
+)
+from trio_nsq.spark.manifest import LastSeen, Manifest, ManifestError, RangeDone
+from trio_nsq.spark.ranges import Span
+
+LAYOUT = Layout(
+    Partition.HOUR, Body.JSON, (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)), True
+)
+
+
+def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeDone:
+    return RangeDone("b", first, end, end - first, last_id=last_id)
+
+
+def test_what_is_planned_is_never_cut_anew() -> None:
+    manifest = Manifest("clicks", Layout())
+    assert manifest.plan("b", Span(0, 100), 40) == [Span(0, 33), Span(33, 66), Span(66, 100)]
+    assert manifest.plan("b", Span(0, 100), 1000) == [Span(0, 33), Span(33, 66), Span(66, 100)]
+    manifest.finish(done(33, 66))
+    assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
+    assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
+    assert manifest.done_within("b", Span(0, 50)) == [Span(33, 66)]
+    assert manifest.covered_up_to("b", 33) == 66
+    assert manifest.covered_up_to("b", 0) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 20), st.booleans()), max_size=8)
+)
+def test_no_sequence_is_in_two_ranges_and_all_that_is_wanted_is_in_one(
+    runs: list[tuple[int, int, int, bool]],
+) -> None:
+    manifest = Manifest("clicks", Layout())
+    wanted: set[int] = set()
+    for first, length, per_range, ends_well in runs:
+        span = Span(first, first + length)
+        wanted |= set(range(*span))
+        for planned in manifest.plan("b", span, per_range)[:: 1 if ends_well else 2]:
+            manifest.finish(done(*planned))
+        manifest = Manifest.from_bytes(manifest.to_bytes())
+    book = manifest.book("b")
+    numbers = [number for span in [*book.done, *book.pending] for number in range(*span)]
+    assert sorted(numbers) == sorted(wanted)
+
+
+def test_it_is_the_same_when_it_was_written_and_read() -> None:
+    manifest = Manifest("clicks", LAYOUT)
+    manifest.plan("b", Span(0, 100), 40)
+    manifest.plan("c", None, 40)
+    manifest.finish(done(0, 33))
+    manifest.finish(done(66, 100, None))
+    assert manifest.book("b").last == LastSeen(32, "a" * 16)
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    found = RangeDone("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
+    assert RangeDone.from_bytes(found.to_bytes()) == found
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"version":1}', b'{"version":1,"topic":"t","layout":{}}']
+)
+def test_what_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_bytes(data)
+
+
+def test_a_later_version_is_refused() -> None:
+    found = json.loads(Manifest("clicks", Layout()).to_bytes())
+    with pytest.raises(ManifestError, match="version 2"):
+        Manifest.from_bytes(json.dumps(found | {"version": 2}).encode())
+
+
+def test_brokers_whose_files_would_be_called_the_same() -> None:
+    manifest = Manifest("clicks", Layout())
+    manifest.book("a:1")
+    with pytest.raises(ManifestError, match="called the same"):
+        manifest.book("a_1")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("clicks", "clicks"),
+        ("a.b-c", "a.b-c"),
+        ("_x", "x_x"),
+        (".x", "x.x"),
+        ("a#ephemeral", "a_ephemeral"),
+        ("::1:5", "x__1_5"),
+    ],
+)
+def test_names_that_no_reader_passes_over(text: str, name: str) -> None:
+    assert safe_name(text) == name
+
+
+def test_names_of_ranges_sort_as_sequences_do() -> None:
+    assert range_name("t", "h:1", Span(5, 12)) == "t-h_1-00000000000000000005-00000000000000000012"
+
+
+@pytest.mark.parametrize(
+    ("partition", "timestamp_ns", "folder"),
+    [
+        (Partition.NONE, 0, ""),
+        (Partition.DATE, 1_795_262_400 * 10**9, "date=2026-11-21/"),
+        (Partition.HOUR, 1_795_262_400 * 10**9, "date=2026-11-21/hour=12/"),
+        (Partition.HOUR, 1_795_262_400 * 10**9 - 1, "date=2026-11-21/hour=11/"),
+        (Partition.HOUR, -1, "date=1969-12-31/hour=23/"),
+    ],
+)
+def test_partitions(partition: Partition, timestamp_ns: int, folder: str) -> None:
+    assert partition_folder(partition, partition_key(partition, timestamp_ns)) == folder
