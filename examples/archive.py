@@ -41,6 +41,9 @@ def main(source: str, path: str, addresses: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        sys.exit()
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -58,6 +58,9 @@ async def close_on_signal(consumer: trio_nsq.Consumer) -> None:
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        sys.exit()
     words = [word for word in sys.argv[1:] if word != "--lookupd"]
     if len(words) < 2:
         sys.exit(__doc__)

@@ -118,4 +118,7 @@ def qcli(
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        sys.exit()
     sys.exit(main())

@@ -57,6 +57,9 @@ async def publish(
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        sys.exit()
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     sys.exit(trio.run(main, sys.argv[1], sys.argv[2:]))

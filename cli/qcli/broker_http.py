@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from .connecting import Connecting, refuse_plain_http
-from .errors import Failure, no_broker, no_tls, reason_of, unreachable, wants_https
+from .errors import Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .params import is_unix_path, without_scheme
 
@@ -82,6 +82,10 @@ class BrokerHTTP:
             stats = json.loads(self._request("GET", "/stats", params))
         except ValueError:
             stats = None
+        except Refused as error:
+            if error.text == "NOT_FOUND":  # every broker has them
+                raise self._no_broker() from error
+            raise
         if not isinstance(stats, dict) or "topics" not in stats:
             raise self._no_broker()
         stats["topics"] = stats["topics"] or []  # null when the filter matches nothing
@@ -116,6 +120,12 @@ class BrokerHTTP:
             if failure := no_tls(self.address, error):
                 raise failure from error
             reason = "it took too long" if isinstance(error, TimeoutError) else reason_of(error)
+            if (
+                self._tls is None
+                and isinstance(error, ConnectionResetError)
+                and not is_unix_path(self.address)
+            ):
+                reason = hung_up(self.address)
             raise unreachable(self.address, HTTP_OPTION, reason) from error
         except http.client.HTTPException as error:
             raise self._no_broker() from error

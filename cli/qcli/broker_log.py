@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .errors import Failure, leaves, no_tls, reason_of, unreachable, wants_https
+from .errors import Failure, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .output import talk
-from .params import Source
+from .params import Source, is_https, is_unix_path
 from .positions import is_in_future
 
 if TYPE_CHECKING:
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reading_errors() -> Iterator[None]:
-    """Turn what a `TopicReader` raises inside, also from tasks, into failures."""
+def reading_errors(address: str) -> Iterator[None]:
+    """Turn what a `TopicReader` of this HTTP address raises inside, also from tasks, into failures."""
     from trio_nsq.client import ConnectionFailed
     from trio_nsq.client.topic_reader import ReadRefused
+    from trio_nsq.http.streaming import AnswerLost
 
     try:
         yield
@@ -36,6 +37,8 @@ def reading_errors() -> Iterator[None]:
                     raise failure from error
                 cause = error.__cause__
                 reason = reason_of(cause) if isinstance(cause, OSError) else error.reason
+                if isinstance(cause, AnswerLost) and not (is_https(address) or is_unix_path(address)):
+                    reason = hung_up(address)
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
         raise
 

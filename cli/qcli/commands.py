@@ -220,6 +220,9 @@ def alike(name: str, names: Sequence[str]) -> str | None:
     # Below this, 'rename' is like 'create'.
     if close := difflib.get_close_matches(name, names, 1, cutoff=0.7):
         return close[0]
+    # Two letters that changed places weigh too much in a short word.
+    if mixed := [each for each in names if sorted(each) == sorted(name)]:
+        return mixed[0]
     begun = [each for each in names if len(name) > 1 and (each.startswith(name) or name.startswith(each))]
     return begun[0] if begun else None
 

@@ -55,6 +55,18 @@ def _option(name: str, variable: str, **attributes: Any) -> Callable[[_F], _F]:
     )
 
 
+_TLS_OVER_HTTP = option(
+    CONNECTION_OPTIONS,
+    "--tls",
+    is_flag=True,
+    default=None,
+    hidden=True,
+    expose_value=False,
+    callback=_keep,
+    help="What encrypts a TCP connection. Over HTTP the address has to say it: see refuse_plain_http.",
+)
+
+
 _HTTPS_OPTIONS = (
     _option(
         "--tls-root-ca-file",
@@ -112,7 +124,7 @@ def tcp_connection(command: _F) -> _F:
 
 def http_connection(command: _F) -> _F:
     """The options of a command that speaks HTTP only."""
-    return _with(command, _HTTPS_OPTIONS)
+    return _with(command, (*_HTTPS_OPTIONS, _TLS_OVER_HTTP))
 
 
 def _with(command: _F, options: tuple[Callable[[_F], _F], ...]) -> _F:
@@ -193,6 +205,9 @@ class Connecting:
             text = str(error)
             for name in ("tls_root_ca_file", "tls_cert", "tls_key"):
                 text = text.replace(f"{name} ", f"--{name.replace('_', '-')} ")
+            text = text.replace(
+                ", --tls-key None:", ", which has to hold its key too, as there is no --tls-key:"
+            )
             raise Failure(f"{text}.") from error
 
 

@@ -12,7 +12,7 @@ from .commands import DocumentedCommand, DocumentedGroup, Example, option
 from .completing import complete_channel
 from .errors import Failure
 from .exit_codes import ExitCode
-from .extensions import get_json_lines, post_json
+from .extensions import NoChannel, get_json_lines, post_json
 from .log_positions import moment
 from .options import asks_broker
 from .output import json_lines, plain_table, talk, write
@@ -83,7 +83,14 @@ def list_deferred(
 ) -> None:
     """List what waits for its time in a channel, the earliest first, and take none of it."""
     params = {"max_messages": str(count)}
-    lines = get_json_lines(nsqd_http_address, wanted, "/channel/deferred", params, _WHAT)
+    try:
+        lines = get_json_lines(nsqd_http_address, wanted, "/channel/deferred", params, _WHAT)
+    except NoChannel as error:
+        # Whoever has just published is not wrong to look here: what a topic defers waits for its first channel.
+        raise NoChannel(
+            f"{error.message} What is deferred waits in channels: make it with 'qcli channel create {wanted}', or with "
+            "its first consumer."
+        ) from error
     messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
     if form == "json":
         write(json_lines(messages))

@@ -62,11 +62,22 @@ def no_broker(address: str, option: str, wanted: str, other: str) -> Failure:
         wanted: Which of a broker's ports it needs, `TCP` or `HTTP`.
         other: The one that the user may have named instead.
     """
+    guess = f"Is it the {other} port, or another program's?"
+    if wanted == "HTTP" and not address.startswith("https://"):
+        guess = f"Is it the {other} port, that of HTTPS (then write https://{address}), or an nsqlookupd's?"
     return Failure(
-        f"What answers at {address} is not an NSQ broker's {wanted} port. "
-        f"Is it the {other} port, or another program's? See {option}.",
+        f"What answers at {address} is not an NSQ broker's {wanted} port. {guess} See {option}.",
         ExitCode.UNREACHABLE,
     )
+
+
+def hung_up(address: str) -> str:
+    """Why there was no answer at all to a request in the clear, probably. Ports of TLS hang up when they get one.
+
+    Args:
+        address: `host:port`.
+    """
+    return f"it hung up. Is it the port of HTTPS (then write https://{address})?"
 
 
 def wants_https(address: str, option: str) -> Failure:

@@ -81,7 +81,7 @@ def export(request: ExportRequest, running: Running) -> int:
             return work.follow(addresses, running.every_s)
         except (KeyboardInterrupt, Terminated) as stop:
             work.job.sweep()
-            work.report(_GO_ON)
+            work.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
 
 
@@ -134,6 +134,8 @@ class _Work:
         self._engine: Engine | None = None
         self._damaged = False
         self._gaps_told = 0
+        self._rounds_told = 0
+        self._heading = ""
         self._begun_s = time.monotonic()
 
     def once(self, addresses: Sequence[str]) -> int:
@@ -148,15 +150,19 @@ class _Work:
         return ExitCode.DAMAGED if self.job.outcome.damaged else ExitCode.OK
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
-        """Round after round, until interrupted; then the outcome is that of all of them."""
+        """Round after round, until interrupted; then the outcome is that of all of them, for people."""
         from trio_nsq.spark.run import Outcome
 
         begun_s, total = time.monotonic(), Outcome()
         try:
             self._rounds(addresses, every_s, total)
         except (KeyboardInterrupt, Terminated):
-            total.merge(self.job.outcome)
-            self.job.outcome, self._begun_s = total, begun_s
+            several = self._rounds_told > 1 or (self._rounds_told and self._is_news())
+            # A program that adds up the records of rounds would count one of all of them twice.
+            if several and self._running.form != "json":
+                total.merge(self.job.outcome)
+                self.job.outcome, self._begun_s, self._rounds_told = total, begun_s, 0
+                self._heading = "In all: "
             raise
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: Outcome) -> NoReturn:
@@ -164,7 +170,6 @@ class _Work:
         from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
         failing = False
-        told = False
         while True:
             self._begun_s = time.monotonic()
             try:
@@ -172,15 +177,16 @@ class _Work:
                 if failing:
                     talk("Note: it goes on.")
                 failing = False
-                if self.job.outcome.ranges or self.job.outcome.missing or not told:
-                    self.report()
-                    told = True
             except (BrokerUnreachable, RequestRefused) as error:
                 if not failing:
                     talk(f"Warning: {error}; trying again.")
                 failing = True
-            total.merge(self.job.outcome)
-            self.job.outcome, self._gaps_told = type(total)(), 0
+            outcome, self.job.outcome, self._gaps_told = self.job.outcome, type(total)(), 0
+            total.merge(outcome)
+            # One that failed is tried again soon: what is missing will be told then.
+            if outcome.ranges or (not failing and (outcome.missing or not self._rounds_told)):
+                self._rounds_told += 1  # before it is: an interruption meanwhile must not have it told again
+                self.report(outcome)
             pause_s = min(every_s, _RETRY_S) if failing else every_s
             time.sleep(max(0.0, self._begun_s + pause_s - time.monotonic()))
             try:
@@ -228,9 +234,20 @@ class _Work:
             self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_told = len(gaps)
 
-    def report(self, advice: str = "") -> None:
-        """Say what became of it, or of a round."""
-        outcome, request = self.job.outcome, self.job.request
+    def _is_news(self) -> bool:
+        """Whether the outcome has anything in it."""
+        return bool(self.job.outcome.ranges or self.job.outcome.missing)
+
+    def conclude(self) -> None:
+        """Say how far it came when it was interrupted, unless a round's report has just said the same; how to go on."""
+        if self._is_news() or not self._rounds_told:
+            self.report()
+        if not self._running.quiet:
+            talk(_GO_ON)
+
+    def report(self, outcome: Outcome | None = None) -> None:
+        """Say what became of it so far, or of a round that is over."""
+        outcome, request = outcome or self.job.outcome, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
         if self._running.form == "json":
             fields = dataclasses.asdict(outcome)
@@ -239,9 +256,7 @@ class _Work:
             head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
         elif not self._running.quiet:
-            talk(_summary(request, outcome, elapsed_s))
-        if advice and not self._running.quiet:
-            talk(advice)
+            talk(self._heading + _summary(request, outcome, elapsed_s))
 
     def _partial(self, error: Exception) -> Failure:
         """A failure after some of it was done."""

@@ -28,6 +28,10 @@ def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str],
     return json.loads(_request("GET", address, wanted, path, params, what))
 
 
+class NoChannel(Failure):
+    """There is no such channel."""
+
+
 def get_json_lines(
     address: str, wanted: Source, path: str, params: Mapping[str, str], what: str
 ) -> list[Any]:
@@ -73,7 +77,7 @@ def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | No
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the one that a dead-letter topic has
             return Failure(f"Topic {wanted.topic} on {address} never had a dead letter.")
-        return Failure(f"There is no channel {wanted} on {address}.")
+        return NoChannel(f"There is no channel {wanted} on {address}.")
     for code in _FOR_THE_USER:
         if text.startswith(code):
             return Failure(f"{text.removeprefix(code)}.")

@@ -20,7 +20,10 @@ from .log_verify import command as verify
         Example("what is in it?", "qcli log dump ./data --format json | jq ."),
         Example("come over from nsqd", "qcli log import /var/lib/nsqd --data-path ./data"),
     ],
-    exits={ExitCode.DAMAGED: ExitCode.DAMAGED.meaning},
+    exits={
+        ExitCode.USAGE: "The command line is wrong, or what it names is not there, or is something else.",
+        ExitCode.DAMAGED: ExitCode.DAMAGED.meaning,
+    },
 )
 def command() -> None:
     """Check, print and import data folders, without a broker.

@@ -14,8 +14,8 @@ import click
 from .commands import DocumentedCommand, Example, option
 from .exit_codes import ExitCode
 from .log_findings import describe, shown
-from .log_paths import Place, places
-from .log_positions import Position, moment, position
+from .log_paths import NOT_A_LOG, Place, places
+from .log_positions import NOTHING_BETWEEN, Position, moment, position
 from .output import RawOutput, body_field, json_lines, talk
 from .params import delimiter
 
@@ -52,6 +52,7 @@ _WRITE_BYTES = 256 * 1024
     exits={
         ExitCode.OK: "What was asked for was written, or the reader of standard output went away.",
         ExitCode.FAILURE: "It cannot be read, or standard output cannot be written.",
+        ExitCode.USAGE: NOT_A_LOG,
         ExitCode.DAMAGED: "Damage was passed over; standard error says where.",
     },
     notes={
@@ -143,6 +144,7 @@ def command(
         raise click.UsageError("--null and --delimiter exclude each other.")
     if (form == "json" or headers) and (null or separator != b"\n" or print_topic):
         raise click.UsageError("--null, --delimiter and --print-topic are for bodies only.")
+    _check_range(first, end)
     selection = _selection(first, end)
     sink = _Sink(count)
     for place in places(path):
@@ -158,6 +160,12 @@ def command(
             break
     sink.flush()
     return ExitCode.DAMAGED if sink.damaged else ExitCode.OK
+
+
+def _check_range(first: Position | None, end: Position | None) -> None:
+    """Raises UsageError if nothing can lie between them, whatever is in the log."""
+    if first is not None and end is not None and first.is_time == end.is_time and first.value > end.value:
+        raise click.UsageError(NOTHING_BETWEEN)
 
 
 def _selection(first: Position | None, end: Position | None) -> Selection:

@@ -41,6 +41,7 @@ _LEFT_COLUMNS = 4
     exits={
         ExitCode.OK: "All was imported, or would be.",
         ExitCode.FAILURE: "Nothing was imported; the reason is on standard error.",
+        ExitCode.USAGE: "The command line is wrong, or the folder of the nsqd is not there or cannot be read.",
         ExitCode.PARTIAL: "It failed after some of the topics; those that were imported are in the report.",
         ExitCode.DAMAGED: "What could be read was imported, but files of nsqd are damaged; the report says which.",
     },

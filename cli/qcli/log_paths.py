@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import Failure
+from .exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from trio_nsq.log.scan import Finding, SegmentPath
+
+NOT_A_LOG = (
+    "The command line is wrong, or what it names is not there, cannot be read, or is no data folder, topic's folder or "
+    "segment."
+)
+"""What a usage error is, for these commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ def places(path: Path) -> list[Place]:
     """All topics of a data folder, or the one place that is meant.
 
     Raises:
-        Failure: It is something else.
+        Failure: It is something else; with the code for a wrong command line.
     """
     from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
     from trio_nsq.broker.storage.verify import topic_folders, topic_name
@@ -60,29 +67,35 @@ def places(path: Path) -> list[Place]:
 
     if is_data_folder(path):
         return [Place(folder, topic_name(folder)) for folder in topic_folders(path)]
-    if path.is_file() and path.suffix == SEGMENT_SUFFIX:
-        # A relative name has a parent without a name of its own.
-        folder = path.resolve().parent
-        return [Place(path, topic_name(folder) if folder.name.endswith(SUFFIX) else None)]
+    # A relative name has a parent without a name of its own.
+    folder = path.resolve().parent
+    in_topic = folder.name.endswith(SUFFIX)
+    # Programs of all kinds write *.log; in a topic's folder there should be none but ours.
+    if path.is_file() and path.suffix == SEGMENT_SUFFIX and (in_topic or _is_named_as_segment(path)):
+        return [Place(path, topic_name(folder) if in_topic else None)]
     if path.is_dir() and (path.name.endswith(SUFFIX) or (path / STATE_FILE).exists() or _has_segments(path)):
         return [Place(path, topic_name(path.resolve()))]
     if (path / NSQD_FILE).exists():
-        raise Failure(f"{path} is the data folder of an nsqd: see 'qcli log import --help'.")
+        raise Failure(f"{path} is the data folder of an nsqd: see 'qcli log import --help'.", ExitCode.USAGE)
     raise Failure(
         f"{path} is neither a broker's data folder nor a topic's folder in one (DATA/topics/NAME{SUFFIX}) nor a "
-        f"segment of its log (*{SEGMENT_SUFFIX})."
+        f"segment of its log (such as 00000000000000000000{SEGMENT_SUFFIX}).",
+        ExitCode.USAGE,
     )
 
 
 def _has_segments(folder: Path) -> bool:
-    from trio_nsq.log import NotASegmentError
     from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+
+    return any(_is_named_as_segment(path) for path in folder.glob(f"*{SEGMENT_SUFFIX}"))
+
+
+def _is_named_as_segment(path: Path) -> bool:
+    from trio_nsq.log import NotASegmentError
     from trio_nsq.log.segment import Segment
 
-    for path in folder.glob(f"*{SEGMENT_SUFFIX}"):
-        try:
-            Segment.base_in_name(path)
-        except NotASegmentError:
-            continue
-        return True
-    return False
+    try:
+        Segment.base_in_name(path)
+    except NotASegmentError:
+        return False
+    return True

@@ -16,6 +16,8 @@ FORMS = (
     "as 15m"
 )
 
+NOTHING_BETWEEN = "--from lies behind --to: there is nothing between them."
+
 _NO_END = 2**64
 _UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
 _NS_PER_MS = 1_000_000

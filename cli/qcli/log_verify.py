@@ -11,7 +11,7 @@ import click
 from .commands import DocumentedCommand, Example, option
 from .exit_codes import ExitCode
 from .log_findings import finding_lines, finding_record, shown
-from .log_paths import Place, is_data_folder, places
+from .log_paths import NOT_A_LOG, Place, is_data_folder, places
 from .log_progress import progress_bar
 from .output import json_lines, plain_table, size, write
 
@@ -38,6 +38,7 @@ _LEFT_COLUMNS = 2
     exits={
         ExitCode.OK: "Nothing is damaged. There may be what a crash leaves of a write that was under way.",
         ExitCode.FAILURE: "It could not be looked at; the reason is on standard error.",
+        ExitCode.USAGE: NOT_A_LOG,
         ExitCode.DAMAGED: "Something is damaged; the report says what.",
     },
     notes={

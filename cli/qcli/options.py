@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import click
+
 from . import params
 from .commands import option
 from .connecting import http_connection, tcp_connection
@@ -21,17 +23,19 @@ DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 BROKER = "Which broker"
 
 
-def tcp_address(text: str, *, used: bool = True) -> Callable[[_F], _F]:
+def tcp_address(text: str, *, used: bool = True, checked: bool = True) -> Callable[[_F], _F]:
     """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`.
 
     Args:
         text: Its help.
         used: Whether its value matters, so that the help has to say where it comes from.
+        checked: Whether one that is none is refused at once; if not, and it turns out to be needed, see
+            `check_tcp_address`. One that is not used is never refused.
     """
     return option(
         BROKER,
         TCP_OPTION,
-        type=params.tcp_address,
+        type=params.tcp_address if used and checked else str,
         default=DEFAULT_TCP_ADDRESS,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
@@ -39,6 +43,15 @@ def tcp_address(text: str, *, used: bool = True) -> Callable[[_F], _F]:
         show_envvar=used,
         help=text,
     )
+
+
+def check_tcp_address(text: str) -> None:
+    """Raises BadParameter if it is none."""
+    try:
+        params.tcp_address(text)
+    except click.BadParameter as error:
+        error.param_hint = f"'{TCP_OPTION}' (env var: '{TCP_VARIABLE}')"
+        raise
 
 
 def http_address(text: str) -> Callable[[_F], _F]:

@@ -74,6 +74,11 @@ def talks_to_live_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
 
 
+def talks_to_terminal() -> bool:
+    """Whether standard error is read by a person."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def plain_terminal() -> bool:
     """Whether the user wants no colours, nor bold nor dim letters (see no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from .commands import option
-from .log_positions import position
+from .log_positions import NOTHING_BETWEEN, position
 from .params import long_duration
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ def check_range(first: str | None, end: str | None) -> None:
         return  # which one comes first is for the broker to say
     begins, ends = _value(first), _value(end)
     if begins > ends:
-        raise click.UsageError("--from lies behind --to: there is nothing between them.")
+        raise click.UsageError(NOTHING_BETWEEN)
 
 
 def _kind(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,26 @@ from rich.text import Text
 from .output import plain_terminal, rate, size
 
 REFRESH_S = 0.2
+WINDOW_S = 5.0
+SHORTEST_S = 1.0
+"""Messages come in batches: over less than this, one more or less makes the rate a wrong one."""
+
+
+class RecentRate:
+    """How fast a count has been growing lately, from when it first was more than 0. It is pure."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def after(self, now_s: float, count: int) -> float | None:
+        """Note the count of this moment; the rate per second, or None if it is too early to say."""
+        if not count:
+            return None
+        self._seen.append((now_s, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - WINDOW_S:
+            self._seen.popleft()
+        since_s, before = self._seen[0]
+        return (count - before) / (now_s - since_s) if now_s - since_s >= SHORTEST_S else None
 
 
 class Published(Protocol):
@@ -39,22 +60,21 @@ async def show_progress(outcome: Published, share: Callable[[], float] | None = 
     console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()
     bold = "" if plain_terminal() else "bold"
-    shown = 0
-    shown_s = begun_s
+    recent = RecentRate()
     # rich's own refreshing would be a thread beside the event loop.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             await trio.sleep(REFRESH_S)
             now_s = trio.current_time()
-            per_second = (outcome.acknowledged - shown) / (now_s - shown_s)
-            shown, shown_s = outcome.acknowledged, now_s
+            per_second = recent.after(now_s, outcome.acknowledged)
             live.update(
                 Text.assemble(
                     "" if share is None else f"{share():.0%}, ",
                     (f"{outcome.acknowledged:,}", bold),
                     f" messages, {size(outcome.acknowledged_bytes)}, ",
-                    (rate(per_second), bold),
-                    f" messages/s, {now_s - begun_s:.0f} s",
+                    ("" if per_second is None else rate(per_second), bold),
+                    "" if per_second is None else " messages/s, ",
+                    f"{now_s - begun_s:.0f} s",
                 ),
                 refresh=True,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ class _Request:
     ],
     exits={
         ExitCode.OK: "Everything was published and acknowledged.",
-        ExitCode.FAILURE: "Nothing was published: the input cannot be read, a message is too long, the broker refused.",
+        ExitCode.FAILURE: "Nothing was published: reading the input failed, a message is too long, the broker refused.",
+        ExitCode.USAGE: "The command line is wrong, or names a file that is not there or cannot be read.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged.",
         ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how many were, "
         "and how many more may have been stored.",
@@ -184,19 +186,20 @@ def _check_readable(path: str) -> None:
     """Look before anything is published.
 
     Raises:
-        Failure: It cannot be read.
+        Failure: It cannot be read, which is the command line's fault.
     """
     if path == "-":
         return
     problem = 0
-    if not Path(path).exists():
-        problem = errno.ENOENT
-    elif Path(path).is_dir():
-        problem = errno.EISDIR
-    elif not os.access(path, os.R_OK):
-        problem = errno.EACCES
+    try:
+        if stat.S_ISDIR(Path(path).stat().st_mode):
+            problem = errno.EISDIR
+        elif not os.access(path, os.R_OK):
+            problem = errno.EACCES
+    except OSError as error:
+        problem = error.errno or errno.ENOENT
     if problem:
-        raise Failure(f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.")
+        raise Failure(f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.", ExitCode.USAGE)
 
 
 def _shows_progress(request: _Request) -> bool:

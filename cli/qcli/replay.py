@@ -227,7 +227,7 @@ async def _replay(request: _Request) -> ReplayOutcome:
             max_body_size=_MAX_BYTES,
             **connecting.options(),
         ) as producer:
-            with reading_errors():
+            with reading_errors(request.http_address):
                 async with (
                     TopicReader(
                         without_scheme(request.http_address),

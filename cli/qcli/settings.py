@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, did_you_mean, option
 from .completing import complete_channel, complete_topic
 from .exit_codes import ExitCode
 from .extensions import get_json, put_json
@@ -29,7 +29,9 @@ _WHAT = "settings of topics and channels"
 
 def _whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise click.BadParameter(f"{text!r} is not a whole number.")
+        raise click.BadParameter(
+            f"{text!r} is not a whole number of 0 or more; 'default' is the broker's own."
+        )
     return int(text)
 
 
@@ -163,7 +165,8 @@ class Assignment(click.ParamType[tuple[str, Any]]):
         setting = self._settings.get(name)
         if setting is None or not equals:
             known = ", ".join(self._settings)
-            self.fail(f"{value!r} is not NAME=VALUE, NAME being one of {known}.", param, ctx)
+            near = did_you_mean(name, list(self._settings)) if setting is None else ""
+            self.fail(f"{value!r} is not NAME=VALUE, NAME being one of {known}{near}.", param, ctx)
         if text == DEFAULT:
             return setting.key, None
         try:

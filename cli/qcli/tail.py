@@ -13,7 +13,7 @@ from .completing import complete_source
 from .connecting import Connecting, refuse_plain_http, tcp_connection
 from .errors import Failure, leaves, not_connected
 from .exit_codes import ExitCode
-from .options import BROKER, TCP_OPTION, http_address, tcp_address
+from .options import BROKER, TCP_OPTION, check_tcp_address, http_address, tcp_address
 from .output import RawOutput, quiet_library
 from .params import Source, delimiter, positive_duration, source, without_scheme
 from .positions import NOTE as POSITIONS
@@ -110,7 +110,7 @@ def _lookupd(text: str) -> str:
     type=source,
     shell_complete=complete_source,
 )
-@tcp_address("The broker to connect to.")
+@tcp_address("The broker to connect to.", checked=False)
 @option(
     BROKER,
     LOOKUPD_OPTION,
@@ -213,6 +213,8 @@ def command(
         nsqd_http_address,
     )
     if first is None and end is None:
+        if not lookupd_addresses:
+            check_tcp_address(nsqd_tcp_address)
         return trio.run(_tail, request)
     _check_history(request, click.get_current_context())
     return trio.run(_tail_log, request)
@@ -270,7 +272,9 @@ async def _tail(request: _Request) -> ExitCode:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, tail.stop)
-            await tail.run(consumers)
+            await tail.run(
+                consumers, f"Waiting for messages of {', '.join(map(str, request.sources))}; Ctrl-C ends."
+            )
             nursery.cancel_scope.cancel()
     except* ConnectionFailed as group:
         (error, *_) = leaves(group)
@@ -320,7 +324,7 @@ async def _tail_log(request: _Request) -> ExitCode:
         idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
         first=request.first,
     )
-    with reading_errors():
+    with reading_errors(request.http_address):
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, tail.stop)
             await tail.run(readers)

@@ -16,7 +16,7 @@ from trio_nsq.client import Consumer, MessageBatch
 
 from .errors import OutputClosed
 from .exit_codes import ExitCode
-from .output import RawOutput, body_field, hear_library
+from .output import RawOutput, body_field, hear_library, talk, talks_to_terminal
 
 LAST_WRITE_S = 0.5
 """How long a write that is under way may go on after a signal."""
@@ -83,11 +83,12 @@ class Printer(Generic[Source]):
         self._scope.cancel()
         self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
 
-    async def run(self, sources: Sequence[tuple[str, Source]]) -> None:
+    async def run(self, sources: Sequence[tuple[str, Source]], welcome: str | None = None) -> None:
         """Open sources, write their messages until there is a reason to end, and close them.
 
         Args:
             sources: Each with its topic.
+            welcome: What a person at a terminal is told once they are open; None: nothing.
 
         Raises:
             ConnectionFailed: A broker cannot be reached at first. One that is lost later is connected again.
@@ -98,6 +99,8 @@ class Printer(Generic[Source]):
                 for _, source in sources:
                     await stack.enter_async_context(source)
                 hear_library()
+                if welcome is not None and talks_to_terminal():
+                    talk(welcome)
                 self._scope.deadline = trio.current_time() + self._idle_timeout_s
                 async with trio.open_nursery() as nursery:
                     if self._output.is_pipe:

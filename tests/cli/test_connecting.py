@@ -12,7 +12,7 @@ from broker.certificates import Certificates
 from cli.ours import only_ours
 from cli.serving import hear_until_ready, serving
 from cli.support import Cli, Run
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker, qcli_lookupd, qcli_serve
 from trio_nsq.http import Request, Response
 
 SECRET = "open sesame"
@@ -129,6 +129,29 @@ def test_plain_http_to_a_broker_that_wants_tls(
     assert "wants TLS: write --nsqd-http-address https://HOST:PORT" in result.err
 
 
+@pytest.mark.parametrize("command", [STAT, LOG], ids="-".join)
+def test_plain_http_to_the_port_of_https(guarded: Guarded, run_here: Run, command: tuple[str, ...]) -> None:
+    address = guarded.broker.https_address
+    result = run_here(Cli("127.0.0.1:1", str(address)), *command)
+    assert result.code == 3
+    assert f"Is it the port of HTTPS (then write https://{address})?" in result.err
+
+
+def test_tls_over_http_is_said_in_the_address(guarded: Guarded, nowhere: Cli, run_here: Run) -> None:
+    result = run_here(nowhere, "stat", "--tls")
+    assert result.code == 2
+    assert "for TLS write --nsqd-http-address https://HOST:PORT" in result.err.replace("\n", " ")
+    assert "--tls " not in run_here(nowhere, "stat", "--help").out.decode()
+    assert run_here(guarded.cli(), "stat", "--tls").code == 0
+
+
+def test_a_discovery_service_is_no_broker(run_here: Run) -> None:
+    with qcli_lookupd() as lookupd:
+        result = run_here(Cli("127.0.0.1:1", lookupd.http_address), "stat")
+    assert result.code == 3
+    assert "or an nsqlookupd's?" in result.err
+
+
 def test_https_to_the_port_of_plain_http(guarded: Guarded, run_here: Run) -> None:
     result = run_here(Cli("127.0.0.1:1", f"https://{guarded.broker.http_address}", guarded.env), "stat")
     assert result.code == 3
@@ -158,7 +181,16 @@ def test_a_broker_without_tls_is_not_spoken_to_in_the_clear(guarded: Guarded, qc
     [
         (("--tls-root-ca-file", "{none}"), 2, "{none}' does not exist"),
         (("--tls-root-ca-file", "{garbage}"), 1, "--tls-root-ca-file {garbage}: "),
-        (("--tls-cert", "{garbage}"), 1, "--tls-cert {garbage}, --tls-key "),
+        (
+            ("--tls-cert", "{garbage}"),
+            1,
+            "--tls-cert {garbage}, which has to hold its key too, as there is no",
+        ),
+        (
+            ("--tls-cert", "{garbage}", "--tls-key", "{garbage}"),
+            1,
+            "--tls-cert {garbage}, --tls-key {garbage}: ",
+        ),
         (("--tls-key", "{garbage}"), 2, "give --tls-cert, too"),
         (("--snappy", "--deflate"), 2, "exclude each other"),
     ],
@@ -196,8 +228,28 @@ def test_http_over_a_unix_socket(tmp_path: Path, run_here: Run) -> None:
 
 
 def test_the_tcp_protocol_over_a_unix_socket_is_told_to_be_missing(run_here: Run) -> None:
-    result = run_here(Cli("/run/nsqd.sock", "127.0.0.1:1"), "pub", "clicks")
-    assert result.code == 2
-    assert "is a unix socket, over which only --nsqd-http-address can be reached" in result.err.replace(
-        "\n", " "
-    )
+    for command in ("pub", "tail"):
+        result = run_here(Cli("/run/nsqd.sock", "127.0.0.1:1"), command, "clicks")
+        assert result.code == 2
+        said = "is a unix socket, over which only --nsqd-http-address can be reached"
+        assert said in result.err.replace("\n", " ")
+        assert "'QCLI_NSQD_TCP_ADDRESS'" in result.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        STAT,
+        LOG,
+        ("topic", "list"),
+        ("deferred", "list", "t/c"),
+        ("tail", "t", "--lookupd-http-address", "127.0.0.1:1"),
+    ],
+    ids="-".join,
+)
+def test_what_does_not_use_the_tcp_address_does_not_refuse_it(
+    run_here: Run, command: tuple[str, ...]
+) -> None:
+    result = run_here(Cli("./t.sock", "127.0.0.1:1"), *command)
+    assert result.code == 3  # that is, it looked for its broker
+    assert "answers at 127.0.0.1:1" in result.err

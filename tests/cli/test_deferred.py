@@ -51,8 +51,16 @@ def test_what_is_wrong(qcli: Cli, nowhere: Cli, broker: Broker, topic: str) -> N
     assert wrong.code == 2
     assert "'12' is not a message id: 16 of the digits 0-9 and a-f." in wrong.err
     missing = qcli("deferred", "list", f"{topic}/none")
-    assert (missing.code, missing.err) == (
-        1,
-        f"Error: There is no channel {topic}/none on {qcli.http_address}.\n",
-    )
+    assert missing.code == 1
+    assert missing.err.startswith(f"Error: There is no channel {topic}/none on {qcli.http_address}. ")
     assert nowhere("deferred", "list", "t/c").code == 3
+
+
+def test_whoever_looks_before_there_is_a_channel_is_told_what_to_do(qcli: Cli, topic: str) -> None:
+    defer(qcli, topic, b"first")
+    advice = f"qcli channel create {topic}/c"
+    assert advice in qcli("deferred", "list", f"{topic}/c").err
+    assert qcli(*advice.split()[1:]).code == 0
+    assert [row["body"] for row in qcli("deferred", "list", f"{topic}/c", "--format", "json").records] == [
+        "first"
+    ]

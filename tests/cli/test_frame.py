@@ -50,6 +50,7 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
     ("args", "suggested"),
     [
         (["pubb"], "pub"),
+        (["pbu"], "pub"),
         (["stats"], "stat"),
         (["publish"], "pub"),
         (["topic", "lst"], "list"),

@@ -227,6 +227,8 @@ def test_the_reader_may_go_away(nowhere: Cli, tmp_path: Path) -> None:
         ["--null", "--delimiter", ","],
         ["--format", "json", "--null"],
         ["--headers", "--print-topic"],
+        ["--from", "10", "--to", "3"],
+        ["--since", "5m", "--until", "1h"],
     ],
 )
 def test_usage_errors(nowhere: Cli, clicks: str, flags: list[str]) -> None:

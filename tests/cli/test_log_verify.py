@@ -154,14 +154,14 @@ def test_an_empty_data_folder(nowhere: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["verify", "dump"])
 def test_what_is_no_data_folder(nowhere: Cli, tmp_path: Path, command: str) -> None:
     (tmp_path / "server.log").write_text("text")
-    for path in (tmp_path, tmp_path / "server.txt"):
-        if path.suffix:
-            path.write_text("text")
+    (tmp_path / "server.txt").write_text("text")
+    for path in (tmp_path, tmp_path / "server.txt", tmp_path / "server.log"):
         result = nowhere("log", command, str(path))
-        assert (result.code, result.out) == (1, b"")
+        assert (result.code, result.out) == (2, b"")
         assert result.err.startswith(f"Error: {path} is neither a broker's data folder nor")
     (tmp_path / "nsqd.dat").write_text("{}")
     result = nowhere("log", command, str(tmp_path))
+    assert result.code == 2
     assert result.err == f"Error: {tmp_path} is the data folder of an nsqd: see 'qcli log import --help'.\n"
     assert nowhere("log", command, str(tmp_path / "missing")).code == 2
 

@@ -113,9 +113,10 @@ def test_a_file_that_cannot_be_read_is_said_before_anything_is_published(
     for path, reason in (
         (tmp_path / "missing.log", "No such file or directory"),
         (tmp_path, "Is a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
     ):
         result = qcli("pub", topic, str(tmp_path / "a.log"), str(path))
-        assert result.code == 1
+        assert result.code == 2
         assert result.err == f"Error: Cannot read {path}: {reason}. Nothing was published.\n"
     assert stored(qcli, broker, topic, 0) == []
 
@@ -298,9 +299,7 @@ def test_progress_is_shown_on_a_terminal_only(qcli: Cli, topic: str, tmp_path: P
         code = terminal.end()
     assert code == 0
     assert b"30 messages (30 B) published" in terminal.shown
-    assert re.search(
-        rb"\d messages, \d+ B, .* messages/s, 0 s", re.sub(rb"\x1b\[[\d;]*m", b"", terminal.shown)
-    )
+    assert re.search(rb"\d messages, \d+ B, 0 s", re.sub(rb"\x1b\[[\d;]*m", b"", terminal.shown))
     assert terminal.shown.rindex(b"\x1b[?25h") > terminal.shown.rindex(b"\x1b[?25l")  # the cursor is back
     with qcli.on_terminal("pub", topic, "--quiet", "--rate", "40", str(tmp_path / "lines")) as terminal:
         assert terminal.end() == 0

@@ -86,7 +86,9 @@ def test_a_channel(qcli: Cli, broker: Broker, topic: str) -> None:
             ["channel", "set", "{t}/c", "ttl=5s"],
             "'ttl=5s' is not NAME=VALUE, NAME being one of max_attempts, ",
         ),
-        (["channel", "set", "{t}/c", "max_attempts=some"], "max_attempts: 'some' is not a whole number."),
+        (["channel", "set", "{t}/c", "max_attempts=some"], "max_attempts: 'some' is not a whole number"),
+        (["channel", "set", "{t}/c", "max_attempts=-1"], "'-1' is not a whole number of 0 or more"),
+        (["topic", "set", "{t}", "retention=7d"], "(did you mean retention_time?)"),
         (["channel", "set", "{t}/c"], "Missing argument 'NAME=VALUE...'"),
         (["topic", "set", "{t}", "ttl=5"], "ttl: '5' has no unit: write 5s for seconds, or ms, m, h, d."),
         (

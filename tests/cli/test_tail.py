@@ -258,3 +258,12 @@ def test_no_message_is_taken_that_was_not_asked_for(qcli: Cli, broker: Broker, t
     for start in range(0, 18, 3):
         assert qcli("tail", f"{topic}/c", "-n", "3").out == lines(bodies[start : start + 3])
     assert broker.channel_stats(topic, "c")["requeue_count"] == 0
+
+
+def test_a_person_is_told_that_it_waits(qcli: Cli, topic: str) -> None:
+    with qcli.on_terminal("tail", f"{topic}/c", f"{topic}.more", "-n", "1") as terminal:
+        terminal.expect(b"Waiting for messages of %s/c, %s.more; Ctrl-C ends.\r\n" % ((topic.encode(),) * 2))
+        assert qcli("pub", topic, stdin=b"one\n").code == 0
+        assert terminal.end() == 0
+    assert terminal.shown.count(b"Waiting") == 1
+    assert qcli("tail", f"{topic}/c", "--idle-timeout", "10ms").err == ""

@@ -1,11 +1,14 @@
 import math
+import re
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from trio_nsq._version import __version__
-from trio_nsq.client import ConnectionOptions, ConnectionSettings
+from trio_nsq.client import ConnectionOptions, ConnectionSettings, Consumer, Producer
 
 
 def test_options_and_settings_have_the_same_names() -> None:
@@ -78,6 +81,30 @@ def test_special_values_are_accepted(value: int) -> None:
 def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ConnectionSettings(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [
+        (
+            partial(Consumer, "t", "c"),
+            "dial_timeout",
+            "Consumer() got an unexpected keyword argument 'dial_timeout'",
+        ),
+        (partial(Consumer, "t", "c"), "max_inflight", "Did you mean 'max_in_flight'?"),
+        (
+            Producer,
+            "reconnect_mins",
+            "Producer() got an unexpected keyword argument 'reconnect_mins'. Did you mean 're",
+        ),
+        (Producer, "low_rdy_timeout_s", "Producer() got an unexpected keyword argument 'low_rdy_timeout_s'"),
+    ],
+)
+def test_an_unknown_option_is_told_in_the_name_of_the_class(
+    make: Callable[..., object], name: str, said: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        make(**{name: 1})
 
 
 def test_the_secret_is_not_shown() -> None:

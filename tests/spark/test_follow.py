@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, Running
 from interop.peers import Broker, qcli_serve
 from spark.support import (
     cli_of,
@@ -127,7 +127,7 @@ def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path)
     assert result.code == 130
     summary, advice = result.err.splitlines()[-2:]
     assert advice == "The same command goes on from there."
-    assert re.match(r"[\d,]+ messages \(.*\) of t written to \d+ files ", summary)
+    assert re.match(r"(In all: )?[\d,]+ messages \(.*\) of t written to \d+ files ", summary)
     assert rows(folder)["body"].to_pylist() == numbers(published)
     assert column(folder, "seq") == list(range(published))
     assert leftovers(folder) == []
@@ -175,3 +175,31 @@ def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
         assert (job.outcome.missing, job.outcome.damaged) == (kept - 10, False)
         assert job.outcome.gaps == [(broker.http_address, 10, kept, "discarded")]
         assert column(tmp_path / "a", "seq") == [*range(10), *range(kept, 1010)]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path: Path, form: str) -> None:
+    fill(qcli, topic, numbers(3))
+    arguments = ["to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms", "--format", form]
+    for rounds in (1, 2):
+        with qcli.running(*arguments) as running:
+            told = [running.read_line().decode() if form == "json" else heard_summary(running)]
+            if rounds == 2:
+                fill(qcli, topic, numbers(2, 3))
+                told.append(running.read_line().decode() if form == "json" else heard_summary(running))
+            running.process.send_signal(signal.SIGINT)
+            result = running.end()
+        assert result.code == 130
+        assert result.out == b""
+        *summary, advice = [line for line in result.err.splitlines() if not line.startswith("Note: ")]
+        assert advice == "The same command goes on from there."
+        assert [line.partition("(")[0] for line in summary] == (
+            ["In all: 2 messages "] if (form, rounds) == ("text", 2) else []
+        )
+
+
+def heard_summary(running: Running) -> str:
+    """The next line on standard error that is no note."""
+    while (line := running.hear_line()).startswith("Note: "):
+        pass
+    return line

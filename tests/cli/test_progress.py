@@ -1,0 +1,35 @@
+"""The rate that `pub` and `replay` show while they run."""
+
+import pytest
+
+from qcli.progress import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate
+
+PER_S, SLICE_S = 1000, 0.05
+"""Batches of so many seconds' worth, as `--rate` lets them pass."""
+
+
+def published(now_s: float, begun_s: float) -> int:
+    """How many messages of an even stream are out by now, when they leave in batches."""
+    return 0 if now_s < begun_s else (int((now_s - begun_s) / SLICE_S) + 1) * int(PER_S * SLICE_S)
+
+
+@pytest.mark.parametrize("begun_s", [0.0, 0.13, 4.99])
+def test_an_even_rate_is_shown_as_what_it_is(begun_s: float) -> None:
+    recent = RecentRate()
+    times = [begun_s // REFRESH_S * REFRESH_S + REFRESH_S * number for number in range(60)]
+    rates = [recent.after(now_s, published(now_s, begun_s)) for now_s in times]
+    shown = [rate for rate in rates if rate is not None]
+    assert len(shown) >= 50
+    assert all(rate is None for now_s, rate in zip(times, rates, strict=True) if now_s < begun_s + SHORTEST_S)
+    assert shown == pytest.approx([PER_S] * len(shown), rel=0.06)
+    assert shown[25:] == pytest.approx([PER_S] * len(shown[25:]), rel=0.012)
+
+
+def test_it_forgets() -> None:
+    recent = RecentRate()
+    recent.after(0.0, 1)
+    for second in range(1, 30):
+        rate = recent.after(float(second), 1001)
+    assert rate == 0
+    assert WINDOW_S < 29
+    assert RecentRate().after(1.0, 0) is None
