@@ -40,8 +40,8 @@ PAUSE_S = 0.0005
 PATIENCE_S = 15.0
 """Longer than this after the last was due nobody waits: what has not come counts as that late."""
 CONTENDERS = [
-    Contender("nsqd", nsqd, []),
-    Contender("ours", qcli_serve, []),
+    Contender("nsqd", nsqd, []),  # at its log level: where it listens is known from a line of that
+    Contender("ours", qcli_serve, ["--log-level=error"]),
 ]
 
 
@@ -366,7 +366,7 @@ def measure(contender: Contender, channels: int, options: argparse.Namespace) ->
         data_path = Path(folder) / "data"
         prepare = prepare_nsqd if contender.start is nsqd else prepare_ours
         prepare(data_path, channels)
-        broker = stack.enter_context(contender.start(data_path, *contender.flags, "--log-level=error"))
+        broker = stack.enter_context(contender.start(data_path, *contender.flags))
         run = Run(broker, result, options.samples)
         stack.callback(run.clients.close)
         stack.enter_context(noise(result.machine_ms))
