@@ -1,5 +1,6 @@
 """A broker in the test's own trio run, and a client that says exactly what it is told to."""
 
+import gc
 import json
 import threading
 from collections import deque
@@ -231,6 +232,12 @@ class HeldFiles(Files):
     def replace(self, path: Path, content: bytes) -> None:
         self._pass("replace")
         super().replace(path, content)
+
+
+def open_files_before() -> list[str]:
+    """What is open before a test: what earlier ones have left to the garbage collector is closed first."""
+    gc.collect()
+    return open_files()
 
 
 def open_files() -> list[str]:

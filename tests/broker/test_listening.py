@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, RawClient, open_files, running_broker
+from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, running_broker
 from broker.test_startup import refusal
 from trio_nsq.broker import StartupError
 from trio_nsq.listening import listen, loopback_host
@@ -123,7 +123,7 @@ async def test_socket_in_use_is_left_alone(folder: Path, backlog: int) -> None:
         used.listen(backlog)
         if not backlog:
             waiting = list(fill_backlog("./tcp"))
-        before = open_files()
+        before = open_files_before()
         assert (
             await refusal(folder / "d", **at_paths()) == "--tcp-address: ./tcp is in use by another program"
         )
@@ -155,7 +155,7 @@ async def test_file_that_is_no_socket_is_left_alone(folder: Path) -> None:
 
 
 async def test_second_address_that_cannot_be_had_gives_up_the_first(folder: Path) -> None:
-    before = open_files()
+    before = open_files_before()
     text = await refusal(folder / "d", tcp_address="./tcp", http_address="./no/http")
     assert text == "--http-address: cannot listen on ./no/http: No such file or directory"
     assert sorted(os.listdir(folder)) == ["d"]

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import HeldFiles, connected, open_files, pub, running_broker, settle
+from broker.support import HeldFiles, connected, open_files, open_files_before, pub, running_broker, settle
 from broker.test_http_api import running_api
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
@@ -96,7 +96,7 @@ async def test_stop_while_a_topic_is_deleted(tmp_path: Path) -> None:
 
 
 async def test_nothing_stays_open_after_a_stop(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files_before()
     tasks = trio.lowlevel.current_statistics().tasks_living
     async with running_api(tmp_path / "d") as api:
         await api.tcp.subscribe("t", "c", ready_count=1)
@@ -107,7 +107,7 @@ async def test_nothing_stays_open_after_a_stop(tmp_path: Path) -> None:
 
 
 async def test_http_address_in_use_lets_go_of_the_tcp_address(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files_before()
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with taken:
         address = "127.0.0.1:%d" % taken.socket.getsockname()[1]

@@ -1,5 +1,6 @@
 """Batches to put into logs, and file layers that fail, forget or take notes."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,12 @@ def copied(folder: Path, to: Path) -> Path:
         shutil.rmtree(to)
     shutil.copytree(folder, to)
     return to
+
+
+def open_descriptors_before() -> int:
+    """How many are open before a test: what earlier ones have left to the garbage collector is closed first."""
+    gc.collect()
+    return open_descriptors()
 
 
 def open_descriptors() -> int:

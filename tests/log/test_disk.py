@@ -18,6 +18,7 @@ from log.support import (
     contents,
     numbered,
     open_descriptors,
+    open_descriptors_before,
     segment_files,
 )
 from trio_nsq.log import DiskLog, LogReadError, LogWriteError, RecordBatch
@@ -177,7 +178,7 @@ def test_discarding_deletes_whole_segments_and_never_what_is_needed(tmp_path: Pa
 
 
 def test_discarding_gives_the_files_back(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = open_descriptors_before()
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())
     append_each(log, numbered(0, 10))
     assert open_descriptors() == before + 10
@@ -221,7 +222,7 @@ def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> Non
     log.append([batch(log.next_sequence, b"in another segment")], sync=False)
     headers = log.headers(0)
     found = [next(headers)]
-    before = open_descriptors()
+    before = open_descriptors_before()
     log.discard_before(log.next_sequence)
     assert len(segment_files(tmp_path)) == 1
     other = (tmp_path / "takes the number").open("wb")  # of a file that is closed too early

@@ -17,6 +17,7 @@ from log.support import (
     copied,
     numbered,
     open_descriptors,
+    open_descriptors_before,
     record_offsets,
     segment_files,
 )
@@ -329,7 +330,7 @@ def test_a_bit_flipped_in_a_files_header(tmp_path: Path, at: int) -> None:
     make_log(tmp_path, BATCHES)
     flip(tmp_path / FIRST, at)
     content = (tmp_path / FIRST).read_bytes()
-    before = open_descriptors()
+    before = open_descriptors_before()
     with pytest.raises(NotASegmentError, match=f"{FIRST} is not a log segment") as caught:
         DiskLog(tmp_path)
     assert caught.value.path == tmp_path / FIRST
@@ -369,7 +370,7 @@ def test_what_is_wrong_with_it_is_said(tmp_path: Path) -> None:
 def test_a_stray_file_is_refused_and_left_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / name).write_bytes(content)
-    before = open_descriptors()
+    before = open_descriptors_before()
     with pytest.raises(NotASegmentError) as caught:
         DiskLog(tmp_path)
     assert caught.value.path == tmp_path / name
@@ -398,7 +399,7 @@ def test_a_copy_of_a_segment_beside_it_is_refused(tmp_path: Path) -> None:
 def test_a_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES)
     (tmp_path / f"{99:020d}.log").mkdir()
-    before = open_descriptors()
+    before = open_descriptors_before()
     with pytest.raises(LogReadError, match="Is a directory"):
         DiskLog(tmp_path)
     assert open_descriptors() == before
@@ -449,7 +450,7 @@ def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
     last = segment_files(tmp_path)[-1]
     last.write_bytes(last.read_bytes()[:FILE_HEADER_BYTES])
-    before = open_descriptors()
+    before = open_descriptors_before()
     log = DiskLog(tmp_path, segment_bytes=1)
     assert (contents(log), log.next_sequence) == (BATCHES[:3], 4)
     log.append(BATCHES[3:], sync=True)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from log.support import HastyFiles, append_each, batch, contents, open_descriptors, segment_files
+from log.support import (
+    HastyFiles,
+    append_each,
+    batch,
+    contents,
+    open_descriptors,
+    open_descriptors_before,
+    segment_files,
+)
 from trio_nsq.log import DiskLog, Files, LogReadError, OpenFiles, reasonable_limit
 
 SEGMENTS = 1500
@@ -33,7 +41,7 @@ def few_descriptors() -> Iterator[None]:
 
 
 def test_a_log_of_many_segments_under_a_low_limit(tmp_path: Path, few_descriptors: None) -> None:
-    before = open_descriptors()
+    before = open_descriptors_before()
     log = DiskLog(tmp_path, segment_bytes=1, files=HastyFiles())
     append_each(log, [batch(n, b"%d" % n) for n in range(SEGMENTS)])
     assert contents(log) == [batch(n, b"%d" % n) for n in range(SEGMENTS)]
@@ -54,7 +62,7 @@ def test_a_log_of_many_segments_under_a_low_limit(tmp_path: Path, few_descriptor
 
 
 def test_logs_share_the_limit(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = open_descriptors_before()
     open_files = OpenFiles(HastyFiles(), 20)
     logs = [DiskLog(tmp_path / str(n), open_files=open_files) for n in range(100)]
     for turn in range(3):
@@ -142,7 +150,7 @@ def test_a_segment_that_somebody_deleted_is_a_read_error(tmp_path: Path) -> None
 
 def test_threads_that_read_side_by_side(tmp_path: Path) -> None:
     log = many_segments(tmp_path, HastyFiles(), most=2, segments=200)
-    before = open_descriptors()
+    before = open_descriptors_before()
     errors: list[BaseException] = []
 
     def read(step: int) -> None:
