@@ -4,7 +4,6 @@ One topic, one channel, nobody consuming while it is filled. The brokers take tu
 """
 
 import argparse
-import json
 import os
 import re
 import socket
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from bench.throughput import (
     load,
     machine,
     unfinished,
+    write_results,
 )
 
 from interop.build import PeerUnavailable, go_program
@@ -242,19 +241,12 @@ def main() -> None:
                 results.append(measure(contender, options.messages, options.data_path))
                 print(f"round {number}: {results[-1]}", flush=True)
     print("", table(results), sep="\n")
-    files = [options.json] if options.json else []
-    if options.keep:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        files.append(Path(__file__).parent / "results" / f"{stamp}-backlog-{os.cpu_count()}cpu.json")
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "machine": about,
-            "body_bytes": BODY_BYTES,
-            "results": [asdict(result) for result in results],
-        }
-        file.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written to {file}")
+    record = {
+        "machine": about,
+        "body_bytes": BODY_BYTES,
+        "results": [asdict(result) for result in results],
+    }
+    write_results(record, options, "backlog")
 
 
 if __name__ == "__main__":

@@ -21,14 +21,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 import trio
-from bench.throughput import BATCH, BODY_BYTES, READY_COUNT, machine
+from bench.throughput import BATCH, BODY_BYTES, READY_COUNT, machine, write_results
 
 from interop.build import PeerUnavailable, go_program
 from interop.peers import Broker, nsqd, qcli_serve
@@ -574,14 +573,7 @@ def main() -> None:
         "singles_under_way": SINGLES_UNDER_WAY,
     }
     record = {"machine": about, "settings": settings, "results": [asdict(result) for result in results]}
-    files = [options.json] if options.json else []
-    if options.keep:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        files.append(Path(__file__).parent / "results" / f"{stamp}-clients-{os.cpu_count()}cpu.json")
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written to {file}")
+    write_results(record, options, "clients")
 
 
 if __name__ == "__main__":

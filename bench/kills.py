@@ -6,22 +6,19 @@ of that, one time in five a moment after it was asked to stop. After the last ki
 """
 
 import argparse
-import json
-import os
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 import trio
-from bench.throughput import machine
+from bench.throughput import machine, write_results
 
 from faults.ledger import MS, Ledger, Verdict
 from faults.load import MSG_TIMEOUT_MS, run_and_kill
@@ -114,16 +111,7 @@ def main() -> None:
             numbers = {name: value for name, value in asdict(verdict).items() if name != "wrong"}
             results.append({"broker": contender.name, "flags": contender.flags, **numbers})
     print(LEGEND)
-    files = [options.json] if options.json else []
-    if options.keep:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        files.append(Path(__file__).parent / "results" / f"{stamp}-kills-{os.cpu_count()}cpu.json")
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
-            json.dumps({"machine": about, "seed": options.seed, "results": results}, indent=1) + "\n"
-        )
-        print(f"written to {file}")
+    write_results({"machine": about, "seed": options.seed, "results": results}, options, "kills")
 
 
 if __name__ == "__main__":

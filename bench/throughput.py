@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -193,6 +194,19 @@ def machine(data_path: Path) -> dict[str, str | int | None]:
     }
 
 
+def write_results(record: dict[str, Any], options: argparse.Namespace, kind: str = "") -> None:
+    """Write what was measured to where `--json` and `--keep` say; `kind` is in the name of the file that is kept."""
+    files = [options.json] if options.json else []
+    if options.keep:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+        name = "-".join(filter(None, (stamp, kind, f"{os.cpu_count()}cpu.json")))
+        files.append(Path(__file__).parent / "results" / name)
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"written to {file}")
+
+
 def parse() -> argparse.Namespace:
     """Return the options of this run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -253,14 +267,7 @@ def main() -> None:
         "connections": CONNECTIONS,
     }
     record = {"machine": about, "settings": settings, "results": [asdict(result) for result in results]}
-    files = [options.json] if options.json else []
-    if options.keep:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        files.append(Path(__file__).parent / "results" / f"{stamp}-{os.cpu_count()}cpu.json")
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written to {file}")
+    write_results(record, options)
 
 
 if __name__ == "__main__":

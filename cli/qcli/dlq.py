@@ -109,6 +109,16 @@ def _pages(ids: Sequence[str]) -> Iterator[dict[str, str]]:
 # ---------------------------------------------------------------------- list
 
 
+_at_most = option(
+    SELECTION,
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="No more than so many: the oldest. Not given: all.",
+)
+
+
 @command.command(
     "list",
     cls=DocumentedCommand,
@@ -319,14 +329,7 @@ def _letter_row(message: dict[str, Any]) -> tuple[str, ...]:
 @_topic
 @asks_broker
 @_selection
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="No more than so many: the oldest. Not given: all.",
-)
+@_at_most
 @option(
     "Where to",
     "--to-topic",
@@ -374,14 +377,7 @@ def requeue(
 @_topic
 @asks_broker
 @_selection
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="No more than so many: the oldest. Not given: all.",
-)
+@_at_most
 @option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
 def drop(
     topic: str,

@@ -5,26 +5,24 @@ Names, defaults and keys are nsqlookupd's. What differs stands in docs/differenc
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .params import Word, tcp_listen_address
+from .params import tcp_listen_address
 from .serve_options import (
     ADDRESSES,
     DURATION,
     FILE,
     FOLDER,
     HOST,
-    LOG_LEVELS,
-    LOGGING,
+    LOG_SETTINGS,
     POSITIVE,
     POSITIVE_DURATION,
     STORAGE,
-    TEXT,
     Kind,
     Setting,
+    field_names,
 )
 
 if TYPE_CHECKING:
@@ -95,14 +93,7 @@ SETTINGS = [
         help="A folder in which the names of topics and channels outlive a restart. Made if it is missing; its parent "
         "has to exist. Not given: those that no broker has at the time are forgotten.",
     ),
-    Setting(
-        "log-level",
-        LOGGING,
-        Kind(Word(list(LOG_LEVELS)), None),
-        "info",
-        help="How much is logged, on standard error.",
-    ),
-    Setting("log-prefix", LOGGING, TEXT, "[qcli] ", help="What every line of the log begins with."),
+    *LOG_SETTINGS,
     Setting(
         "verbose",
         IGNORED,
@@ -118,5 +109,4 @@ def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     """Put values, by field, where the service expects them; those that are no fields of it are left alone."""
     from trio_nsq.lookup.options import LookupdOptions
 
-    fields = {field.name for field in dataclasses.fields(LookupdOptions)}
-    return LookupdOptions(**{name: values[name] for name in fields & values.keys()})
+    return LookupdOptions(**{name: values[name] for name in field_names(LookupdOptions) & values.keys()})

@@ -158,6 +158,16 @@ def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple
     return tuple(sorted(itertools.chain(*given), reverse=True))
 
 
+LOG_SETTINGS = [
+    Setting(
+        "log-level",
+        LOGGING,
+        Kind(Word(list(LOG_LEVELS)), None),
+        "info",
+        help="How much is logged, on standard error.",
+    ),
+    Setting("log-prefix", LOGGING, TEXT, "[qcli] ", help="What every line of the log begins with."),
+]
 SETTINGS = [
     Setting(
         "tcp-address",
@@ -518,14 +528,7 @@ SETTINGS = [
         field="e2e_processing_latency_window_time_ms",
         help="Over how long they are taken.",
     ),
-    Setting(
-        "log-level",
-        LOGGING,
-        Kind(Word(list(LOG_LEVELS)), None),
-        "info",
-        help="How much is logged, on standard error.",
-    ),
-    Setting("log-prefix", LOGGING, TEXT, "[qcli] ", help="What every line of the log begins with."),
+    *LOG_SETTINGS,
     Setting(
         "queue-scan-worker-pool-max",
         IGNORED,
@@ -572,16 +575,17 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
     from trio_nsq.broker.state.settings import TopicSettings
     from trio_nsq.protocol import Limits
 
-    limits = Limits(**{name: values[name] for name in _fields(Limits) & values.keys()})
+    limits = Limits(**{name: values[name] for name in field_names(Limits) & values.keys()})
     if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
-    defaults = TopicSettings(**{name: values[name] for name in _fields(TopicSettings) & values.keys()})
+    defaults = TopicSettings(**{name: values[name] for name in field_names(TopicSettings) & values.keys()})
     return BrokerOptions(
         limits=limits,
         topic_defaults=defaults,
-        **{name: values[name] for name in _fields(BrokerOptions) & values.keys()},
+        **{name: values[name] for name in field_names(BrokerOptions) & values.keys()},
     )
 
 
-def _fields(options: Any) -> set[str]:
+def field_names(options: Any) -> set[str]:
+    """The fields of a dataclass."""
     return {field.name for field in dataclasses.fields(options)}
