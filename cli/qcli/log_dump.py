@@ -65,8 +65,9 @@ _WRITE_BYTES = 256 * 1024
         "is Unix seconds; or how long ago, such as 15m. A time is that of the publish.",
         "JSON": "One object per message: topic, id, timestamp_ns (when it was published), attempts (always 0: those "
         "are not in the log), sequence, due_ns (when it may be delivered; null: at once), and body, a string; for a "
-        "body that is not UTF-8, body_base64 stands in its place. With --headers, one object per record batch: topic, "
-        "file, offset, sequence, count, id (of the first message), timestamp_ns, due_ns and bytes.",
+        "body that is not UTF-8, body_base64 stands in its place; producer and number, if it was published with these. "
+        "With --headers, one object per record batch: topic, file, offset, sequence, count, id (of the first message), "
+        "timestamp_ns, due_ns and bytes.",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
@@ -273,7 +274,10 @@ def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
 
 
 def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
-    bodies = batch.messages.bodies()
+    from trio_nsq.broker.state.note import batch_number
+
+    bodies, numbered = batch.messages.bodies(), batch_number(batch.note)
+    name = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
     return json_lines(
         {
             "topic": place.topic,
@@ -283,6 +287,7 @@ def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
             "sequence": batch.base_sequence + index,
             "due_ns": batch.due_ns or None,
             **body_field(bodies[index]),
+            **name,
         }
         for index in indexes
     ).encode()

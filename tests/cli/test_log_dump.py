@@ -1,5 +1,6 @@
 """`qcli log dump`: which messages it prints, how, and what it does about damage."""
 
+import json
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -11,6 +12,7 @@ from cli.support import Cli, lines
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
 from qcli.log_positions import Position, moment, position
+from trio_nsq.broker.state.note import note_of_batch
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -51,6 +53,25 @@ def data(tmp_path: Path) -> Path:
 def clicks(data: Path) -> str:
     """The folder of the topic `clicks`."""
     return str(data / "topics" / "clicks.topic")
+
+
+def test_numbered_batches(nowhere: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "t.topic"
+    folder.mkdir()
+    log = DiskLog(folder, files=HastyFiles())
+    noted = RecordBatch(0, 1, START_S * 10**9, 0, pack_messages([b"a", b"b"]), note_of_batch("load:1", 7))
+    append_each(log, [noted, batch(2, b"c")])
+    log.close()
+    found = [
+        json.loads(line) for line in nowhere("log", "dump", str(folder), "--format", "json").out.splitlines()
+    ]
+    assert [(each["body"], each.get("producer"), each.get("number")) for each in found] == [
+        ("a", "load:1", 7),
+        ("b", "load:1", 7),
+        ("c", None, None),
+    ]
+    assert nowhere("log", "dump", str(folder)).out == lines([b"a", b"b", b"c"])
+    assert nowhere("log", "verify", str(folder)).code == 0
 
 
 def test_bodies(nowhere: Cli, data: Path, clicks: str) -> None:

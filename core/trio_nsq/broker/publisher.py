@@ -1,16 +1,18 @@
 """From publishes to the log: group commit, and the sync modes.
 
 With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
-of them go into the next: the more publishers wait, the more messages a sync carries. With `--sync=interval`, and
-for ephemeral topics, a publish is written at once, in the caller's turn, and syncs follow on a schedule. But what
-begins a new file waits for the disk, and so goes the other way, and with it what comes meanwhile.
+of them go into the next: the more publishers wait, the more messages a sync carries. The thread takes what has gathered
+by itself, and so never waits for the event loop. With `--sync=interval`, and
+for ephemeral topics, a publish is written in the caller's turn, and syncs follow on a schedule; what many clients
+publish in one round of the poller is one write. But what begins a new file waits for the disk, and so goes the other
+way, and with it what comes meanwhile.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from threading import Lock
 from time import perf_counter
 
 import trio
@@ -25,6 +27,9 @@ from .state.broker import MessageIds
 from .state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
+
+_GROUPS_AT_A_TIME = 16
+"""After so many commits a thread is given back: there are fewer threads than topics."""
 
 _MAX_RECORD_BYTES = 256 * 1024
 """Publishes that are stored together share a record up to this size: few records are cheap to write, read and
@@ -51,15 +56,19 @@ class Publication:
         return HEADER_BYTES + len(self.messages.data) + len(self.note)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """Publications of one topic that will be stored by one write."""
 
     publications: list[Publication] = field(default_factory=list)
     messages: int = 0  # counted for a topic that may be full
     size: int = 0
-    done: trio.Event = field(default_factory=trio.Event)
-    error: PublishRefused | None = None
+    then: list[Callable[[PublishRefused | None], None]] = field(default_factory=list)
+
+    def finish(self, error: PublishRefused | None) -> None:
+        """Tell all who published that it is stored, or why not."""
+        for then in self.then:
+            then(error)
 
 
 class Publisher:
@@ -96,7 +105,11 @@ class Publisher:
         self._gathering: dict[Topic, _Group] = {}
         # A thread may be at the topic's log; the event is set when it no longer is.
         self._busy: dict[Topic, trio.Event] = {}
-        self._committing: dict[Topic, _Group | None] = {}  # those of them where it appends, and what
+        # Those of them where it appends, and what: until the event loop knows that it is stored.
+        self._committing: dict[Topic, list[_Group]] = {}
+        self._taking = Lock()  # of what has gathered, and of ids
+        self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
+        self._round = self._writing = False
         self._unsynced: dict[Topic, int] = {}  # messages written since the last sync, by topic
         self._sync_soon = trio.Event()
         self._closed = False
@@ -109,31 +122,70 @@ class Publisher:
         Raises:
             PublishRefused: Nothing of them was stored. TopicFull, if a limit of the topic's is the reason.
         """
+        done = trio.Event()
+        error: PublishRefused | None = None
+
+        def then(reason: PublishRefused | None) -> None:
+            nonlocal error
+            error = reason
+            done.set()
+
+        self.submit(topic, publications, then)
+        if not done.is_set():
+            await done.wait()
+        if error is not None:
+            raise error
+
+    def submit(
+        self,
+        topic: Topic,
+        publications: Sequence[Publication],
+        then: Callable[[PublishRefused | None], None],
+    ) -> None:
+        """Have publications stored, and `then` called with None when they are, or with the reason why not.
+
+        That may be before this returns. `then` must not raise.
+
+        Raises:
+            PublishRefused: Nothing of them will be stored, nor `then` called. TopicFull, if a limit of the topic's
+                is the reason.
+        """
         if self._closed:
             raise PublishRefused("exiting")
-        messages = size = 0
-        if topic.may_refuse:
-            messages, size = self._find_room(topic, publications)
-        if topic.ephemeral or (self._options.sync == "interval" and self._is_quick(topic, publications)):
-            self._write_now(topic, publications)
-            return
-        group = self._gathering.get(topic)
-        if group is None:
-            group = self._gathering[topic] = _Group()
-            if topic not in self._busy:
-                self._start_commit(topic)
-        group.publications += publications
-        group.messages += messages
-        group.size += size
-        await group.done.wait()
-        if group.error is not None:
-            raise group.error
+        with self._taking:
+            messages = size = 0
+            if topic.may_refuse:
+                messages, size = self._find_room(topic, publications)
+            group = self._gathering.get(topic)
+            if group is None:
+                group = self._gathering[topic] = _Group()
+            group.publications += publications
+            group.messages += messages
+            group.size += size
+            group.then.append(then)
+        if topic.ephemeral or self._options.sync == "interval":
+            self._in_turn[topic] = None
+            if not self._round:
+                self._write_gathered()
+        elif topic not in self._busy:
+            self._start_commit(topic)
+
+    def begin_round(self) -> None:
+        """Let what is submitted gather, until `end_round`."""
+        self._round = True
+
+    def end_round(self) -> None:
+        """Write what has gathered and needs no thread, and let every submit do so from now on."""
+        self._round = False
+        self._write_gathered()
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication]) -> tuple[int, int]:
         """How many messages and bytes of records these are. Raises TopicFull if there is no room."""
         messages = sum(len(publication.messages) for publication in publications)
         size = sum(publication.record_bytes for publication in publications)
-        waiting = [g for g in (self._gathering.get(topic), self._committing.get(topic)) if g is not None]
+        waiting = self._committing.get(topic, []).copy()
+        if topic in self._gathering:
+            waiting.append(self._gathering[topic])
         coming = sum(g.messages for g in waiting), sum(g.size for g in waiting)
         if reason := topic.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
@@ -142,32 +194,27 @@ class Publisher:
     async def roll(self, topic: Topic) -> bool:
         """Let a topic's log begin a new file; False if that failed."""
         await self.idle(topic)
-        self._committing[topic] = None  # what is published meanwhile waits
+        self._committing[topic] = []  # what is published meanwhile waits
         try:
             return await self.in_thread(topic, topic.log.roll)
         finally:
             self._committing.pop(topic, None)
 
-    def _is_quick(self, topic: Topic, publications: Sequence[Publication]) -> bool:
-        if topic in self._gathering or topic in self._committing:
-            return False
-        return not topic.log.begins_file(sum(publication.record_bytes for publication in publications))
-
     # ------------------------------------------------------------------ in a thread
 
     def _start_commit(self, topic: Topic) -> None:
         self._busy[topic] = trio.Event()
+        self._committing[topic] = []
         self._nursery.start_soon(self._commit, topic)
 
     async def _commit(self, topic: Topic) -> None:
-        """Store groups of one topic until none is left."""
+        """Store groups of one topic until none is left, or others are to have a thread."""
+        token = trio.lowlevel.current_trio_token()
         with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
             try:
-                while (group := self._gathering.pop(topic, None)) is not None:
-                    self._committing[topic] = group
-                    await self._commit_group(topic, group)
+                await trio.to_thread.run_sync(self._commit_groups, topic, token)
             finally:
-                self._committing.pop(topic, None)
+                del self._committing[topic]
                 self._release(topic)
 
     def _release(self, topic: Topic) -> None:
@@ -175,33 +222,73 @@ class Publisher:
         if topic in self._gathering:
             self._start_commit(topic)
 
-    async def _commit_group(self, topic: Topic, group: _Group) -> None:
-        try:
-            records = self._records(topic, group.publications)
-            sync = self._options.sync == "always"
+    def _commit_groups(self, topic: Topic, token: trio.lowlevel.TrioToken) -> None:
+        """In the thread."""
+        sync = self._options.sync == "always"
+        for _ in range(_GROUPS_AT_A_TIME):
+            with self._taking:
+                group = self._gathering.pop(topic, None)
+                if group is None:
+                    return
+                self._committing[topic].append(group)
             began_s = perf_counter()
-            await trio.to_thread.run_sync(partial(topic.log.append, records, sync=sync))
-            self._committing[topic] = None
-            self._stored(topic, records, perf_counter() - began_s, synced=sync)
-        except LogError as exc:
-            group.error = self._failed(exc)
-        except Exception:
-            # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
-            logger.exception("%s: a publish failed", topic.name)
-            group.error = PublishRefused("internal error")
-        finally:
-            group.done.set()
+            records: list[RecordBatch] = []
+            error: Exception | None = None
+            try:
+                records = self._records(topic, group.publications)
+                topic.log.append(records, sync=sync)
+            except Exception as exc:
+                error = exc
+            token.run_sync_soon(self._note_committed, topic, group, records, perf_counter() - began_s, error)
+
+    def _note_committed(
+        self,
+        topic: Topic,
+        group: _Group,
+        records: Sequence[RecordBatch],
+        took_s: float,
+        error: Exception | None,
+    ) -> None:
+        self._committing[topic].remove(group)
+        if error is None:
+            try:
+                self._stored(topic, records, took_s, synced=self._options.sync == "always")
+            except Exception as exc:
+                error = exc
+        group.finish(None if error is None else self._refusal(topic, error))
 
     # ------------------------------------------------------------------ in the caller's turn
 
-    def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> None:
-        records = self._records(topic, publications)
-        began_s = perf_counter()
+    def _write_gathered(self) -> None:
+        """Write what has gathered where that waits for nothing; whoever published it may publish the next meanwhile."""
+        if self._writing:
+            return  # called by one of those who published: what it published comes next, below
+        self._writing = True
         try:
+            while self._in_turn:
+                topic, _ = self._in_turn.popitem()
+                if topic in self._committing or topic not in self._gathering:
+                    continue  # a thread writes it next, or has
+                group = self._gathering[topic]
+                size = sum(publication.record_bytes for publication in group.publications)
+                if not topic.ephemeral and topic.log.begins_file(size):
+                    if topic not in self._busy:
+                        self._start_commit(topic)
+                    continue
+                del self._gathering[topic]
+                group.finish(self._write_now(topic, group.publications))
+        finally:
+            self._writing = False
+
+    def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> PublishRefused | None:
+        try:
+            records = self._records(topic, publications)
+            began_s = perf_counter()
             topic.log.append(records, sync=False)
-        except LogError as exc:
-            raise self._failed(exc) from exc
-        self._stored(topic, records, perf_counter() - began_s, synced=False)
+            self._stored(topic, records, perf_counter() - began_s, synced=False)
+        except Exception as exc:
+            return self._refusal(topic, exc)
+        return None
 
     async def sync_on_schedule(self) -> None:
         """Sync what was written, after every so many messages or so much time; runs until cancelled."""
@@ -213,15 +300,29 @@ class Publisher:
 
     async def _sync_all(self) -> None:
         for topic in list(self._unsynced):
-            if not (count := self._unsynced.pop(topic, 0)):
-                continue
-            began_s = perf_counter()
-            if await self.in_thread(topic, topic.log.sync):
-                self.sync_duration.observe(perf_counter() - began_s)
-                self.sync_count += 1
-                self.health = ""
-            else:
+            await self._sync(topic)
+
+    async def _sync(self, topic: Topic) -> bool:
+        if not (count := self._unsynced.pop(topic, 0)):
+            return True
+        began_s, synced = perf_counter(), False
+        try:
+            synced = await self.in_thread(topic, topic.log.sync)
+        finally:
+            if not synced:  # also when it was cancelled
                 self._unsynced[topic] = self._unsynced.get(topic, 0) + count  # for the next time
+        if synced:
+            self.sync_duration.observe(perf_counter() - began_s)
+            self.sync_count += 1
+            self.health = ""
+        return synced
+
+    async def sync(self, topic: Topic) -> bool:
+        """Return when what a topic has accepted is on stable storage; False if that failed, which is noted."""
+        if self._options.sync == "always":
+            return True
+        await self.idle(topic)  # it may just be synced
+        return await self._sync(topic)
 
     # ------------------------------------------------------------------ common
 
@@ -236,7 +337,8 @@ class Publisher:
         def finish(due_ns: int, note: bytes) -> None:
             nonlocal sequence
             messages = MessageSet.join(joined)
-            first_id = self._ids.take(len(messages))
+            with self._taking:
+                first_id = self._ids.take(len(messages))
             records.append(RecordBatch(sequence, first_id, timestamp_ns, due_ns, messages, note))
             sequence += len(messages)
             joined.clear()
@@ -272,6 +374,13 @@ class Publisher:
         unsynced = self._unsynced[topic] = self._unsynced.get(topic, 0) + messages
         if unsynced >= self._options.sync_every:
             self._sync_soon.set()
+
+    def _refusal(self, topic: Topic, error: Exception) -> PublishRefused:
+        if isinstance(error, LogError):
+            return self._failed(error)
+        # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
+        logger.error("%s: a publish failed", topic.name, exc_info=error)
+        return PublishRefused("internal error")
 
     def _failed(self, error: LogError) -> PublishRefused:
         if self.health != str(error):

@@ -81,7 +81,13 @@ async def _serve_folder(
         await _open(opened, options, https=tls_context is not None)
         addresses = {name: there.address for name, there in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
-        for job in (server.run_timers, server.save_on_schedule, server.publisher.sync_on_schedule):
+        jobs = (
+            server.poller.run,
+            server.run_timers,
+            server.save_on_schedule,
+            server.publisher.sync_on_schedule,
+        )
+        for job in jobs:
             workers.start_soon(job)
         if options.statsd_address:
             prefix = Broadcast.of(options, bound).statsd_prefix(options.statsd_prefix)

@@ -5,7 +5,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from .state.topic import StateError, Topic
 from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .storage.saver import Saver
 from .tcp.connection import Connection
+from .tcp.poller import Poller
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -64,6 +65,7 @@ class Server:
         connections: Those open now, oldest first.
         start_time_s, start_time_ns: Unix seconds; and the same by `now_ns`, to measure how long it runs.
         process: What the process itself uses.
+        poller: Hears what clients send.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -113,9 +115,12 @@ class Server:
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
+        self.poller = Poller(self.publisher.begin_round, self.publisher.end_round)
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
-        self._saver = Saver(self.broker, folder, ids, reserved, time.time_ns, self.publisher.roll)
+        self._saver = Saver(
+            self.broker, folder, ids, reserved, time.time_ns, self.publisher.roll, self.publisher.sync
+        )
         self._dead_letters = DeadLetterMover(self, nursery)
         self._load()
         self.process = ProcessFigures()
@@ -228,6 +233,19 @@ class Server:
             await precreating.wait()
             topic = self._topic_to_publish(topic_name)  # the other may be deleted by now
         await self.publisher.publish(topic, publications)
+
+    def submit(
+        self,
+        topic_name: str,
+        publications: Sequence[Publication],
+        then: Callable[[PublishRefused | None], None],
+    ) -> bool:
+        """Have publications stored as by `Publisher.submit`; False, and nothing done, if `publish` would wait first."""
+        topic = self._topic_to_publish(topic_name)
+        if topic in self._precreating:
+            return False
+        self.publisher.submit(topic, publications, then)
+        return True
 
     def _topic_to_publish(self, name: str) -> Topic:
         if name in self._deleting or self._stopping:

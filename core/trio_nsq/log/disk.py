@@ -4,6 +4,7 @@ import logging
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
@@ -244,12 +245,14 @@ class DiskLog:
     def has_stragglers(self) -> bool:
         return self._stragglers is not None
 
-    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+    def carry_forward(
+        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+    ) -> bool:
         """As `Log.carry_forward`."""
         old = self._stragglers
         records: list[RecordBatch] = []
         size = 0
-        for record in self._stragglers_among(sequences):
+        for record in self._stragglers_among(sequences, keeps_note):
             records.append(record)
             size += record.record_bytes
             if size > max_bytes:
@@ -261,13 +264,17 @@ class DiskLog:
             self._stragglers = None
         return True
 
-    def _stragglers_among(self, sequences: Sequence[int]) -> Iterator[RecordBatch]:
+    def _stragglers_among(
+        self, sequences: Sequence[int], keeps_note: Callable[[bytes], bool]
+    ) -> Iterator[RecordBatch]:
         """Records that hold these messages, which ascend, and not much else."""
         record: RecordBatch | None = None
         bodies: Sequence[bytes] = ()
         for sequence in sequences:
             if record is None or sequence >= record.next_sequence:
                 record, bodies = self._holding(sequence), ()
+                if record is not None and not keeps_note(record.note):
+                    record = replace(record, note=b"")
                 if record is not None and (record.note or record.count == 1):
                     yield record  # a note is about all of its messages
             if record is None or record.note or record.count == 1:

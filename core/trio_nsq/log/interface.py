@@ -1,6 +1,6 @@
 """What the broker needs of a log."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from .records import RawRecord, RecordBatch, RecordHeader
@@ -143,7 +143,9 @@ class Log(Protocol):
         """
         ...
 
-    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+    def carry_forward(
+        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+    ) -> bool:
         """Copy messages aside, durably, so that the files that hold them may be discarded.
 
         What was carried forward before and is not among them is forgotten.
@@ -151,6 +153,7 @@ class Log(Protocol):
         Args:
             sequences: Ascending. Without any, all that was carried forward is forgotten.
             max_bytes: Of the records that hold them.
+            keeps_note: Whether a note goes with its messages, all of them then; else they go alone, without it.
 
         Returns:
             False if they would be more bytes; nothing is done then.

@@ -1,7 +1,7 @@
 """A log that lives in memory, for ephemeral topics: bounded, the oldest messages go first."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol.messages import MessageSet
 from .interface import READ_BYTES, LogFileFacts, check_order
@@ -71,7 +71,9 @@ class MemoryLog:
         """As `Log.read_straggler`: there is none."""
         return []
 
-    def carry_forward(self, sequences: Sequence[int], max_bytes: int) -> bool:
+    def carry_forward(
+        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+    ) -> bool:
         """As `Log.carry_forward`: nobody asks for it, as there are no files."""
         return False
 

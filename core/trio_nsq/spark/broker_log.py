@@ -6,10 +6,10 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from ..log.gaps import Gap, gaps
@@ -28,6 +28,7 @@ _RECEIVE_BYTES = 1024 * 1024
 _HTTPS = "https://"
 
 Found: TypeAlias = RecordBatch | Gap
+_T = TypeVar("_T")
 
 
 class BrokerUnreachable(NSQError):
@@ -121,6 +122,11 @@ class TLSFiles:
         return context
 
 
+def broker_label(address: str) -> str:
+    """What a broker is called in files: its address, however it is asked."""
+    return address.partition("://")[2] or address
+
+
 class BrokerLog:
     """One topic's log on one broker. Every request has a connection of its own.
 
@@ -128,7 +134,7 @@ class BrokerLog:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         topic: Its name.
         tls: For https.
-        patience_s: How long a broker is waited for that goes away while it is read.
+        patience_s: How long a broker is waited for that went away, where it says so.
     """
 
     def __init__(
@@ -172,18 +178,30 @@ class BrokerLog:
             RawStreamError: What came was changed on its way.
         """
         at = span.first
-        pause_s, given_up_at_s = _FIRST_PAUSE_S, time.monotonic() + self._patience_s
+        patience = _Patience(self._patience_s)
         while at < span.end:
             try:
                 for found in self._read_once(Span(at, span.end)):
                     at = found.next_sequence
-                    pause_s, given_up_at_s = _FIRST_PAUSE_S, time.monotonic() + self._patience_s
+                    patience.renew()
                     yield found
             except BrokerUnreachable:
-                if time.monotonic() + pause_s > given_up_at_s:
+                if not patience.pause():
                     raise
-                time.sleep(pause_s * random.uniform(0.5, 1))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def patiently(self, ask: Callable[[], _T]) -> _T:
+        """What `ask` returns, asked again while the broker is away.
+
+        Raises:
+            BrokerUnreachable: It was gone for longer than our patience.
+        """
+        patience = _Patience(self._patience_s)
+        while True:
+            try:
+                return ask()
+            except BrokerUnreachable:
+                if not patience.pause():
+                    raise
 
     def _read_once(self, span: Span) -> Iterator[Found]:
         """The same, over one connection."""
@@ -255,7 +273,7 @@ class BrokerLog:
         self, method: str, path: str, params: Mapping[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
         """A successful answer; what goes wrong while it is read is turned into our errors."""
-        connection = self._connection()
+        connection = connection_to(self._address, self._tls)
         try:
             connection.connect()
             connection.sock.settimeout(SILENCE_S)
@@ -285,14 +303,41 @@ class BrokerLog:
             self._address, "what answers is not an NSQ broker that can be read by sequence"
         )
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if "/" in self._address.removeprefix(_HTTPS):
-            return _UnixConnection(self._address, timeout=CONNECT_TIMEOUT_S)
-        host, _, port = self._address.removeprefix(_HTTPS).rpartition(":")
-        host = host.strip("[]")
-        if self._tls is None:
-            return http.client.HTTPConnection(host, int(port), timeout=CONNECT_TIMEOUT_S)
-        return http.client.HTTPSConnection(host, int(port), timeout=CONNECT_TIMEOUT_S, context=self._tls)
+
+def connection_to(address: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    """A connection to a broker, not opened yet. Raises ValueError: no port is named.
+
+    Args:
+        address: As for `BrokerLog`.
+        tls: For https.
+    """
+    if "/" in address.removeprefix(_HTTPS):
+        return _UnixConnection(address, timeout=CONNECT_TIMEOUT_S)
+    host, _, port = address.removeprefix(_HTTPS).rpartition(":")
+    host = host.strip("[]")
+    if tls is None:
+        return http.client.HTTPConnection(host, int(port), timeout=CONNECT_TIMEOUT_S)
+    return http.client.HTTPSConnection(host, int(port), timeout=CONNECT_TIMEOUT_S, context=tls)
+
+
+class _Patience:
+    """How long a broker is waited for, counted from when it was heard of last."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self.renew()
+
+    def renew(self) -> None:
+        """It was heard of."""
+        self._pause_s, self._given_up_at_s = _FIRST_PAUSE_S, time.monotonic() + self._patience_s
+
+    def pause(self) -> bool:
+        """Sleep before it is tried again; returns False at once if that has gone on for too long."""
+        if time.monotonic() + self._pause_s > self._given_up_at_s:
+            return False
+        time.sleep(self._pause_s * random.uniform(0.5, 1))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return True
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -16,6 +16,7 @@ from interop.same.stage import (
     client,
     deflate_on,
     differs,
+    figures,
     identify,
     negotiate,
     post,
@@ -470,6 +471,16 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
         "debug-pages",
         ask("GET", "/debug/pprof/cmdline", Sec_Fetch_Site="cross-site"),
         here=["403 {\"message\":\"NOT_FOR_WEB_PAGES\"} {'Content-Type': 'application/json; charset=utf-8'}"],
+    ),
+    # -- what there is besides
+    "a batch that is sent twice": differs(
+        "publish-once",
+        *[ask("POST", "/mpub?topic=T&producer=p&number=1", b"a\nb\n")] * 2,
+        figures("message_count", of=""),
+        here=[
+            *["200 OK {'Content-Type': 'text/plain; charset=utf-8', " + NSQ_HEADER + "}"] * 2,
+            "topic has {'message_count': 2}",
+        ],
     ),
     # -- what is bounded here
     "a bad query where none is read": differs(

@@ -14,6 +14,7 @@ from ..addresses import BoundAddresses, Broadcast
 from ..errors import PublishRefused, SaveError
 from ..figures.stats import broker_stats
 from ..figures.stats_text import render_text
+from ..once import OncePublisher
 from ..publisher import Publication
 from .config import ConfigEndpoints
 from .dead_letters import DeadLetterEndpoints
@@ -22,7 +23,16 @@ from .deferred import DeferredEndpoints
 from .read import ReadEndpoints
 from .seek import SeekEndpoints
 from .settings import SettingsEndpoints
-from .targets import channel_names, due_given, find_channel, find_topic, given, valid_name
+from .targets import (
+    batch_given,
+    channel_names,
+    due_given,
+    find_channel,
+    find_topic,
+    given,
+    producer_given,
+    valid_name,
+)
 
 if TYPE_CHECKING:
     from ..figures.metrics import MetricsExposition
@@ -31,6 +41,8 @@ if TYPE_CHECKING:
 _INT32 = Struct(">i")
 _NS_PER_MS = 1_000_000
 _OK = Response.text("OK")
+_PUBLISHED = Response(body=b"OK", headers={"NSQ-Batch": "published"})
+_REPEATED = Response(body=b"OK", headers={"NSQ-Batch": "repeated"})
 _EMPTY = Response.empty()
 _FALSE = ("0", "false")
 
@@ -46,6 +58,7 @@ class Endpoints:
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._server = server
         self._bound = bound
+        self._once = OncePublisher(server)
         self._limits = server.options.limits
         self._metrics: MetricsExposition | None = None
 
@@ -60,6 +73,7 @@ class Endpoints:
             Route("GET", "/metrics", self.metrics, plain=True),
             Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
             Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
+            Route("GET", "/topic/producer", self.topic_producer),
             Route("POST", "/topic/create", self.topic_create),
             Route("POST", "/topic/delete", self.topic_delete),
             Route("POST", "/topic/empty", self.topic_empty),
@@ -128,21 +142,20 @@ class Endpoints:
         if not request.body:
             raise HTTPError(400, "MSG_EMPTY")
         topic = valid_name(request, "topic", "INVALID_TOPIC")
-        await self._publish(topic, pack_messages([request.body]), due_given(request, self._server))
-        return _OK
+        due_ns = due_given(request, self._server)
+        return await self._publish(request, topic, pack_messages([request.body]), due_ns)
 
     async def mpub(self, request: Request) -> Response:
         """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
         topic = valid_name(request, "topic", "INVALID_TOPIC")
+        # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
+        due_ns = due_given(request, self._server) if "producer" in request.query else 0
         if "binary" in request.query and request.query["binary"] not in _FALSE:
-            await self._publish(topic, self._binary(request.body))
-            return _OK
+            return await self._publish(request, topic, self._binary(request.body), due_ns)
         bodies = [line for line in request.body.split(b"\n") if line]
         if any(len(body) > self._limits.max_msg_size for body in bodies):
             raise HTTPError(413, "MSG_TOO_BIG")
-        if bodies:
-            await self._publish(topic, pack_messages(bodies))
-        return _OK
+        return await self._publish(request, topic, pack_messages(bodies), due_ns)
 
     def _binary(self, body: bytes) -> MessageSet:
         # Status 413 for malformed batches is nsqd's, and clients know it.
@@ -161,14 +174,25 @@ class Endpoints:
             raise HTTPError(413, "BAD_MESSAGE")
         return MessageSet(body[4:], sizes)
 
-    async def _publish(self, topic: str, messages: MessageSet, due_ns: int = 0) -> None:
+    async def _publish(self, request: Request, topic: str, messages: MessageSet, due_ns: int) -> Response:
+        batch = batch_given(request)
+        if not messages:
+            return _OK
         try:
+            if batch is not None:
+                return _PUBLISHED if await self._once.publish(topic, batch, messages, due_ns) else _REPEATED
             await self._server.publish(topic, [Publication(messages, due_ns)])
+            return _OK
         except PublishRefused as exc:
             # nsqd says EXITING for every reason; the disk's own words help more.
             raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
 
     # ------------------------------------------------------------------ topics
+
+    async def topic_producer(self, request: Request) -> Response:
+        """The greatest number that a producer has published."""
+        topic, producer = find_topic(self._server, given(request, "topic")), producer_given(request)
+        return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
 
     async def topic_create(self, request: Request) -> Response:
         """Make a topic, or leave it as it is."""

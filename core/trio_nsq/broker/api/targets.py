@@ -7,6 +7,7 @@ from ...http import HTTPError, Request
 from ...http.arguments import channel_names as channel_names
 from ...http.arguments import given as given
 from ...http.arguments import valid_name as valid_name
+from ..once import BatchNumber
 from ..state.channel import Channel
 from ..state.topic import Topic
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ..server import Server
 
 _NS_PER_MS = 1_000_000
+_PRODUCER = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_NUMBERS = 2**63
 _DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
 
 
@@ -38,6 +42,25 @@ def due_given(request: Request, server: "Server") -> int:
     if not 0 <= defer_ms <= server.options.limits.max_defer_ms or (defer_ms and text.startswith("-")):
         raise HTTPError(400, "INVALID_DEFER")
     return server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
+
+
+def producer_given(request: Request) -> str:
+    """Who numbers its batches. Raises HTTPError."""
+    producer = given(request, "producer")
+    if not _PRODUCER.fullmatch(producer):
+        raise HTTPError(400, "INVALID_PRODUCER: 1 to 64 of A-Z a-z 0-9 . _ : - are wanted")
+    return producer
+
+
+def batch_given(request: Request) -> BatchNumber | None:
+    """The number that what is published has, if it is to be published once. Raises HTTPError."""
+    if "producer" not in request.query and "number" not in request.query:
+        return None
+    producer, text = producer_given(request), given(request, "number")
+    number = int(text) if _DIGITS.fullmatch(text) else _NUMBERS
+    if number >= _NUMBERS:
+        raise HTTPError(400, "INVALID_NUMBER: a whole number is wanted, from 0 to 9223372036854775807")
+    return BatchNumber(producer, number)
 
 
 def find_topic(server: "Server", name: str) -> Topic:

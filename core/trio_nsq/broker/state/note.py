@@ -1,4 +1,4 @@
-"""What the broker notes of messages in their record, beside their bodies: JSON objects of two kinds.
+"""What the broker notes of messages in their record, beside their bodies: JSON objects of three kinds.
 
     {"channel": "billing"}
         Only this channel of the topic gets them. Their record has a due time, so that nobody reads them in their turn.
@@ -6,6 +6,9 @@
     {"dead_letters": {"topic": "orders", "channel": "billing", "messages": [[id, sequence, attempts, timestamp_ns,
                                                                              reason], ...]}}
         Dead letters, and where they come from, in the order of the messages in the record.
+
+    {"producer": "load-17", "number": 4}
+        A batch that is to be published once, and all of it; see `Producers`.
 
 A note lies in the record of its messages, so that both are stored or neither is. Clients see nothing of it.
 """
@@ -15,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+_OF_BATCH = b'{"producer":'
 
 
 class Reason(StrEnum):
@@ -89,3 +94,21 @@ def note_of_dead_letters(found: Sequence[Origin]) -> bytes:
     ]
     letters = {"topic": found[0].topic, "channel": found[0].channel, "messages": messages}
     return json.dumps({"dead_letters": letters}, separators=(",", ":")).encode()
+
+
+def note_of_batch(producer: str, number: int) -> bytes:
+    """The note of a producer's batch of this number."""
+    return json.dumps({"producer": producer, "number": number}, separators=(",", ":")).encode()
+
+
+def batch_number(note: bytes) -> tuple[str, int] | None:
+    """The producer whose batch it is that has this note, and its number; None: nobody has numbered it."""
+    if not note.startswith(_OF_BATCH):
+        return None
+    found = json.loads(note)
+    return found["producer"], found["number"]
+
+
+def is_about_messages(note: bytes) -> bool:
+    """Whether a note tells something of the messages that is needed wherever they go."""
+    return bool(note) and not note.startswith(_OF_BATCH)

@@ -24,7 +24,8 @@ from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
 from .deferred import DeferredMessages, Waiting, WaitingMessages
-from .note import only_channel
+from .note import batch_number, only_channel
+from .producers import LastBatch, Producers
 from .settings import SettingsError, TopicSettings, change
 
 STATE_FORMAT = 1
@@ -48,16 +49,19 @@ class Checkpoint:
     It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
     (no dead letter before this sequence has to be looked at at a restart), ephemeral_needed (the oldest sequence that
     the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after last, due_ns]],
-    with the channel behind them if only one is to get the messages, channels (see `ChannelState`).
+    with the channel behind them if only one is to get the messages, producers [`LastBatch`] if there are any, channels
+    (see `ChannelState`).
 
     Args:
         head: The first seven of these.
         waiting: A copy of the topic's.
+        producers: As `Producers.state`.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
         buried: A copy of the topic's.
 
     Attributes:
         buried: See `Topic.buried`.
+        names_batches: It tells what producers have published, so the log has to have that before this is on disk.
         parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
         first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
         all_needed: The sequence from which on it would read all that comes; before it only those messages of its
@@ -68,15 +72,18 @@ class Checkpoint:
         self,
         head: dict[str, Any],
         waiting: WaitingMessages,
+        producers: list[LastBatch],
         durable: list[ChannelState],
         ephemeral: list[ChannelState],
         buried: "list[tuple[Topic, bytes]]",
     ) -> None:
         self.parts: list[bytes] = []
         self.buried = buried
+        self.names_batches = bool(producers)
         self.first_needed = self.all_needed = min(int(head["distribution_point"]), int(head["settled"]))
         self._head = head
         self._waiting = waiting
+        self._producers = producers
         self._durable = durable
         self._ephemeral = ephemeral
 
@@ -86,6 +93,10 @@ class Checkpoint:
         if self._waiting:
             waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
             self.all_needed = min(self.all_needed, lowest)
+        producers = ""
+        if self._producers:
+            rows, _ = yield from encode_rows(iter(self._producers), 2)
+            producers = f',"producers":{rows}'
         self.all_needed = min([self.all_needed, *(c.cursor for c in chain(self._durable, self._ephemeral))])
         cost = 0
         for channel in chain(self._durable, self._ephemeral):
@@ -101,7 +112,7 @@ class Checkpoint:
         durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
         self.first_needed = min(self.all_needed, durable, ephemeral)
         head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
-        self.parts = [f'{head[:-1]},"waiting_deferred":{waiting},"channels":['.encode()]
+        self.parts = [f'{head[:-1]},"waiting_deferred":{waiting}{producers},"channels":['.encode()]
         for number, channel in enumerate(self._durable):
             if number:
                 self.parts.append(b",")
@@ -148,6 +159,7 @@ class Topic:
             longer than `ttl_ms`, or there were too many.
         ttl_ns: The setting `ttl_ms`, 0 if there is none.
         may_refuse: Whether `why_full` ever says anything.
+        producers: What those that number their batches have published.
         buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
             are not in the channels any more, but the state saved last does not know yet.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
@@ -189,6 +201,7 @@ class Topic:
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
         # Deferred by their publisher, or for one channel only, and behind the distribution point.
         self._waiting = WaitingMessages()
+        self.producers = Producers()
         self.buried: list[tuple[Topic, bytes]] = []
         # The first sequence of the dead letters here, by their note, whose channels may yet have them in their saved
         # states, ascending.
@@ -228,10 +241,8 @@ class Topic:
         for record in records:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
-            if record.note and not record.due_ns:
-                # A channel that was moved back may give up the very same again: it goes to the end.
-                self._unsettled.pop(record.note, None)
-                self._unsettled[record.note] = record.base_sequence
+            if record.note:
+                self._take_note(record)
         for batch in make_batches(records):
             if batch.due_ns:
                 held = batch if self.ephemeral else None
@@ -241,6 +252,14 @@ class Topic:
                 self._remember(batch)
         self.distribute()
         self._follow_log()
+
+    def _take_note(self, record: RecordBatch) -> None:
+        if batch := batch_number(record.note):
+            self.producers.note(LastBatch(*batch, record.base_sequence))
+        elif not record.due_ns:
+            # A channel that was moved back may give up the very same again: it goes to the end.
+            self._unsettled.pop(record.note, None)
+            self._unsettled[record.note] = record.base_sequence
 
     def _remember(self, batch: Batch) -> None:
         self._cache.put(self.name, batch)
@@ -513,6 +532,7 @@ class Topic:
                 "settled": self._settled,
             },
             self._waiting.copy(),
+            self.producers.state(),
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
             self.buried.copy(),
@@ -584,7 +604,7 @@ class Topic:
         return ahead
 
     def _scan(self, new: int, unsettled: int) -> None:
-        """Look for what is not to be read in its turn, from one sequence on, and for dead letters, from another on."""
+        """Look for what is not in the saved state, from one sequence on, and for dead letters, from another on."""
         for header in self.log.headers(min(new, unsettled)):
             note = b""
             if header.note_bytes:
@@ -593,6 +613,9 @@ class Topic:
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
                 self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
+            if batch := batch_number(note):
+                if header.base_sequence >= new:
+                    self.producers.note(LastBatch(*batch, header.base_sequence))
             elif note and not header.due_ns and header.base_sequence >= unsettled:
                 self._unsettled[note] = header.base_sequence
 
@@ -609,6 +632,7 @@ class Topic:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
                 self._waiting.add(Waiting(sequences, int(due_ns), str(*only) if only else None))
+        self.producers.restore(state.get("producers", []), end)
         for channel_state in state["channels"]:
             channel = Channel.restore(self, channel_state, end)
             channel.move_to(self._first)

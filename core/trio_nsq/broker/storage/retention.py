@@ -21,6 +21,7 @@ import trio
 
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
+from ..state.note import is_about_messages
 from ..state.settings import TopicSettings
 from ..state.topic import Checkpoint, Topic
 
@@ -237,7 +238,7 @@ class Keeper:
             carried = (
                 len(sequences) <= _MOST_STRAGGLERS
                 and len(sequences) <= (limit - log.first_sequence) * _STRAGGLERS_SHARE
-                and log.carry_forward(sequences, min(max_bytes, _MOST_STRAGGLERS_BYTES))
+                and log.carry_forward(sequences, min(max_bytes, _MOST_STRAGGLERS_BYTES), is_about_messages)
             )
         except LogError as exc:
             logger.error("%s", exc)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from errno import EIO
 from itertools import count
 
 import trio
@@ -30,6 +31,7 @@ class Saver:
         reserved_ids: See there.
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: See `Keeper`.
+        sync: Brings what a topic has accepted to stable storage; returns whether it did, an error being noted.
 
     Attributes:
         error: Empty, or what the last write failed with.
@@ -44,8 +46,10 @@ class Saver:
         reserved_ids: int,
         now_ns: Callable[[], int],
         roll: Callable[[Topic], Awaitable[bool]],
+        sync: Callable[[Topic], Awaitable[bool]],
     ) -> None:
         self.error = ""
+        self._sync = sync
         self.keeper = Keeper(now_ns, roll)
         self._now_ns = now_ns
         self._broker = broker
@@ -88,6 +92,9 @@ class Saver:
             try:
                 for _ in checkpoint.encode():
                     await trio.lowlevel.checkpoint()
+                # A number that outlasts its messages in a power cut would have them taken for published.
+                if checkpoint.names_batches and not await self._sync(topic):
+                    raise OSError(EIO, "its log cannot be synced")
                 look_at_ns, error = await trio.to_thread.run_sync(self._write, topic, checkpoint)
             except BaseException as exc:  # cancelled, too: then nothing was written
                 self._saved.pop(topic, None)

@@ -4,6 +4,7 @@ import logging
 import math
 import socket
 import time
+from enum import Enum, auto
 from random import random
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,20 @@ _TURN_S = 0.005
 _NS_PER_MS = 1_000_000
 
 
+class _Holder(Enum):
+    """Who reads a client's commands."""
+
+    NOBODY = auto()  # the poller may take it
+    POLLER = auto()  # the poller is at it, or the log stores what it published
+    TASK = auto()
+
+
 class Connection:
     """A connected client, until `run` returns.
+
+    Its commands are obeyed in the poller's turn (`serve`). What has to be waited for there is handed over to the
+    client's own task, which gives the client back when nothing more is to be read; while the log stores what was
+    published, neither reads.
 
     Args:
         server: Whom it talks to.
@@ -102,7 +115,17 @@ class Connection:
         self._held = trio.Event()
         self._send_held_at_s = -math.inf
         self._settings_changed = trio.Event()
-        self._silent_since = math.inf
+        self._silent_since = math.inf  # by trio's clock; math.inf while it is not waited for
+        self._holder = _Holder.TASK
+        self._unread = True  # there may be something in the socket
+        self._ended = False  # what is there is the last
+        self._handed: bytes | Exception | None = None  # what the task is to take in, or to raise
+        self._handed_over = trio.Event()
+        self._publishes: list[Publish] = []  # to one topic, to be stored together
+        self._next: Command | CommandError | None = None  # what was read, and comes after them
+        self._submitting = self._storing = False
+        self._gone = False
+        self._stored = trio.Event()  # for the task, if it has the client
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None  # set while `run` runs
 
@@ -129,7 +152,12 @@ class Connection:
                     nursery.start_soon(self._send_heartbeats)
                     nursery.start_soon(self._send_rest)
                     self._nursery = nursery
-                    await self._receive()
+                    self.server.poller.add(self._sock.fileno(), self)
+                    try:
+                        await self._receive()
+                    finally:
+                        self._holder, self._gone = _Holder.TASK, True
+                        self.server.poller.remove(self._sock.fileno())
                     nursery.cancel_scope.cancel()
         finally:
             self.wire.say_goodbye()
@@ -160,32 +188,64 @@ class Connection:
             await self.outbox.emptied()  # it may have ended its half only, and want to read the answers
 
     async def _read(self) -> bytes | None:
-        """Wait for what comes next; b"" if the client has said that nothing will, None if the connection is lost."""
-        if self.wire.ended:
-            return b""
+        """Wait for what the task has to take in; b"" if the client has ended its side, None if the connection is lost.
+
+        Raises:
+            CommandError: The client broke the rules meanwhile.
+        """
         while not self.outbox.broken:
-            try:
-                return self._sock.recv(RECEIVE_BYTES)
-            except BlockingIOError:
-                self._silent_since = trio.current_time()
-                await trio.lowlevel.wait_readable(self._sock)
-                self._silent_since = math.inf
-                self._turn_over_s = time.perf_counter() + _TURN_S
-            except OSError:
-                return None
+            if self.wire.ended:
+                return b""
+            if self._unread:
+                try:
+                    return self._receive_now()
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return None
+            self._handed_over = trio.Event()
+            self._rest()
+            await self._handed_over.wait()
+            self._turn_over_s = time.perf_counter() + _TURN_S
+            handed, self._handed = self._handed, None
+            if isinstance(handed, Exception):
+                raise handed
+            if handed is not None:
+                return handed
+            await self._obey_all()
+            await self._send_answers()
         return None
+
+    def _receive_now(self) -> bytes:
+        """What the socket has. Raises OSError, BlockingIOError if it has nothing."""
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            self._unread = False
+            raise
+        # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
+        self._unread = len(data) == RECEIVE_BYTES or self._ended
+        return data
+
+    def _rest(self) -> None:
+        """Let the poller serve the client again."""
+        self._holder = _Holder.NOBODY
+        self._silent_since = trio.current_time()
 
     async def _take_in(self, data: bytes) -> None:
         """Obey what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
         for piece in self.wire.decode(data):  # a few bytes can become a lot of pieces
             self._reader.receive_data(piece)
             await self._obey_all()
-            self._flush_answers()
-            if self.outbox.congested:  # it sends, and does not read our answers
-                await self.outbox.emptied()
+            await self._send_answers()
             if time.perf_counter() > self._turn_over_s:
                 await trio.lowlevel.checkpoint()
                 self._turn_over_s = time.perf_counter() + _TURN_S
+
+    async def _send_answers(self) -> None:
+        self._flush_answers()
+        if self.outbox.congested:  # it sends, and does not read our answers
+            await self.outbox.emptied()
 
     async def _refuse(self, error: CommandError) -> None:
         """Send the last frame. The client gets no more messages, nor heartbeats."""
@@ -234,6 +294,58 @@ class Connection:
             self._held = trio.Event()
             self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
             self._flush()
+
+    # ------------------------------------------------------------------ in the poller's turn
+
+    def note_unread(self, *, ended: bool) -> None:
+        """Something has come; `ended`: and it is the last."""
+        self._unread = True
+        self._ended |= ended
+
+    def serve(self) -> bool:
+        """Read once and obey, as far as nothing has to be waited for. True: there may be more to read."""
+        if self._holder is not _Holder.NOBODY:
+            return False
+        self._holder = _Holder.POLLER
+        try:
+            data = self._receive_now()
+        except BlockingIOError:
+            self._rest()
+            return False
+        except OSError as exc:
+            self.outbox.abandon()
+            logger.debug("%s: %s", self.peer, exc)
+            self._hand_over(None)
+            return False
+        if not data or not self.wire.bare or self.outbox.broken:
+            self._hand_over(data)
+            return False
+        self._reader.receive_data(data)
+        self._go_on()
+        return self._unread and self._holder is _Holder.NOBODY
+
+    def _go_on(self) -> None:
+        """Obey what was read, until the client can be left alone, the log stores something, or the task is needed."""
+        try:
+            if self._obey_now():
+                self._flush_answers()
+                if self.outbox.congested:
+                    self._hand_over(None)
+                else:
+                    self._rest()
+            elif self._storing:
+                self._silent_since = math.inf
+            else:
+                self._hand_over(None)
+        except Exception as exc:  # for the task, which knows what is whose fault
+            self._hand_over(exc)
+
+    def _hand_over(self, what: bytes | Exception | None) -> None:
+        """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
+        self._holder = _Holder.TASK
+        self._silent_since = math.inf
+        self._handed = what
+        self._handed_over.set()
 
     # ------------------------------------------------------------------ sending
 
@@ -295,54 +407,128 @@ class Connection:
     # ------------------------------------------------------------------ commands
 
     async def _obey_all(self) -> None:
-        """Execute the commands that are whole, in order; publishes next to each other are stored together."""
-        publishes: list[Publish] = []
+        """In the task: obey the commands that are whole. Raises CommandError."""
+        while not self._obey_now():
+            if self._storing:
+                self._stored = trio.Event()
+                await self._stored.wait()
+            else:
+                await self._wait_for_next()
+
+    def _obey_now(self) -> bool:
+        """Obey the commands that are whole, in order, until all are, or one has to be waited for (False).
+
+        Publishes next to each other are stored together.
+
+        Raises:
+            CommandError: The client broke the rules, after what was obeyed.
+        """
         while True:
-            try:
-                command = self._reader.next_command()
-            except CommandError:
-                await self._publish(publishes)  # answers keep the order of the commands
-                raise
-            if isinstance(command, Publish):
-                if publishes and publishes[-1].topic != command.topic:
-                    await self._publish(publishes)
-                publishes.append(command)
+            command = self._next_command()
+            if type(command) is Publish and self._joins(command):
+                self._publishes.append(command)
                 continue
-            await self._publish(publishes)
-            if command is None:
+            if self._publishes:  # before anything else: answers keep the order of the commands
+                self._next = command
+                if not self._store():
+                    return False
+            elif command is None:
                 break
-            await self._obey(command)
+            elif isinstance(command, CommandError):
+                raise command
+            elif not self._obey(command):
+                self._next = command
+                return False
         if self.channel is not None:
             self.server.pump(self.channel)
+        return True
 
-    async def _publish(self, publishes: list[Publish]) -> None:
-        """Store publishes to one topic, if any, and answer them; the list is empty afterwards."""
-        if not publishes:
-            return
-        batch = publishes.copy()
-        publishes.clear()
-        topic_name = batch[0].topic
-        if not self.guard.idle:
-            await self.guard.check(batch[0].verb, topic_name)
-        now_ns = self.server.now_ns() if any(p.defer_ms for p in batch) else 0
-        publications = [
-            Publication(p.messages, now_ns + p.defer_ms * _NS_PER_MS if p.defer_ms else 0) for p in batch
-        ]
+    def _next_command(self) -> Command | CommandError | None:
+        if self._next is not None:
+            command, self._next = self._next, None
+            return command
         try:
-            await self.server.publish(topic_name, publications)
-        except PublishRefused as exc:
-            errors = [_refusal(p.verb, exc) for p in batch]
-            if not self.identity.survive_refusals:
-                raise errors[0] from exc
-            logger.error("[%s] - %s", self.peer, str(errors[0]))
-            for error in errors:
-                self._answer(encode_error(error.wire))
-            return
-        count = sum(len(p.messages) for p in batch)
-        self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
-        self._answer(OK_FRAME * len(batch))
+            return self._reader.next_command()
+        except CommandError as exc:
+            return exc
 
-    async def _obey(self, command: Command) -> None:
+    def _joins(self, command: Publish) -> bool:
+        return not self._publishes or self._publishes[-1].topic == command.topic
+
+    def _store(self) -> bool:
+        """Have the publishes stored; False if that has to be waited for."""
+        topic_name = self._publishes[0].topic
+        if not self.guard.idle:
+            return False
+        self._storing = self._submitting = True
+        try:
+            if not self.server.submit(topic_name, self._publications(), self._note_stored):
+                self._storing = False
+        except PublishRefused as exc:
+            self._answer_publishes(exc)
+            self._storing = False
+            return True
+        finally:
+            self._submitting = False
+        return not self._storing and not self._publishes
+
+    def _publications(self) -> list[Publication]:
+        now_ns = self.server.now_ns() if any(p.defer_ms for p in self._publishes) else 0
+        return [
+            Publication(p.messages, now_ns + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
+            for p in self._publishes
+        ]
+
+    def _note_stored(self, error: PublishRefused | None) -> None:
+        """Answer what was published. Whoever has the client then goes on; without the task, that is here."""
+        self._storing = False
+        self._answer_publishes(error)
+        if self._gone or self._submitting:
+            return
+        if self._holder is _Holder.TASK:
+            self._stored.set()
+            return
+        self._go_on()
+        if self._unread and self._holder is _Holder.NOBODY:
+            self._hand_over(None)  # the poller may be asleep
+
+    def _answer_publishes(self, error: PublishRefused | None) -> None:
+        publishes, self._publishes = self._publishes, []
+        topic_name = publishes[0].topic
+        if error is None:
+            count = sum(len(p.messages) for p in publishes)
+            self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
+            self._answer(OK_FRAME * len(publishes))
+            return
+        errors = [_refusal(p.verb, error) for p in publishes]
+        if not self.identity.survive_refusals:
+            self._next = errors[0]  # the end
+            return
+        logger.error("[%s] - %s", self.peer, str(errors[0]))
+        for each in errors:
+            self._answer(encode_error(each.wire))
+
+    async def _wait_for_next(self) -> None:
+        """In the task: obey what has to be waited for. Raises CommandError."""
+        if self._publishes:
+            await self.guard.check(self._publishes[0].verb, self._publishes[0].topic)
+            error = None
+            try:
+                await self.server.publish(self._publishes[0].topic, self._publications())
+            except PublishRefused as exc:
+                error = exc
+            self._answer_publishes(error)
+            return
+        command, self._next = self._next, None
+        if isinstance(command, Identify):
+            await self._identify(command)
+        elif isinstance(command, Subscribe):
+            await self._subscribe(command)
+        elif isinstance(command, Auth):
+            self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
+
+    def _obey(self, command: Command) -> bool:
+        """Obey anything but a publish; False, and nothing is done, if that has to be waited for."""
         if isinstance(command, Finish):
             channel, consumer = self._subscription()
             for message_id, reason in channel.finish(consumer, command.ids, time.time_ns()):
@@ -358,16 +544,13 @@ class Connection:
             why_not = channel.touch(consumer, command.id, self.server.now_ns(), longest_ms)
             if why_not:
                 self._complain("TOUCH", command.id, why_not)
-        elif isinstance(command, Identify):
-            await self._identify(command)
-        elif isinstance(command, Subscribe):
-            await self._subscribe(command)
         elif isinstance(command, StartClose):
             self._reader.state = State.CLOSING
             self._ready(0)
             self._answer(CLOSE_WAIT_FRAME)
-        elif isinstance(command, Auth):
-            self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
+        else:
+            return not isinstance(command, Identify | Subscribe | Auth)
+        return True
 
     def _subscription(self) -> tuple[Channel, Consumer]:
         assert self.channel is not None  # the state table lets no such command through before SUB

@@ -1,0 +1,89 @@
+"""Batches that are published once, however often they are sent. See docs/publishing-once.md."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..protocol import MessageSet
+from .errors import PublishRefused
+from .publisher import Publication
+from .state.note import note_of_batch
+
+if TYPE_CHECKING:
+    from .server import Server
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNumber:
+    """What a producer calls a batch.
+
+    Attributes:
+        producer: Its own name.
+        number: Greater than those of all its batches before, in the same topic.
+    """
+
+    producer: str
+    number: int
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A batch that is being stored."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    error: PublishRefused | None = None
+
+
+class OncePublisher:
+    """Stores each numbered batch once. One for a broker.
+
+    A producer's batches are stored one after the other: if a later one were while an earlier one fails, that would be
+    taken for a repetition when it is sent again.
+
+    Args:
+        server: Who stores them.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self._under_way: dict[tuple[str, str], _UnderWay] = {}  # by topic and producer
+
+    async def publish(self, topic: str, name: BatchNumber, messages: MessageSet, due_ns: int) -> bool:
+        """Store a batch, unless it, or one after it, was stored before; returns whether this did.
+
+        Args:
+            topic: Made if need be.
+            name: See there.
+            messages: At least one.
+            due_ns: When they may be delivered, Unix nanoseconds; 0: at once.
+
+        Raises:
+            PublishRefused: It is not stored, or one that was under way could not be.
+        """
+        key = topic, name.producer
+        while (other := self._under_way.get(key)) is not None:
+            await other.done.wait()
+            if other.error is not None:
+                raise other.error
+        if self.has_published(topic, name):
+            return False
+        this = self._under_way[key] = _UnderWay()
+        try:
+            with trio.CancelScope(
+                shield=True
+            ):  # bounded by the disk: it may be stored, and others wait to hear of it
+                note = note_of_batch(name.producer, name.number)
+                await self._server.publish(topic, [Publication(messages, due_ns, note)])
+        except PublishRefused as exc:
+            this.error = exc
+            raise
+        finally:
+            del self._under_way[key]
+            this.done.set()
+        return True
+
+    def has_published(self, topic: str, name: BatchNumber) -> bool:
+        """Whether a batch, or one after it, is stored in a topic, which need not be there."""
+        found = self._server.broker.topics.get(topic)
+        return found is not None and found.producers.has_published(name.producer, name.number)

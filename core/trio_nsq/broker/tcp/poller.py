@@ -1,0 +1,94 @@
+"""Waits for what clients send, for all of them in one task.
+
+A task of its own for each read costs more than what most reads ask for. So one task asks the kernel who has sent
+something, and obeys those clients in its own turn, one after the other. What all of them published in one round is
+stored together. A client's own task is woken for what has to be waited for.
+"""
+
+import select
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+import trio
+
+_TURN_S = 0.005
+"""Clients whose data is always there already let other tasks have their turn after so much time."""
+_CLIENTS_PER_ROUND = 64
+# Edge-triggered: a client is registered once, and told each time that something comes.
+_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class Client(Protocol):
+    """Somebody who sends."""
+
+    def note_unread(self, *, ended: bool) -> None:
+        """Something has come; `ended`: and it is the last."""
+
+    def serve(self) -> bool:
+        """Read once and obey, without waiting. True: call me again, there may be more."""
+
+
+class Poller:
+    """The clients whose sockets are watched. One for a broker.
+
+    Args:
+        begin_round, end_round: Called before clients are served, and when all who had sent something are.
+    """
+
+    def __init__(self, begin_round: Callable[[], None], end_round: Callable[[], None]) -> None:
+        self._begin_round = begin_round
+        self._end_round = end_round
+        self._epoll: select.epoll | None = None  # while `run` runs
+        self._clients: dict[int, Client] = {}
+        self._again: deque[Client] = deque()
+
+    def add(self, fd: int, client: Client) -> None:
+        """Watch a client's socket, until `remove`."""
+        self._clients[fd] = client
+        if self._epoll is not None:
+            self._epoll.register(fd, _EVENTS)
+
+    def remove(self, fd: int) -> None:
+        """Forget a client; before its socket is closed."""
+        del self._clients[fd]
+        if self._epoll is not None:
+            self._epoll.unregister(fd)
+
+    async def run(self) -> None:
+        """Serve clients; runs until cancelled."""
+        with select.epoll() as epoll:
+            for fd in self._clients:
+                epoll.register(fd, _EVENTS)
+            self._epoll = epoll
+            try:
+                while True:
+                    await trio.lowlevel.wait_readable(epoll.fileno())
+                    turn_over_s = perf_counter() + _TURN_S
+                    while self._serve_round(epoll):
+                        if perf_counter() > turn_over_s:
+                            await trio.lowlevel.checkpoint()
+                            turn_over_s = perf_counter() + _TURN_S
+            finally:
+                self._epoll = None
+
+    def _serve_round(self, epoll: select.epoll) -> bool:
+        """Serve all who have sent something, each once; False if there were none."""
+        clients = self._again
+        self._again = deque()
+        for fd, events in epoll.poll(0, _CLIENTS_PER_ROUND):
+            client = self._clients[fd]
+            client.note_unread(ended=bool(events & _ENDED))
+            clients.append(client)
+        if not clients:
+            return False
+        self._begin_round()
+        try:
+            for client in clients:
+                if client.serve():
+                    self._again.append(client)
+        finally:
+            self._end_round()
+        return True

@@ -1,0 +1,412 @@
+"""Numbered batches: published once, however often they are sent, and whatever happens in between."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.support import HeldFiles, connected, mpub, running_broker, settle
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import Api, running_api
+from broker.test_server_retention import until
+from log.support import CountingFiles
+from trio_nsq.broker.storage import retention
+from trio_nsq.log import DiskLog
+
+HOUR_MS = 3_600_000
+PUBLISHED, REPEATED = (200, "OK", "published"), (200, "OK", "repeated")
+
+
+async def send(
+    api: Api | httpx.AsyncClient, number: int, *bodies: bytes, producer: str = "p", **query: Any
+) -> tuple[int, str, str | None]:
+    """One batch as binary /mpub; status, text or error code, and what is said of the batch."""
+    content = pack(">i", len(bodies)) + b"".join(pack(">i", len(body)) + body for body in bodies)
+    client = api if isinstance(api, httpx.AsyncClient) else api._client
+    params: dict[str, Any] = {"topic": "t", "binary": "true", "producer": producer, "number": number} | query
+    response = await client.post("/mpub", params=params, content=content)
+    return response.status_code, _text(response), response.headers.get("NSQ-Batch")
+
+
+def _text(response: httpx.Response) -> str:
+    return response.text if response.status_code == 200 else response.json()["message"]
+
+
+async def number_of(api: Api, producer: str = "p", topic: str = "t") -> int | None:
+    response = await api.get("/topic/producer", topic=topic, producer=producer)
+    answer = response.json()
+    assert answer == {"producer": producer, "number": answer["number"]}
+    number: int | None = answer["number"]
+    return number
+
+
+async def stored(api: Api, topic: str = "t") -> list[str]:
+    """The bodies that are in the topic's log."""
+    lines = (await api.get("/topic/read", topic=topic)).text.splitlines()
+    return [json.loads(line)["body"] for line in lines]
+
+
+# ---------------------------------------------------------------------- one life of a broker
+
+
+async def test_only_a_greater_number_is_published(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 3, b"a", b"b") == PUBLISHED
+        assert await send(api, 3, b"a", b"b") == REPEATED
+        assert await send(api, 0, b"zero") == REPEATED
+        assert await send(api, 2**63 - 2, b"c") == PUBLISHED
+        assert await send(api, 2**63 - 1, b"d") == PUBLISHED
+        assert await send(api, 2**63 - 1, b"d") == REPEATED
+        assert await stored(api) == ["a", "b", "c", "d"]
+        assert await number_of(api) == 2**63 - 1
+
+
+async def test_each_producer_and_each_topic_counts_for_itself(tmp_path: Path) -> None:
+    longest = "aZ0._:-" + "x" * 57
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 5, b"a") == PUBLISHED
+        assert await send(api, 5, b"b", producer=longest) == PUBLISHED
+        assert await send(api, 5, b"c", topic="other") == PUBLISHED
+        assert await number_of(api, longest) == 5
+        assert await number_of(api, "nobody") is None
+        unknown = await api.get("/topic/producer", topic="nowhere", producer="p")
+        assert (unknown.status_code, unknown.json()) == (404, {"message": "TOPIC_NOT_FOUND"})
+
+
+async def test_every_way_to_publish_over_http_takes_a_number(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for path, body, number in (("/pub", b"one", 1), ("/mpub", b"two\nthree\n", 2)):
+            for expected in ("published", "repeated"):
+                answer = await api._client.post(
+                    path, params={"topic": "t", "producer": "p", "number": number}, content=body
+                )
+                assert (answer.status_code, answer.text) == (200, "OK")
+                assert answer.headers["NSQ-Batch"] == expected
+        assert await stored(api) == ["one", "two", "three"]
+
+
+async def test_without_a_number_all_is_as_it_was(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for path in ("/pub", "/mpub"):
+            answer = await api._client.post(path, params={"topic": "t", "defer": HOUR_MS}, content=b"x")
+            assert (answer.text, answer.headers.get("NSQ-Batch")) == ("OK", None)
+    log = DiskLog(tmp_path / "d" / "topics" / "t.topic")
+    assert [(record.note, bool(record.due_ns)) for record in log.read(0)] == [(b"", True), (b"", False)]
+    log.close()
+    assert "producers" not in json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ({"producer": "p"}, "MISSING_ARG_NUMBER"),
+        ({"number": "1"}, "MISSING_ARG_PRODUCER"),
+        ({"producer": "", "number": "1"}, "INVALID_PRODUCER: "),
+        ({"producer": "x" * 65, "number": "1"}, "INVALID_PRODUCER: "),
+        ({"producer": "a b", "number": "1"}, "INVALID_PRODUCER: "),
+        ({"producer": "ä", "number": "1"}, "INVALID_PRODUCER: "),
+        ({"producer": "p\n", "number": "1"}, "INVALID_PRODUCER: "),
+        ({"producer": "p", "number": ""}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "-1"}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "+1"}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "1.0"}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": str(2**63)}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "1" * 5000}, "INVALID_NUMBER: "),
+        ({"producer": "p", "number": "1", "defer": "soon"}, "INVALID_DEFER"),
+    ],
+)
+async def test_names_and_numbers_that_are_none(tmp_path: Path, query: dict[str, str], error: str) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for path in ("/pub", "/mpub"):
+            status, text = await api.post(path, b"x", topic="t", **query)
+            assert (status, text[: len(error)]) == (400, error)
+        assert (await api.stats())["topics"] == []
+
+
+async def test_a_batch_of_no_messages_has_no_number(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        assert await api.post("/mpub", b"\n\n", topic="t", producer="p", number=7) == (200, "OK")
+        assert await send(api, 3, b"a") == PUBLISHED
+
+
+async def test_consumers_see_nothing_of_the_numbers(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/channel/create", topic="t", channel="c")
+        await send(api, 1, b"a", b"b")
+        await send(api, 2, b"later", defer=HOUR_MS)
+        await api.tcp.subscribe("t", "c", ready_count=10)
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"a", b"b"]
+        await api.tcp.nothing_more()
+        channel = await api.channel("t", "c")
+        assert (channel["message_count"], channel["deferred_count"]) == (3, 1)
+        (line,) = (await api.get("/channel/deferred", topic="t", channel="c")).text.splitlines()
+        assert json.loads(line)["body"] == "later"
+        # They are not taken for dead letters either.
+        assert (await api.get("/topic/read", topic="t", format="json")).text.count("dead") == 0
+
+
+async def test_an_emptied_topic_remembers_and_a_deleted_one_forgets(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await send(api, 1, b"a")
+        await api.post("/topic/empty", topic="t")
+        assert await send(api, 1, b"a") == REPEATED
+        await api.post("/topic/delete", topic="t")
+        assert await send(api, 1, b"a") == PUBLISHED
+        assert await stored(api) == ["a"]
+
+
+async def test_ephemeral_topics_remember_while_they_are_there(tmp_path: Path) -> None:
+    topic = "t#ephemeral"
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 1, b"a", topic=topic) == PUBLISHED
+        assert await send(api, 1, b"a", topic=topic) == REPEATED
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 1, b"a", topic=topic) == PUBLISHED
+
+
+async def test_a_batch_that_does_not_fit_into_a_full_topic_is_published_later(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.send("PUT", "/topic/settings?topic=t", body=b'{"max_messages": 2}')
+        assert await send(api, 1, b"a", b"b") == PUBLISHED
+        assert (await send(api, 2, b"c"))[0] == 503
+        assert await send(api, 1, b"a", b"b") == REPEATED  # which needs no room
+        await api.send("PUT", "/topic/settings?topic=t", body=b'{"max_messages": null}')
+        assert await send(api, 2, b"c") == PUBLISHED
+
+
+# ---------------------------------------------------------------------- while it is being stored
+
+
+async def send_together(
+    address: str, files: HeldFiles, numbers: Sequence[int]
+) -> list[tuple[int, str, str | None]]:
+    """Send batches, each when the one before waits for the disk; the answers, once the disk goes on."""
+    answers: dict[int, tuple[int, str, str | None]] = {}
+
+    async def one(at: int, number: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client:
+            answers[at] = await send(client, number, b"body of %d" % number)
+
+    async with trio.open_nursery() as nursery:
+        for at, number in enumerate(numbers):
+            nursery.start_soon(one, at, number)
+            await files.reached()
+            await settle()
+        assert not answers
+        files.release()
+    return [answers[at] for at in range(len(numbers))]
+
+
+class FailingHeldFiles(HeldFiles):
+    """That can fail so many times once they go on."""
+
+    fails = 0
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        if self.fails:
+            self.fails -= 1
+            raise OSError(5, "Input/output error")
+
+
+async def test_a_repetition_of_what_is_being_stored_waits_for_it(tmp_path: Path) -> None:
+    files = FailingHeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, trio.open_nursery():
+        assert bound.http_address is not None
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"first")
+        files.hold("sync")
+        answers = await send_together(bound.http_address, files, [5, 5, 4, 6, 5])
+        assert answers == [PUBLISHED, REPEATED, REPEATED, PUBLISHED, REPEATED]
+
+
+async def test_all_that_waits_for_a_batch_fails_with_it(tmp_path: Path) -> None:
+    """Were the later number stored, the earlier one would be taken for a repetition when it is sent again."""
+    files = FailingHeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.post("/pub", b"first", topic="t")
+        address = str(api._client.base_url.netloc, "ascii")
+        files.hold("sync")
+        files.fails = 1
+        answers = await send_together(address, files, [5, 5, 6])
+        assert [status for status, _, _ in answers] == [503] * 3
+        assert all("Input/output error" in text for _, text, _ in answers)
+        assert await number_of(api) is None
+        assert [await send(api, number, b"%d" % number) for number in (5, 6)] == [PUBLISHED] * 2
+        assert await stored(api) == ["first", "5", "6"]
+
+
+async def test_a_full_disk_costs_neither_the_batch_nor_its_number(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        assert await send(api, 1, b"a") == PUBLISHED
+        files.full_after = 80
+        assert (await send(api, 2, b"x" * 100))[0] == 503
+        assert await send(api, 1, b"a") == REPEATED
+        files.full_after = None
+        assert await send(api, 2, b"b") == PUBLISHED
+        assert await stored(api) == ["a", "b"]
+
+
+# ---------------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize("saved", [False, True])
+async def test_a_broker_that_was_killed_remembers(tmp_path: Path, saved: bool) -> None:
+    """From its state, or the log alone, or the state and what came after it."""
+    async with running_api(tmp_path / "d", checkpoint_interval_ms=HOUR_MS, max_bytes_per_file=300) as api:
+        await send(api, 1, b"a" * 100, producer="before")
+        await send(api, 1, b"b" * 100)
+        if saved:
+            await api.post("/channel/create", topic="t", channel="c")
+        await send(api, 8, b"c" * 100)
+        await send(api, 2, b"d" * 100, producer="after", defer=HOUR_MS)
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    async with running_api(tmp_path / "killed") as api:
+        assert [await number_of(api, name) for name in ("before", "p", "after")] == [1, 8, 2]
+        assert await send(api, 8, b"c") == REPEATED
+        assert await send(api, 9, b"e") == PUBLISHED
+        assert [body[0] for body in await stored(api)] == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_number_outlasts_the_file_with_its_batch(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", max_bytes_per_file=300, checkpoint_interval_ms=20) as api:
+        await api.post("/channel/create", topic="t", channel="c")
+        await send(api, 1, b"a" * 100)
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        for _ in range(6):
+            await api.post("/pub", b"b" * 100, topic="t")
+        for _ in range(7):
+            await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+        first = tmp_path / "d" / "topics" / "t.topic" / f"{0:020}.log"
+        await until(lambda: not first.exists())
+        assert await send(api, 1, b"a") == REPEATED
+    for _ in range(2):
+        async with running_api(tmp_path / "d") as api:
+            assert await send(api, 1, b"a") == REPEATED
+
+
+async def test_a_start_reads_what_came_after_the_saved_state_and_no_more(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", checkpoint_interval_ms=HOUR_MS, max_bytes_per_file=10_000) as api:
+        for number in range(30):
+            await send(api, number, b"x" * 5_000)
+        await api.post("/channel/create", topic="t", channel="c")  # and so the topic is saved
+        await send(api, 30, b"y" * 5_000)
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    files = CountingFiles()
+    async with running_api(tmp_path / "killed", files=files) as api:
+        assert files.read_bytes < 40_000
+        assert await number_of(api) == 30
+
+
+async def test_a_log_that_has_lost_its_end_has_lost_those_numbers_too(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await send(api, 1, b"a")
+        await send(api, 1, b"b", producer="q")
+    (segment,) = (tmp_path / "d" / "topics" / "t.topic").glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-10])
+    async with running_api(tmp_path / "d") as api:
+        assert await send(api, 1, b"a") == REPEATED
+        assert await send(api, 1, b"b", producer="q") == PUBLISHED
+
+
+class OrderedFiles(CountingFiles):
+    """That know what was synced when a state was saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsynced = False
+        self.saved_before: list[bool] = []
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        super().write(fd, offset, parts)
+        self.unsynced |= any(b"NSQB" in part for part in parts)
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.unsynced = False
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if b'"producers":' in content:
+            self.saved_before.append(self.unsynced)
+        super().replace(path, content)
+
+
+async def test_a_state_with_numbers_is_saved_after_their_messages_are_synced(tmp_path: Path) -> None:
+    files = OrderedFiles()
+    options = {"sync": "interval", "sync_timeout_ms": HOUR_MS, "checkpoint_interval_ms": HOUR_MS}
+    async with running_api(tmp_path / "d", files=files, **options) as api:
+        await send(api, 1, b"a")
+        for number in range(2, 5):
+            await send(api, number, b"a")
+            assert files.unsynced
+            await api.post("/channel/create", topic="t", channel=f"c{number}")
+    assert files.saved_before
+    assert not any(files.saved_before)
+
+
+class OnceHeldFiles(HeldFiles):
+    """Where only those wait that are waiting already."""
+
+    def pass_others(self) -> None:
+        self._held = set()
+
+
+async def test_a_sync_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
+    files = OnceHeldFiles()
+    state = tmp_path / "d" / "topics" / "t.topic" / "state.json"
+    options = {"sync": "interval", "sync_every": 2, "sync_timeout_ms": HOUR_MS}
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=HOUR_MS, **options) as api:
+        await send(api, 1, b"a")
+        files.hold("sync")
+        await send(api, 2, b"b")
+        await files.reached()
+        files.pass_others()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(api.post, "/topic/pause", topic="t"))
+            await settle()
+            assert not state.exists()
+            files.release()
+        assert json.loads(state.read_bytes())["producers"] == [["p", 2, 1]]
+
+
+async def test_numbers_that_cannot_be_synced_are_not_saved(tmp_path: Path) -> None:
+    files = FailingFiles()
+    options = {"sync": "interval", "sync_timeout_ms": HOUR_MS, "checkpoint_interval_ms": HOUR_MS}
+    async with running_api(tmp_path / "d", files=files, **options) as api:
+        await send(api, 1, b"a")
+        files.sync_fails = True
+        status, text = await api.post("/channel/create", topic="t", channel="c")
+        assert (status, "cannot be" in text or "cannot save" in text) == (503, True)
+        assert not (tmp_path / "d" / "topics" / "t.topic" / "state.json").exists()
+        files.sync_fails = False
+        assert await api.post("/channel/create", topic="t", channel="c") == (200, "")
+
+
+async def test_messages_that_are_carried_forward_go_without_their_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.5)
+    async with running_api(tmp_path / "d", max_bytes_per_file=10_000, checkpoint_interval_ms=20) as api:
+        await api.post("/channel/create", topic="t", channel="c")
+        await send(api, 1, *(b"%04d" % n * 20 for n in range(100)))
+        for _ in range(5):
+            await api.tcp.send(mpub("t", *(b"x" * 80 for _ in range(100))))
+            await api.tcp.ok()
+        await api.tcp.subscribe("t", "c", ready_count=600)
+        first, *others = [await api.tcp.message() for _ in range(600)]
+        await api.tcp.send(b"".join(b"FIN %s\n" % each.id for each in others))
+        path = tmp_path / "d" / "topics" / "t.topic" / "stragglers"
+        await until(path.exists)
+        assert path.stat().st_size < 1000
+        assert first.body in path.read_bytes()
+        assert await send(api, 1, b"again") == REPEATED
