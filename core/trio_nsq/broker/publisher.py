@@ -114,10 +114,18 @@ class Publisher:
         self._sync_soon = trio.Event()
         self._closed = False
 
-    async def publish(self, topic: Topic, publications: Sequence[Publication]) -> None:
+    async def publish(
+        self, topic: Topic, publications: Sequence[Publication], *, gather: bool = False
+    ) -> None:
         """Store publications; when this returns, they are as safe as the sync mode says.
 
-        Not a checkpoint when nothing has to be waited for. Cancelling it does not take back what is being stored.
+        Not a checkpoint when nothing has to be waited for, unless `gather`. Cancelling it does not take back what is
+        being stored.
+
+        Args:
+            topic: Where to.
+            publications: At least one.
+            gather: Let one write store them and what other tasks publish in the same turn of the event loop.
 
         Raises:
             PublishRefused: Nothing of them was stored. TopicFull, if a limit of the topic's is the reason.
@@ -130,7 +138,10 @@ class Publisher:
             error = reason
             done.set()
 
-        self.submit(topic, publications, then)
+        self.submit(topic, publications, then, gather=gather)
+        if gather and not done.is_set():
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            self._write_gathered()
         if not done.is_set():
             await done.wait()
         if error is not None:
@@ -141,10 +152,13 @@ class Publisher:
         topic: Topic,
         publications: Sequence[Publication],
         then: Callable[[PublishRefused | None], None],
+        *,
+        gather: bool = False,
     ) -> None:
         """Have publications stored, and `then` called with None when they are, or with the reason why not.
 
-        That may be before this returns. `then` must not raise.
+        That may be before this returns. `then` must not raise. With `gather`, as in a round, the caller sees to it that
+        what has gathered is written.
 
         Raises:
             PublishRefused: Nothing of them will be stored, nor `then` called. TopicFull, if a limit of the topic's
@@ -165,7 +179,7 @@ class Publisher:
             group.then.append(then)
         if topic.ephemeral or self._options.sync == "interval":
             self._in_turn[topic] = None
-            if not self._round:
+            if not (self._round or gather):
                 self._write_gathered()
         elif topic not in self._busy:
             self._start_commit(topic)
@@ -407,6 +421,7 @@ class Publisher:
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
+        self._write_gathered()
         while (busy := self._busy.get(topic)) is not None:
             await busy.wait()
 
@@ -417,6 +432,7 @@ class Publisher:
     async def close(self) -> None:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True
+        self._write_gathered()
         for topic in list(self._busy):
             await self.idle(topic)
         await self._sync_all()

@@ -226,13 +226,15 @@ class Server:
 
     # ------------------------------------------------------------------ publishing and delivery
 
-    async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
-        """Store publications to a topic, made if need be. Raises PublishRefused."""
+    async def publish(
+        self, topic_name: str, publications: Sequence[Publication], *, gather: bool = False
+    ) -> None:
+        """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
         topic = self._topic_to_publish(topic_name)
         while (precreating := self._precreating.get(topic)) is not None:
             await precreating.wait()
             topic = self._topic_to_publish(topic_name)  # the other may be deleted by now
-        await self.publisher.publish(topic, publications)
+        await self.publisher.publish(topic, publications, gather=gather)
 
     def submit(
         self,

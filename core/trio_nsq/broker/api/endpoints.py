@@ -181,7 +181,7 @@ class Endpoints:
         try:
             if batch is not None:
                 return _PUBLISHED if await self._once.publish(topic, batch, messages, due_ns) else _REPEATED
-            await self._server.publish(topic, [Publication(messages, due_ns)])
+            await self._server.publish(topic, [Publication(messages, due_ns)], gather=True)
             return _OK
         except PublishRefused as exc:
             # nsqd says EXITING for every reason; the disk's own words help more.
