@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest soak fuzz generate bench docs clean
+.PHONY: help setup demo test lint types pytest soak fuzz generate bench growth docs clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -46,8 +46,11 @@ soak: $(READY)  ## the fault tests in full, an hour: 50 kills, power cuts at eve
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate
 
-bench: $(READY) ## publish and consume rates beside nsqd, as ratios
-	$(BIN)/python bench/throughput.py $(ARGS)
+bench: $(READY) ## every workload beside nsqd, as ratios, a quarter of an hour: make bench [ARGS='--only latency']
+	$(BIN)/python bench/compare.py $(ARGS)
+
+growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
+	$(BIN)/python bench/growth.py $(ARGS)
 
 docs: $(READY)  ## docs/api: the API reference of the client, from its docstrings
 	$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source -o docs/api trio_nsq.client trio_nsq.sync

@@ -5,55 +5,36 @@ One topic, one channel, nobody consuming while it is filled. The brokers take tu
 
 import argparse
 import os
-import re
 import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from bench.throughput import (
-    CHANNEL,
-    CONNECTIONS,
-    FILL_CONNECTIONS,
-    READY_COUNT,
-    TOPIC,
-    load,
-    machine,
-    unfinished,
-    write_results,
-)
+from bench import record
+from bench.contenders import EVERY_OK, IN_MEMORY, NSQD, Contender, memory_mib
+from bench.loads import CHANNEL, TOPIC, fill, reading, unfinished
 
-from interop.build import PeerUnavailable, go_program
-from interop.peers import Broker, nsqd, qcli_serve
+from interop.peers import Broker
 
 BODY_BYTES = 100
 BATCH = 1000
 MIB = 1024 * 1024
 STOP_DEADLINE_S = 600
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A broker with its settings."""
-
-    name: str
-    start: Callable[..., AbstractContextManager[Broker]]
-    flags: Sequence[str]
+CONSUME_S = 3.0
 
 
 CONTENDERS = [
-    Contender("nsqd", nsqd, []),
-    Contender("nsqd, in memory", nsqd, ["--mem-queue-size=1000000000"]),
-    Contender("ours", qcli_serve, []),
-    Contender("ours, --mem-queue-size=1000000", qcli_serve, ["--mem-queue-size=1000000"]),
+    NSQD,
+    IN_MEMORY.with_flags("--mem-queue-size=1000000000"),
+    EVERY_OK,
+    replace(EVERY_OK.with_flags("--mem-queue-size=1000000"), name="ours, --mem-queue-size=1000000"),
 ]
 
 
@@ -72,6 +53,7 @@ class Result:
         first_message_s: From SUB until the first message has come.
         memory_consumed: After consumers have taken messages for a while.
         stop_again_s: As `stop_s`.
+        consumed: Messages that consumers have taken.
     """
 
     broker: str
@@ -88,26 +70,7 @@ class Result:
     first_message_s: float = 0
     memory_consumed: float = 0
     stop_again_s: float = 0
-    consumed: int = field(default=0)
-    """Messages that consumers have taken."""
-
-
-def memory_mib(broker: Broker) -> float:
-    """What a broker's process has in memory."""
-    status = Path(f"/proc/{broker.process.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
-
-
-def fill(broker: Broker, messages: int) -> None:
-    """Publish until so many are queued."""
-    while (queued := unfinished(broker)) < messages:
-        # The load generator runs for a time; a guess that is too short is made up for by the next turn.
-        seconds = max(0.5, min(10.0, (messages - queued) / 1_000_000))
-        load(
-            "bench_writer", broker, seconds, FILL_CONNECTIONS, f"--batch-size={BATCH}", f"--size={BODY_BYTES}"
-        )
+    consumed: int = 0
 
 
 def stop(broker: Broker) -> float:
@@ -130,8 +93,14 @@ def first_message(broker: Broker) -> float:
     return time.perf_counter() - began_s
 
 
-def measure(contender: Contender, messages: int, data_path: Path) -> Result:
-    """Fill one broker, stop it, start it again, and consume a little."""
+def measure(
+    contender: Contender,
+    messages: int,
+    data_path: Path,
+    body_bytes: int = BODY_BYTES,
+    consume_s: float = CONSUME_S,
+) -> Result:
+    """Fill one broker, stop it, start it again, and consume a little, or not at all."""
     result = Result(contender.name, contender.flags)
     with tempfile.TemporaryDirectory(prefix="backlog-", dir=data_path) as folder:
         data = Path(folder) / "data"
@@ -139,11 +108,10 @@ def measure(contender: Contender, messages: int, data_path: Path) -> Result:
             broker.create(TOPIC, CHANNEL)
             result.memory_empty = memory_mib(broker)
             began_s = time.perf_counter()
-            fill(broker, messages // 10)
+            fill(broker, messages // 10, body_bytes, BATCH)
             result.memory_tenth = memory_mib(broker)
-            fill(broker, messages)
+            result.messages = fill(broker, messages, body_bytes, BATCH)
             result.fill_s = time.perf_counter() - began_s
-            result.messages = unfinished(broker)
             result.memory_full = memory_mib(broker)
             result.stop_s = stop(broker)
         began_s = time.perf_counter()
@@ -152,8 +120,8 @@ def measure(contender: Contender, messages: int, data_path: Path) -> Result:
             result.memory_started = memory_mib(broker)
             result.left = unfinished(broker)
             result.first_message_s = first_message(broker)
-            flags = [f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"]
-            load("bench_reader", broker, 3.0, CONNECTIONS, *flags)
+            if consume_s:
+                reading(broker, consume_s).finish()
             result.memory_consumed = memory_mib(broker)
             result.consumed = result.left - unfinished(broker)
             result.stop_again_s = stop(broker)
@@ -200,19 +168,9 @@ def median(results: Sequence[Result]) -> Result:
 
 def parse() -> argparse.Namespace:
     """Return the options of this run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = record.parser(__doc__, rounds=1, only="the brokers whose names contain this")
     parser.add_argument(
         "--messages", type=int, default=10_000_000, help="how many are queued (default: ten million)"
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="turns each broker gets (default: 1)")
-    parser.add_argument("--only", default="", help="the brokers whose names contain this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
-    parser.add_argument("--keep", action="store_true", help="write the numbers to bench/results/")
-    parser.add_argument(
-        "--data-path",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="folder for the brokers' data meanwhile",
     )
     return parser.parse_args()
 
@@ -220,20 +178,14 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, and write what was asked for."""
     options = parse()
-    try:
-        go_program("nsqd")
-    except PeerUnavailable as reason:
-        sys.exit(f"There is nothing to compare with: {reason}")
     room = os.statvfs(options.data_path)
-    needed = (
-        options.messages * (BODY_BYTES + 60) * 2
-    )  # nsqd has each message in the topic's file and the channel's
+    # nsqd has each message in the topic's file and the channel's
+    needed = options.messages * (BODY_BYTES + 60) * 2
     if room.f_bavail * room.f_frsize < needed:
         sys.exit(
             f"{options.data_path} has not the {needed // MIB:,} MiB of room that this takes: see --data-path"
         )
-    about = machine(options.data_path)
-    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    about = record.begin(options)
     results = []
     for number in range(1, options.rounds + 1):
         for contender in CONTENDERS:
@@ -241,12 +193,11 @@ def main() -> None:
                 results.append(measure(contender, options.messages, options.data_path))
                 print(f"round {number}: {results[-1]}", flush=True)
     print("", table(results), sep="\n")
-    record = {
-        "machine": about,
-        "body_bytes": BODY_BYTES,
-        "results": [asdict(result) for result in results],
-    }
-    write_results(record, options, "backlog")
+    record.finish(
+        {"machine": about, "body_bytes": BODY_BYTES, "results": [asdict(result) for result in results]},
+        options,
+        "backlog",
+    )
 
 
 if __name__ == "__main__":

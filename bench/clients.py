@@ -10,41 +10,34 @@ import importlib
 import importlib.util
 import json
 import os
-import re
-import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 import trio
-from bench.throughput import BATCH, BODY_BYTES, READY_COUNT, machine, write_results
+from bench import record
+from bench.contenders import IN_MEMORY, INTERVAL
+from bench.loads import BATCH, BODY_BYTES, CHANNEL, READY_COUNT, Rates, fill, reading, writing
 
-from interop.build import PeerUnavailable, go_program
-from interop.peers import Broker, nsqd, qcli_serve
+from interop.peers import Broker
 from trio_nsq.client import Consumer, Message, Producer
 from trio_nsq.protocol import pack_messages
 
-CHANNEL = "ch"
 BODY = bytes(BODY_BYTES)
 BODIES = [BODY] * BATCH
 CONSUME, PUBLISH_BATCHES, PUBLISH_SINGLES = "consume + finish", "publish, batches", "publish, one by one"
 WORKLOADS = (CONSUME, PUBLISH_BATCHES, PUBLISH_SINGLES)
 SINGLES_UNDER_WAY = 1000
 BATCHES_UNDER_WAY = 8
-BROKERS: dict[str, tuple[Callable[..., AbstractContextManager[Broker]], list[str]]] = {
-    "ours": (qcli_serve, ["--sync=interval"]),
-    "nsqd": (nsqd, ["--mem-queue-size=100000000"]),
-}
+BROKERS = {"ours": INTERVAL, "nsqd": IN_MEMORY}
 
 
 # ------------------------------------------------------------------------------------------ in the client's process
@@ -339,39 +332,6 @@ def ansq_pub(job: Job, meter: Meter) -> None:
 # ------------------------------------------------------------------------------------------ in the bench's process
 
 
-class Rates(NamedTuple):
-    """Messages per second, and per second of processor time of the client."""
-
-    rate: float
-    cpu_rate: float
-
-
-def load(program: str, address: str, topic: str, seconds: float, connections: int, *flags: str) -> Rates:
-    """Run one of NSQ's load generators. Raises RuntimeError."""
-    command = [
-        str(go_program(program)),
-        f"--nsqd-tcp-address={address}",
-        f"--runfor={seconds}s",
-        f"--topic={topic}",
-        f"--size={BODY_BYTES}",
-        *flags,
-    ]
-    env = os.environ | {"GOMAXPROCS": str(connections)}  # it opens one connection per Go processor
-    before_s = _children_cpu_s()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 60)
-    cpu_s = _children_cpu_s() - before_s
-    told = re.search(r"duration: ([\d.]+)(m?s) .* ([\d.]+)ops/s", done.stderr)
-    if done.returncode or told is None:
-        raise RuntimeError(f"{program} failed: {done.stderr[-2000:]}")
-    took_s, rate = float(told[1]) / (1000 if told[2] == "ms" else 1), float(told[3])
-    return Rates(rate, rate * took_s / cpu_s)
-
-
-def _children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @dataclass(frozen=True)
 class Contender:
     """A way to do a workload.
@@ -434,31 +394,20 @@ class Result:
     """Per second of processor time of the client; the broker's is not in it."""
 
 
-def fill(broker: Broker, topic: str, count: int) -> int:
-    """Publish at least so many messages; returns how many there are."""
-    there = 0
-    while there < count:
-        load("bench_writer", broker.tcp_address, topic, 0.5, 2, f"--batch-size={BATCH}")
-        there = int(broker.channel_stats(topic, CHANNEL)["depth"])
-    return there
-
-
 def measure(contender: Contender, broker: Broker, topic: str, options: argparse.Namespace) -> Rates:
     """Run a client once, on a topic of its own."""
     broker.create(topic, CHANNEL)
     count = 10**12
     try:
         if contender.workload == CONSUME:
-            count = fill(
-                broker, topic, options.fast if contender.is_ours or not contender.is_python else options.slow
-            )
+            is_fast = contender.is_ours or not contender.is_python
+            count = fill(broker, options.fast if is_fast else options.slow, topic=topic)
         if contender.run is not None:
             return _run(contender, Job(broker.tcp_address, topic, count, options.seconds))
         if contender.workload == CONSUME:
-            flags = [f"--channel={CHANNEL}", f"--rdy={READY_COUNT}"]
             # It does not end when there is nothing left: half of what it is expected to need has to do.
-            return load("bench_reader", broker.tcp_address, topic, count / 1_000_000, 1, *flags)
-        return load("bench_writer", broker.tcp_address, topic, options.seconds, 1, f"--batch-size={BATCH}")
+            return reading(broker, count / 1_000_000, 1, topic=topic).finish()
+        return writing(broker, options.seconds, 1, topic=topic).finish()
     finally:
         broker.http("POST", "/topic/delete", topic=topic)
 
@@ -506,22 +455,12 @@ def table(results: Sequence[Result]) -> str:
 
 def parse() -> argparse.Namespace:
     """The options of this run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="turns each client gets (default: 3)")
+    parser = record.parser(__doc__, rounds=3, only="the workloads whose names contain this")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn at most (default: 2)")
     parser.add_argument("--broker", choices=BROKERS, default="ours", help="which one (default: ours)")
     parser.add_argument("--fast", type=int, default=400_000, help="messages for ours and Go to consume")
     parser.add_argument("--slow", type=int, default=100_000, help="messages for the others to consume")
-    parser.add_argument("--only", default="", help="the workloads whose names contain this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results to FILE")
-    parser.add_argument("--keep", action="store_true", help="write the raw results to bench/results/")
     parser.add_argument("--as", dest="client", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--data-path",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="folder for the broker's data meanwhile",
-    )
     return parser.parse_args()
 
 
@@ -535,22 +474,13 @@ def main() -> None:
         job = Job(**json.loads(job))
         run(job, Meter(job))
         return
-    try:
-        go_program("nsqd")
-    except PeerUnavailable as reason:
-        sys.exit(f"There is nothing to fill the channels with: {reason}")
-
-    about = machine(options.data_path)
-    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    about = record.begin(options)
     chosen = [one for one in CONTENDERS if options.only in one.workload]
     for missing in sorted({one.module for one in chosen if not one.available()}):
         print(f"not installed, and left out: {missing}")
-    start, flags = BROKERS[options.broker]
+    against = BROKERS[options.broker]
     results = []
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path) as folder,
-        start(Path(folder) / "data", *flags) as broker,
-    ):
+    with against.running(options.data_path) as broker:
         for number in range(1, options.rounds + 1):
             for place, contender in enumerate(chosen):
                 if contender.available():
@@ -564,7 +494,7 @@ def main() -> None:
 
     settings = {
         "broker": options.broker,
-        "flags": flags,
+        "flags": against.flags,
         "seconds": options.seconds,
         "body_bytes": BODY_BYTES,
         "batch": BATCH,
@@ -572,8 +502,11 @@ def main() -> None:
         "batches_under_way": BATCHES_UNDER_WAY,
         "singles_under_way": SINGLES_UNDER_WAY,
     }
-    record = {"machine": about, "settings": settings, "results": [asdict(result) for result in results]}
-    write_results(record, options, "clients")
+    record.finish(
+        {"machine": about, "settings": settings, "results": [asdict(result) for result in results]},
+        options,
+        "clients",
+    )
 
 
 if __name__ == "__main__":

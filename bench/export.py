@@ -4,11 +4,7 @@ All in one run and in turns, for rates of a shared machine drift from minute to 
 README.md says how to read the tables.
 """
 
-import argparse
 import hashlib
-import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -17,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +20,9 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from bench import record
 from pyspark.sql import DataFrame, SparkSession
 
-import trio_nsq
 from cli.support import Cli, command_line
 from interop.peers import qcli_serve
 from spark.support import fill
@@ -83,6 +78,12 @@ def export_rate(engine: Engine, address: str, messages: int, folder: Path, range
     elapsed_s = time.perf_counter() - begun_s
     assert job.outcome.messages == messages, job.outcome
     return messages / elapsed_s
+
+
+def roomy_jvm() -> None:
+    """Have the JVM start with all of its compiler, and room, as Spark's own writer needs; ours has to do with less."""
+    flags = ("-Xmx2g", *(flag for flag in local_jvm._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))))
+    setattr(local_jvm, "_FLAGS", flags)  # noqa: B010
 
 
 def rows_in_jvm(session: SparkSession, messages: int) -> DataFrame:
@@ -181,15 +182,17 @@ def ratio(found: dict[str, list[float]], name: str, base: str) -> str:
 
 def main() -> None:
     """Measure, print, and keep what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = record.parser(__doc__, rounds=3)
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="how many are exported (default: a million)"
+    )
     parser.add_argument("--only-rates", action="store_true", help="no small exports, which take long")
-    parser.add_argument("--json", type=Path, help="keep the results in this file")
-    parser.add_argument("--keep", action="store_true", help="keep them in bench/results/")
     args = parser.parse_args()
+    about = record.begin(args, beside_nsqd=False) | {"pyarrow": pa.__version__}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-export-")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-export-", dir=args.data_path))
+        )
         broker = stack.enter_context(qcli_serve(folder / "data", "--sync=interval"))
         qcli = Cli(broker.tcp_address, broker.http_address)
         bodies = [body(number) for number in range(args.messages)]
@@ -204,14 +207,9 @@ def main() -> None:
             },
             folder,
         )
-        # For Spark's own writer a JVM with all of its compiler, and room; ours has to do with less.
-        flags = (
-            "-Xmx2g",
-            *(flag for flag in local_jvm._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))),
-        )
-        setattr(local_jvm, "_FLAGS", flags)  # noqa: B010
+        roomy_jvm()
         engine = stack.enter_context(open_spark(f"local[{WORKERS}]"))
-        frame = rows_in_jvm(SparkSession(engine._context), args.messages)  # type: ignore[attr-defined]
+        frame = rows_in_jvm(SparkSession(engine._context), args.messages)
         table = table_in_memory(bodies)
         del bodies
         address = broker.http_address
@@ -233,23 +231,9 @@ def main() -> None:
         print(f"\n{SMALL_MESSAGES:,} messages, from the start of the process to its end")
     for name, found in small.items() if not args.only_rates else ():
         print(f"{name:22}{statistics.median(found):>10.2f} s   x stock {ratio(small, name, 'stock pyspark')}")
-    target = args.json
-    if args.keep:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        target = Path(__file__).parent / "results" / f"{stamp}-export-{os.cpu_count()}cpu.json"
-    if target:
-        machine = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "load": os.getloadavg(),
-            "python": platform.python_version(),
-            "trio_nsq": trio_nsq.__version__,
-            "pyarrow": pa.__version__,
-        }
-        settings = {"messages": args.messages, "rounds": args.rounds, "body_bytes": BODY_BYTES}
-        kept = {"machine": machine, "settings": settings, "messages_per_s": rates, "small_s": small}
-        target.write_text(json.dumps(kept, indent=1) + "\n")
+    settings = {"messages": args.messages, "rounds": args.rounds, "body_bytes": BODY_BYTES}
+    kept = {"machine": about, "settings": settings, "messages_per_s": rates, "small_s": small}
+    record.finish(kept, args, "export")
 
 
 if __name__ == "__main__":

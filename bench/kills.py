@@ -9,39 +9,20 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 import trio
-from bench.throughput import machine, write_results
+from bench import record
+from bench.contenders import EVERY_OK, INTERVAL, NSQD, ON_DISK, SYNCED, Contender
 
 from faults.ledger import MS, Ledger, Verdict
 from faults.load import MSG_TIMEOUT_MS, run_and_kill
-from interop.build import PeerUnavailable, go_program
-from interop.peers import Broker, nsqd, qcli_serve
 
-
-@dataclass(frozen=True)
-class Contender:
-    """A broker with its settings."""
-
-    name: str
-    start: Callable[..., AbstractContextManager[Broker]]
-    flags: Sequence[str]
-
-
-CONTENDERS = [
-    Contender("nsqd", nsqd, []),
-    Contender("nsqd, on disk", nsqd, ["--mem-queue-size=0"]),
-    Contender("nsqd, on disk, every message synced", nsqd, ["--mem-queue-size=0", "--sync-every=1"]),
-    Contender("ours, --sync=interval", qcli_serve, ["--sync=interval"]),
-    Contender("ours, every OK synced", qcli_serve, []),
-]
+CONTENDERS = [NSQD, ON_DISK, SYNCED, INTERVAL, EVERY_OK]
 CHECKPOINT_INTERVAL_MS = 2000  # our default
 
 
@@ -58,7 +39,7 @@ def measure(contender: Contender, kills: int, seed: int, data_path: Path) -> Ver
         chance = random.Random(seed)
         run = partial(run_and_kill, start, ledger, kills, chance, operators=False, life_s=life_s)
         trio.run(run)
-    return ledger.judge(ids_unique=contender.start is not nsqd)
+    return ledger.judge(ids_unique=not contender.is_nsqd)
 
 
 def row(name: str, verdict: Verdict) -> str:
@@ -78,30 +59,16 @@ with it. again: delivered once more after their FIN. early: deferred or requeued
 
 def parse() -> argparse.Namespace:
     """Return the options of this run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = record.parser(__doc__, only="the brokers whose names contain this")
     parser.add_argument("--kills", type=int, default=20, help="how often each is killed (default: 20)")
     parser.add_argument("--seed", type=int, default=7, help="of what is done, though not of when exactly")
-    parser.add_argument("--only", default="", help="the brokers whose names contain this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
-    parser.add_argument("--keep", action="store_true", help="write the numbers to bench/results/")
-    parser.add_argument(
-        "--data-path",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="folder for the brokers' data meanwhile",
-    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure, print, and write what was asked for."""
     options = parse()
-    try:
-        go_program("nsqd")
-    except PeerUnavailable as reason:
-        sys.exit(f"There is nothing to compare with: {reason}")
-    about = machine(options.data_path)
-    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    about = record.begin(options)
     print("", HEADER, sep="\n", flush=True)
     results = []
     for contender in CONTENDERS:
@@ -111,7 +78,7 @@ def main() -> None:
             numbers = {name: value for name, value in asdict(verdict).items() if name != "wrong"}
             results.append({"broker": contender.name, "flags": contender.flags, **numbers})
     print(LEGEND)
-    write_results({"machine": about, "seed": options.seed, "results": results}, options, "kills")
+    record.finish({"machine": about, "seed": options.seed, "results": results}, options, "kills")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,6 @@ which it arrived; so the way there and back is in it. README.md says how to read
 
 import argparse
 import http.client
-import json
-import os
-import selectors
-import socket
 import statistics
 import subprocess
 import sys
@@ -19,30 +15,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from struct import pack, unpack_from
 from threading import Thread
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from bench.throughput import Contender, machine
+from bench import record
+from bench.connections import (
+    MSG_TIMEOUT_MS,
+    Client,
+    Clients,
+    Message,
+    prepare_nsqd,
+    prepare_ours,
+    topics_of,
+)
+from bench.contenders import EVERY_OK, NSQD, Contender, cpu_s
 
-from interop.build import PeerUnavailable, go_program
-from interop.peers import Broker, nsqd, qcli_serve
+from interop.peers import Broker
 
-TOPICS = 10
 CONSUMERS = 1000
-MSG_TIMEOUT_MS = 1000  # the shortest that IDENTIFY allows
 FIRST_DELAY_MS = 1000
 APART_MS = 5  # between the times at which two messages are due
 PAUSE_S = 0.0005
 """Between two commands: else their way through a busy broker would be measured, and not its timers."""
 PATIENCE_S = 15.0
 """Longer than this after the last was due nobody waits: what has not come counts as that late."""
-CONTENDERS = [
-    Contender("nsqd", nsqd, []),  # at its log level: where it listens is known from a line of that
-    Contender("ours", qcli_serve, ["--log-level=error"]),
-]
+# nsqd at its log level: where it listens is known from a line of that.
+CONTENDERS = [NSQD, EVERY_OK.with_flags("--log-level=error")]
 
 
 @dataclass
@@ -62,95 +61,6 @@ class Result:
     """Answer times of an uninvolved client while all channels came due at one instant."""
     machine_ms: list[float] = field(default_factory=list)
     """How late a process that does nothing else wakes up from 5 ms of sleep meanwhile: nobody is more punctual."""
-
-
-# ------------------------------------------------------------------------------------------------ clients
-
-
-class Client:
-    """One connection, read whenever `Clients` finds something there."""
-
-    def __init__(
-        self, address: str, topic: str, channel: str, ready_count: int, msg_timeout_ms: int = MSG_TIMEOUT_MS
-    ) -> None:
-        self.msg_timeout_s = msg_timeout_ms / 1000
-        host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)), timeout=60)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
-        settings = {
-            "feature_negotiation": True,
-            "msg_timeout": msg_timeout_ms,
-            "output_buffer_size": -1,  # timers are measured here, not buffers
-        }
-        body = json.dumps(settings).encode()
-        self.sock.sendall(
-            b"  V2IDENTIFY\n%sSUB %s %s\nRDY %d\n"
-            % (pack(">i", len(body)) + body, topic.encode(), channel.encode(), ready_count)
-        )
-        frames: list[tuple[int, bytes]] = []
-        while len(frames) < 2:
-            frames += self.receive()
-        assert frames[1] == (0, b"OK"), frames
-
-    def receive(self) -> list[tuple[int, bytes]]:
-        """Read once, and return the frames that are whole. Heartbeats are answered, and left out."""
-        data = self.sock.recv(256 * 1024)
-        if not data:
-            raise ConnectionError("the broker closed a connection")
-        self._buffer += data
-        frames = []
-        start = 0
-        while len(self._buffer) - start >= 8:
-            size, frame_type = unpack_from(">ii", self._buffer, start)
-            if len(self._buffer) - start < 4 + size:
-                break
-            content = self._buffer[start + 8 : start + 4 + size]
-            start += 4 + size
-            if content == b"_heartbeat_":
-                self.sock.sendall(b"NOP\n")
-            else:
-                frames.append((frame_type, content))
-        self._buffer = self._buffer[start:]
-        return frames
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message as it came, and when, by `time.monotonic`."""
-
-    client: Client
-    at_s: float
-    id: bytes
-    body: bytes
-
-
-class Clients:
-    """All connections, watched together."""
-
-    def __init__(self) -> None:
-        self.all: list[Client] = []
-        self._selector = selectors.DefaultSelector()
-
-    def add(self, client: Client) -> None:
-        """Watch one more."""
-        self.all.append(client)
-        self._selector.register(client.sock, selectors.EVENT_READ, client)
-
-    def close(self) -> None:
-        """Close them all."""
-        for client in self.all:
-            client.sock.close()
-        self._selector.close()
-
-    def messages(self, until_s: float) -> Iterator[Message]:
-        """What comes until then, as it comes."""
-        while (now_s := time.monotonic()) < until_s:
-            for key, _ in self._selector.select(min(0.1, until_s - now_s)):
-                at_s = time.monotonic()
-                for frame_type, content in key.data.receive():
-                    if frame_type == 2:
-                        yield Message(key.data, at_s, content[10:26], content[26:])
 
 
 # ------------------------------------------------------------------------------------------------ one broker
@@ -294,44 +204,6 @@ class Run:
         self.result.late_ms[kind] = late_ms + [1000 * PATIENCE_S] * len(waiting)
 
 
-def topics_of(channels: int) -> list[str]:
-    """The topics that so many channels are spread over."""
-    return [f"t{n}" for n in range(1 if channels == 1 else TOPICS)]
-
-
-def prepare_nsqd(data_path: Path, channels: int) -> None:
-    """Make the channels as nsqd finds them when it starts; making them one by one would keep it busy for minutes."""
-    topics = topics_of(channels)
-    each = [{"name": f"c{n}", "paused": False} for n in range(channels // len(topics))]
-    data = {
-        "topics": [{"name": topic, "paused": False, "channels": each} for topic in topics],
-        "version": "1.3.0",
-    }
-    data_path.mkdir()
-    (data_path / "nsqd.dat").write_text(json.dumps(data))
-
-
-def prepare_ours(data_path: Path, channels: int) -> None:
-    """Make the channels in a broker that is then stopped."""
-    topics = topics_of(channels)
-    with qcli_serve(data_path, "--log-level=error") as broker:
-
-        def make(topic: str) -> None:
-            connection = http.client.HTTPConnection(broker.http_address, timeout=60)
-            paths = [f"/channel/create?topic={topic}&channel=c{n}" for n in range(channels // len(topics))]
-            for path in [f"/topic/create?topic={topic}", *paths]:
-                connection.request("POST", path)
-                reply = connection.getresponse()
-                assert (reply.status, reply.read()) == (200, b""), path
-            connection.close()
-
-        makers = [Thread(target=make, args=(topic,)) for topic in topics]
-        for maker in makers:
-            maker.start()
-        for maker in makers:
-            maker.join()
-
-
 @contextmanager
 def noise(late_ms: list[float]) -> Iterator[None]:
     """Note how late this machine lets a process wake up meanwhile."""
@@ -352,19 +224,13 @@ def noise(late_ms: list[float]) -> Iterator[None]:
         late_ms += map(float, said.split())
 
 
-def cpu_s(broker: Broker) -> float:
-    """CPU seconds that the broker has used."""
-    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(contender: Contender, channels: int, options: argparse.Namespace) -> Result:
     """Measure one broker on an empty data folder."""
     result = Result(contender.name, contender.flags, channels)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path))
         data_path = Path(folder) / "data"
-        prepare = prepare_nsqd if contender.start is nsqd else prepare_ours
+        prepare = prepare_nsqd if contender.is_nsqd else prepare_ours
         prepare(data_path, channels)
         broker = stack.enter_context(contender.start(data_path, *contender.flags))
         run = Run(broker, result, options.samples)
@@ -382,7 +248,7 @@ def measure(contender: Contender, channels: int, options: argparse.Namespace) ->
             steps.insert(2, run.at_once)
         for step in steps:
             step()
-        if contender.start is nsqd:
+        if contender.is_nsqd:
             broker.process.kill()  # in good order it would first write all that it has to disk
             broker.process.wait()
     return result
@@ -420,7 +286,7 @@ def report(results: Sequence[Result]) -> str:
 
 def parse() -> argparse.Namespace:
     """The options of this run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = record.parser(__doc__)
     parser.add_argument(
         "--channels", type=int, default=10_000, help="beside one, a multiple of 10 (default: 10000)"
     )
@@ -429,36 +295,21 @@ def parse() -> argparse.Namespace:
         "--idle-seconds", type=float, default=20.0, help="how long CPU time is counted (default: 20)"
     )
     parser.add_argument("--ours-only", action="store_true", help="without nsqd")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results to FILE")
-    parser.add_argument(
-        "--data-path",
-        type=Path,
-        default=Path(tempfile.gettempdir()),
-        help="folder for the brokers' data while they run (default: %(default)s)",
-    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure, print, and write what was asked for."""
     options = parse()
-    contenders = [c for c in CONTENDERS if c.name == "ours" or not options.ours_only]
-    try:
-        go_program("nsqd")
-    except PeerUnavailable as reason:
-        sys.exit(f"There is nothing to compare with: {reason}")
-    about = machine(options.data_path)
-    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    contenders = CONTENDERS[1:] if options.ours_only else CONTENDERS
+    about = record.begin(options)
     results = []
     for channels in (1, options.channels):
         for contender in contenders:
             result = measure(contender, channels, options)
             results.append(result)
             print(report([result]), flush=True)
-    if options.json:
-        record = {"machine": about, "results": [asdict(result) for result in results]}
-        options.json.write_text(json.dumps(record) + "\n")
-        print(f"written to {options.json}")
+    record.finish({"machine": about, "results": [asdict(result) for result in results]}, options, "timers")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds the peers that are not Python: NSQ's own programs, ``gopeer``, and nsqjs.
+"""Builds the peers that are not Python: NSQ's own programs, ``gopeer`` and ``goload``, and nsqjs.
 
 Everything lands in ``.build/`` beside this file, once: test runs going on at the same time wait for each other on a
 file lock, and a later run builds again only when a file that went into the build has changed.
@@ -21,6 +21,7 @@ DEADLINE_S = 10 * 60
 NSQ = "github.com/nsqio/nsq"
 GO_PACKAGES = [
     "./gopeer",
+    "./goload",
     f"{NSQ}/apps/nsqd",
     f"{NSQ}/apps/nsqlookupd",
     f"{NSQ}/bench/bench_reader",
@@ -38,7 +39,7 @@ _unavailable: dict[Path, PeerUnavailable] = {}
 
 @functools.cache
 def go_program(name: str) -> Path:
-    """Return the path of ``nsqd``, ``nsqlookupd``, ``bench_reader``, ``bench_writer`` or ``gopeer``, built if need be.
+    """Return the path of a program of `GO_PACKAGES`, such as ``nsqd`` or ``gopeer``, built if need be.
 
     Raises:
         PeerUnavailable: there is no ``go``, or the modules could not be downloaded.
@@ -55,7 +56,10 @@ def go_program(name: str) -> Path:
 
     _once(
         programs,
-        [INTEROP / "go.mod", INTEROP / "go.sum", INTEROP / "tools.go", *INTEROP.glob("gopeer/*.go")],
+        [
+            *(INTEROP / name for name in ("go.mod", "go.sum", "tools.go")),
+            *(source for name in ("gopeer", "goload") for source in INTEROP.glob(f"{name}/*.go")),
+        ],
         build,
     )
     return programs / name

@@ -264,6 +264,12 @@ def nsqd_program() -> Path:
         return go_program("nsqd")
 
 
+def goload_program() -> Path:
+    """Return the load generator of the benchmarks."""
+    with _or_skip():
+        return go_program("goload")
+
+
 def nsqd_example_config() -> Path:
     """Return the configuration file that comes with nsqd."""
     return _example_config("nsqd")

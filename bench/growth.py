@@ -1,0 +1,333 @@
+"""How rates, memory and processor time of a broker grow with channels, topics, connections, backlog and body size.
+
+Each curve makes one thing larger and leaves the rest as it is. Nothing may grow faster than what is made larger, and
+the rate of publishing may not depend on the backlog. README.md beside this file says how to read the curves.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+from bench import backlog, readers, record
+from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL, Contender, cpu_s, memory_mib
+from bench.loads import BATCH, CHANNEL, TOPIC, fill, goload, writing
+
+CONTENDERS = {
+    "I": INTERVAL,
+    "F": EVERY_OK,
+    "nsqd": IN_MEMORY.with_flags("--mem-queue-size=1000000"),  # for each of very many channels
+}
+TOLERATED = 1.15
+"""Of an exponent: linear, and what a machine does not measure the same way twice."""
+LEAST_S = 0.05
+"""Of a time: shorter ones count as this, for their differences mean nothing."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is made larger.
+
+    Attributes:
+        name: On the command line.
+        title: What it is.
+        sizes: From small to large.
+        measure: Has one broker do it at one size; returns figures.
+        grow: Figures that must not grow faster than the size does.
+        stay: Figures that must not become less than half of what they were.
+    """
+
+    name: str
+    title: str
+    sizes: Sequence[int]
+    measure: Callable[["Turn", int], dict[str, float]]
+    grow: Sequence[str] = ()
+    stay: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The broker, and how much load it gets."""
+
+    contender: Contender
+    data_path: Path
+    seconds: float
+    share: float
+
+    def count(self, messages: int) -> int:
+        """How many of so many messages it gets."""
+        return max(1, round(messages * self.share))
+
+
+@dataclass
+class Point:
+    """What was measured at one size."""
+
+    broker: str
+    curve: str
+    size: int
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------ curves of a broker
+
+
+def channels(turn: Turn, size: int) -> dict[str, float]:
+    """Publish to one topic, every channel is consumed."""
+    return _through(turn, 1, channels=size, batch=BATCH, count=turn.count(50_000))
+
+
+def topics(turn: Turn, size: int) -> dict[str, float]:
+    """The same number of messages, over so many topics with one channel each."""
+    return _through(turn, size, batch=20, connections=8, count=max(size, turn.count(50_000)))
+
+
+def _through(turn: Turn, topics: int, **flags: object) -> dict[str, float]:
+    with turn.contender.running(turn.data_path) as broker:
+        # Once for nothing, for topics and channels to be there.
+        goload("through", broker.tcp_address, **flags | {"topics": topics, "count": topics})
+        before_s = cpu_s(broker)
+        told = goload("through", broker.tcp_address, topics=topics, **flags)
+        used_s = cpu_s(broker) - before_s
+        return {
+            "published/s": told["messages"] / told["publish_seconds"],
+            "through/s": told["messages"] / told["seconds"],
+            "CPU us/msg": 1e6 * used_s / told["messages"],
+            "MiB": memory_mib(broker),
+        }
+
+
+def connections(turn: Turn, size: int) -> dict[str, float]:
+    """PUB from so many connections, each waiting for its OK."""
+    with turn.contender.running(turn.data_path) as broker:
+        broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
+        told = goload("pub", broker.tcp_address, connections=size, runfor=f"{turn.seconds}s")
+        return {
+            "published/s": told["messages"] / told["seconds"],
+            "CPU us/msg": 1e6 * (cpu_s(broker) - before_s) / told["messages"],
+            "MiB": memory_mib(broker),
+        }
+
+
+def queued(turn: Turn, size: int) -> dict[str, float]:
+    """With so many messages of 100 bytes that wait, stop, start, and publish more."""
+    contender = turn.contender
+    if contender.is_nsqd:
+        contender = contender.with_flags("--mem-queue-size=100000000")
+    with tempfile.TemporaryDirectory(prefix="growth-", dir=turn.data_path) as folder:
+        data = Path(folder) / "data"
+        with contender.start(data, *contender.flags) as broker:
+            broker.create(TOPIC, CHANNEL)
+            fill(broker, turn.count(size), backlog.BODY_BYTES, backlog.BATCH)
+            memory = memory_mib(broker)
+            stopped_s = backlog.stop(broker)
+        began_s = time.perf_counter()
+        with contender.start(data, *contender.flags) as broker:
+            started_s = time.perf_counter() - began_s
+            first_s = backlog.first_message(broker)
+            published = writing(broker, turn.seconds, batch=backlog.BATCH, size=backlog.BODY_BYTES).finish()
+            if contender.is_nsqd:
+                broker.process.kill()
+                broker.process.wait()
+    return {
+        "published/s": published.rate,
+        "MiB": memory,
+        "stop s": stopped_s,
+        "start s": started_s,
+        "1st message s": first_s,
+    }
+
+
+def bodies(turn: Turn, size: int) -> dict[str, float]:
+    """Publish a MiB at a time, of no more than 1,000 messages."""
+    with turn.contender.running(turn.data_path) as broker:
+        broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
+        batch = min(1000, 2**20 // size)
+        flags = {"batch": batch, "size": size, "runfor": f"{turn.seconds}s"}
+        told = goload("pub", broker.tcp_address, **flags)
+        return {
+            "published/s": told["messages"] / told["seconds"],
+            "MiB/s": told["messages"] * size / told["seconds"] / 2**20,
+            "CPU us/msg": 1e6 * (cpu_s(broker) - before_s) / told["messages"],
+            "MiB": memory_mib(broker),
+        }
+
+
+CURVES = [
+    Curve(
+        "channels",
+        "channels of one topic, each with a consumer",
+        (1, 10, 100),
+        channels,
+        ("CPU us/msg", "MiB"),
+    ),
+    Curve(
+        "topics",
+        "topics with a channel and a consumer each",
+        (1, 10, 100, 1000),
+        topics,
+        ("CPU us/msg", "MiB"),
+    ),
+    Curve(
+        "connections",
+        "connections that publish one message after the other",
+        (1, 10, 100, 1000),
+        connections,
+        ("CPU us/msg", "MiB"),
+    ),
+    Curve(
+        "backlog",
+        "messages that wait",
+        (100_000, 1_000_000, 10_000_000),
+        queued,
+        ("MiB", "stop s", "start s", "1st message s"),
+        ("published/s",),
+    ),
+    Curve(
+        "bodies",
+        "bytes of a body",
+        (10, 100, 1000, 10_000, 100_000, 1024 * 1024),
+        bodies,
+        ("CPU us/msg", "MiB"),
+    ),
+]
+
+
+def drawn(curve: Curve, turn: Turn) -> list[Point]:
+    """All points of a curve."""
+    return [Point(turn.contender.name, curve.name, size, curve.measure(turn, size)) for size in curve.sizes]
+
+
+# ------------------------------------------------------------------------------------------ what is printed
+
+
+def exponent(points: Sequence[Point], figure: str) -> float:
+    """The steepest growth from one size to the next, as a power of the size: 1 is linear, 0 is none."""
+    steepest = 0.0
+    least = LEAST_S if figure.endswith(" s") else 0.0
+    for smaller, larger in pairwise(points):
+        one, other = (max(least, point.figures[figure]) for point in (smaller, larger))
+        if one > 0 and other > 0:
+            steepest = max(steepest, math.log(other / one) / math.log(larger.size / smaller.size))
+    return steepest
+
+
+def verdicts(curve: Curve, points: Sequence[Point]) -> list[str]:
+    """How every figure grew, and whether it may."""
+    lines = []
+    for figure in curve.grow:
+        power = exponent(points, figure)
+        verdict = "ok" if power <= TOLERATED else "FASTER THAN LINEAR"
+        lines.append(f"  {figure}: at most as size ^ {power:.2f}: {verdict}")
+    for figure in curve.stay:
+        values = [point.figures[figure] for point in points]
+        least = min(values) / values[0]
+        verdict = "ok" if least > 0.5 else "DEPENDS ON IT"
+        lines.append(f"  {figure}: at least {least:.2f} of what it was at first: {verdict}")
+    return lines
+
+
+def show(curve: Curve, points: Sequence[Point]) -> str:
+    """A table, and what is to be thought of it."""
+    heads = list(points[0].figures)
+    lines = [f"\n{points[0].broker}: {curve.title}", f"{'':>12}" + "".join(f"{head:>15}" for head in heads)]
+    for point in points:
+        cells = "".join(f"{value:>15,.{0 if value >= 1000 else 2}f}" for value in point.figures.values())
+        lines.append(f"{point.size:>12,}{cells}")
+    return "\n".join(lines + verdicts(curve, points))
+
+
+# ------------------------------------------------------------------------------------------ the protocol readers
+
+
+def read_wire() -> dict[str, float]:
+    """Print how much longer the protocol's readers take for eight times as much, and return it: 8 is linear."""
+    factor = readers.LARGE / readers.SMALL
+    print(f"\nprotocol readers: processor time for {factor:g} times as much\n{'':>30}{'times':>8}")
+    found = {}
+    for name, work in readers.READERS.items():
+        times = readers.cpu_s(work, readers.LARGE) / readers.cpu_s(work, readers.SMALL)
+        verdict = "ok" if times <= 2 * factor else "FASTER THAN LINEAR"  # quadratic would be factor ** 2
+        print(f"{name:>30}{times:>8.1f}   {verdict}", flush=True)
+        found[name] = times
+    return found
+
+
+# ------------------------------------------------------------------------------------------ the program
+
+
+def parse() -> argparse.Namespace:
+    """The options of this run."""
+    names = [curve.name for curve in CURVES]
+    parser = record.parser(__doc__, only=f"only these curves, with commas: {', '.join(names)}, readers")
+    parser.add_argument(
+        "--brokers",
+        default="I",
+        help="with commas: I, ours with --sync=interval; F, with every OK synced; nsqd, in memory (default: I)",
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a load (default: %(default)s)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a fraction of it, to see that all works; the figures mean little",
+    )
+    options = parser.parse_args()
+    options.brokers = options.brokers.split(",")
+    if unknown := set(options.brokers) - set(CONTENDERS):
+        parser.error(f"--brokers: there is no {', '.join(sorted(unknown))}")
+    options.only = [name for name in options.only.split(",") if name] or [*names, "readers"]
+    if unknown := set(options.only) - {*names, "readers"}:
+        parser.error(f"--only: there is no curve {', '.join(sorted(unknown))}")
+    options.share = 1.0
+    if options.quick:
+        options.seconds, options.share = 0.3, 0.02
+    return options
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse()
+    about = record.begin(options)
+    began_s = time.monotonic()
+    points: list[Point] = []
+    failed: list[str] = []
+    for name in options.brokers:
+        turn = Turn(CONTENDERS[name], options.data_path, options.seconds, options.share)
+        for curve in CURVES:
+            if curve.name in options.only:
+                try:
+                    own = drawn(curve, turn)
+                except record.FAILURES as reason:
+                    failed.append(f"{curve.name} of {name}")
+                    print(f"{failed[-1]} failed: {reason}", file=sys.stderr)
+                else:
+                    print(show(curve, own), flush=True)
+                    points += own
+    wire = read_wire() if "readers" in options.only else {}
+    print(f"took {time.monotonic() - began_s:.0f} s")
+    settings = {"seconds": options.seconds, "share": options.share}
+    record.finish(
+        {
+            "machine": about,
+            "settings": settings,
+            "points": [asdict(point) for point in points],
+            "readers": wire,
+        },
+        options,
+        "growth",
+    )
+    if failed:
+        sys.exit(f"failed, and left out: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

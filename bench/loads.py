@@ -1,0 +1,162 @@
+"""The load: NSQ's own generators, `bench_writer` and `bench_reader`, and `goload` for what they cannot do.
+
+Rates are messages per second, counted by the generator.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+from typing import NamedTuple
+
+from interop.build import go_program
+from interop.peers import Broker
+
+TOPIC, CHANNEL = "sub_bench", "ch"
+BODY_BYTES = 200
+BATCH = 200
+CONNECTIONS = 2
+FILL_CONNECTIONS = 16
+"""For a backlog that is not measured: many, so that syncing every OK does not take all day."""
+READY_COUNT = 2500  # the most nsqd allows, and bench_reader's default
+PATIENCE_S = 120
+
+
+class Rates(NamedTuple):
+    """Messages per second, and per second of the generator's processor time."""
+
+    rate: float
+    cpu_rate: float
+
+
+class Load:
+    """One of NSQ's load generators, running. It opens a connection for each Go processor."""
+
+    def __init__(
+        self, program: str, broker: Broker, seconds: float, connections: int, *flags: str, topic: str = TOPIC
+    ) -> None:
+        self._broker = broker
+        self._seconds = seconds
+        self._command = [
+            str(go_program(program)),
+            f"--nsqd-tcp-address={broker.tcp_address}",
+            f"--runfor={seconds}s",
+            f"--topic={topic}",
+            *flags,
+        ]
+        self._cpu_before_s = _children_cpu_s()
+        self._process = subprocess.Popen(
+            self._command,
+            env=os.environ | {"GOMAXPROCS": str(connections)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> Rates:
+        """Wait for its end. The processor time is right if no other child ended meanwhile.
+
+        Raises:
+            RuntimeError: It failed, or told nothing.
+        """
+        try:
+            _, said = self._process.communicate(timeout=self._seconds + PATIENCE_S)
+        finally:
+            self._process.kill()
+        cpu_s = _children_cpu_s() - self._cpu_before_s
+        told = re.search(r"duration: (\S+) .* ([\d.]+)ops/s", said)
+        if self._process.returncode or told is None:
+            log = "\n".join(self._broker.log()[-20:])
+            raise RuntimeError(f"{self._command} failed: {said[-2000:]}\nThe broker's log:\n{log}")
+        rate = float(told[2])
+        return Rates(rate, rate * _seconds(told[1]) / cpu_s)
+
+
+def _seconds(duration: str) -> float:
+    """What Go prints as a duration below an hour: `1m2.5s`, `0.5s`, `12.3ms`."""
+    units = {"m": 60, "s": 1, "ms": 1e-3, "µs": 1e-6}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)(ms|µs|m|s)", duration))
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def writing(
+    broker: Broker,
+    seconds: float,
+    connections: int = CONNECTIONS,
+    *,
+    batch: int = BATCH,
+    size: int = BODY_BYTES,
+    topic: str = TOPIC,
+) -> Load:
+    """Start to publish, by MPUB of `batch` messages."""
+    return Load(
+        "bench_writer",
+        broker,
+        seconds,
+        connections,
+        f"--batch-size={batch}",
+        f"--size={size}",
+        topic=topic,
+    )
+
+
+def reading(
+    broker: Broker,
+    seconds: float,
+    connections: int = CONNECTIONS,
+    *,
+    topic: str = TOPIC,
+    channel: str = CHANNEL,
+) -> Load:
+    """Start to consume and to finish what comes."""
+    flags = [f"--channel={channel}", f"--rdy={READY_COUNT}", f"--size={BODY_BYTES}"]
+    return Load("bench_reader", broker, seconds, connections, *flags, topic=topic)
+
+
+def unfinished(broker: Broker, topic: str = TOPIC) -> int:
+    """How many messages the topic's only channel still has to deliver or to see finished."""
+    stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic, include_mem="false"))
+    found = stats["topics"][0]
+    channel = found["channels"][0]
+    return int(found["depth"] + channel["depth"] + channel["in_flight_count"])
+
+
+def fill(
+    broker: Broker, messages: int, size: int = BODY_BYTES, batch: int = BATCH, topic: str = TOPIC
+) -> int:
+    """Publish until so many are queued at least; returns how many there are."""
+    while (queued := unfinished(broker, topic)) < messages:
+        # The generator runs for a time; a guess that is too short is made up for by the next turn.
+        seconds = max(0.2, min(10.0, (messages - queued) / 1_000_000))
+        writing(broker, seconds, FILL_CONNECTIONS, batch=batch, size=size, topic=topic).finish()
+    return queued
+
+
+def goload(command: str, address: str, **flags: object) -> dict[str, float]:
+    """Run our own generator; returns what it tells (see tests/interop/goload).
+
+    Args:
+        command: `pub`, `http`, `through` or `latency`.
+        address: Of the broker; that of HTTP for `http`.
+        flags: Of that command.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    words = [
+        str(go_program("goload")),
+        command,
+        f"--addr={address}",
+        f"--timeout={PATIENCE_S}s",
+        *(f"--{name}={str(value).lower()}" for name, value in flags.items()),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S + 30)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
+    told: dict[str, float] = json.loads(done.stdout)
+    return told

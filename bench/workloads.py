@@ -1,0 +1,493 @@
+"""The workloads in which this broker is compared with nsqd, and what it is to reach in each.
+
+A workload gives figures; a row of the table is one of them, with goals. Load comes from NSQ's own generators wherever
+they can do it.
+"""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench import backlog
+from bench.connections import Client, Clients, prepare_nsqd, prepare_ours, topics_of
+from bench.contenders import (
+    EVERY_OK,
+    IN_MEMORY,
+    INTERVAL,
+    NSQD,
+    ON_DISK,
+    SYNCED,
+    Contender,
+    cpu_s,
+)
+from bench.disk import most_messages, sync_times
+from bench.loads import (
+    BATCH,
+    BODY_BYTES,
+    CHANNEL,
+    CONNECTIONS,
+    READY_COUNT,
+    TOPIC,
+    fill,
+    goload,
+    reading,
+    unfinished,
+    writing,
+)
+
+from interop.peers import Broker
+
+Figures = dict[str, float]
+SETTLE_S = 3.0
+IDLE_S = 10.0
+DISK = "the disk"
+"""What is physically possible, in place of a broker that is compared with."""
+I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One broker's turn at one workload.
+
+    Attributes:
+        contender: The broker.
+        data_path: Where its folder is made.
+        seconds: How long load is put on it, where that is a matter of time.
+        share: How much of the load, where that is a matter of number; 1 is all of it.
+    """
+
+    contender: Contender
+    data_path: Path
+    seconds: float
+    share: float
+
+    def broker(self) -> AbstractContextManager[Broker]:
+        """Run it."""
+        return self.contender.running(self.data_path)
+
+    def count(self, messages: int) -> int:
+        """How many of so many messages this turn gets."""
+        return max(1, round(messages * self.share * self.contender.pace))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio that ours is to reach: its figure over that of another one. None: it is shown, and that is all."""
+
+    ours: str
+    other: str
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        title: What is done.
+        figure: Which of the workload's.
+        unit: Of the figure.
+        goals: What is compared.
+        less: Less is better; a goal is then not to be exceeded.
+    """
+
+    title: str
+    figure: str
+    unit: str
+    goals: tuple[Goal, ...]
+    less: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something that brokers are made to do.
+
+    Attributes:
+        name: On the command line.
+        measure: Has one broker do it.
+        rows: What is shown of it.
+        limit: What the disk below a folder would allow, under the names of the figures.
+        memory_flags: Further flags of nsqd in memory: see `MANY_QUEUES`.
+        rounds: More are not needed.
+    """
+
+    name: str
+    measure: Callable[[Turn], Figures]
+    rows: tuple[Row, ...]
+    limit: Callable[[Path], Figures] | None = None
+    memory_flags: tuple[str, ...] = ()
+    rounds: int = 100
+
+    def names(self) -> list[str]:
+        """The names of the brokers that take part, and perhaps `DISK`."""
+        goals = [goal for row in self.rows for goal in row.goals]
+        return list(dict.fromkeys(name for goal in goals for name in (goal.other, goal.ours)))
+
+
+CONTENDERS = {one.name: one for one in (IN_MEMORY, INTERVAL, EVERY_OK, ON_DISK, SYNCED, NSQD)}
+
+MANY_QUEUES = ("--mem-queue-size=1000000",)  # it would be 80 MB for each of them
+
+
+# ------------------------------------------------------------------------------------------ publish and consume
+
+
+def publish_batches(turn: Turn, connections: int, batch: int = BATCH, size: int = BODY_BYTES) -> Figures:
+    """MPUB."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        return {"rate": writing(broker, turn.seconds, connections, batch=batch, size=size).finish().rate}
+
+
+def publish_singles(turn: Turn, connections: int) -> Figures:
+    """PUB, each connection waiting for its OK."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        return _rate(goload("pub", broker.tcp_address, connections=connections, runfor=f"{turn.seconds}s"))
+
+
+def publish_http(turn: Turn, connections: int, batch: int) -> Figures:
+    """`/pub` or, if `batch` is not 1, `/mpub`."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        flags = {"connections": connections, "batch": batch, "runfor": f"{turn.seconds}s"}
+        return _rate(goload("http", broker.http_address, **flags))
+
+
+def _rate(told: dict[str, float]) -> Figures:
+    return {"rate": told["messages"] / told["seconds"]}
+
+
+class Consume:
+    """Consume what is there already.
+
+    How much is enough depends on the broker and the machine: when the consumers run dry, they get another go at three
+    times as much, and the next round begins with that.
+    """
+
+    def __init__(self) -> None:
+        self._backlogs: dict[str, int] = {}
+
+    def __call__(self, turn: Turn) -> Figures:
+        """`ran_dry` is 1 if the consumers emptied the channel all the same: their rate is then too low."""
+        name, seconds = turn.contender.name, turn.seconds / 2
+        backlog = self._backlogs.get(name, round(600_000 * seconds * turn.contender.pace) + 20_000)
+        with turn.broker() as broker:
+            broker.create(TOPIC, CHANNEL)
+            for _ in range(3):
+                self._backlogs[name] = backlog
+                fill(broker, backlog)
+                rate = reading(broker, seconds).finish().rate
+                ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # what they held when they left
+                if not ran_dry:
+                    break
+                backlog *= 3
+        return {"rate": rate, "ran_dry": float(ran_dry)}
+
+
+def publish_and_consume(turn: Turn) -> Figures:
+    """Both at the same time, on one channel."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        reader = reading(broker, turn.seconds)
+        published = writing(broker, turn.seconds).finish()
+        return {"published": published.rate, "delivered": reader.finish().rate}
+
+
+def fan_out(turn: Turn, channels: int) -> Figures:
+    """Publish, and have every channel drained meanwhile; `rate` is of deliveries, until the last one."""
+    with turn.broker() as broker:
+        flags = {"channels": channels, "batch": BATCH, "count": turn.count(100_000)}
+        return {"rate": channels * _rate(goload("through", broker.tcp_address, **flags))["rate"]}
+
+
+def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
+    """From 8 connections, to each topic in turn MPUB of 20 and PUB, and have every channel drained meanwhile."""
+    with turn.broker() as broker:
+        told = goload(
+            "through",
+            broker.tcp_address,
+            topics=topics,
+            channels=channels,
+            batch=20,
+            mixed=True,
+            connections=8,
+            count=max(topics, turn.count(50_000)),
+        )
+        return {"rate": channels * _rate(told)["rate"]}
+
+
+def latency(turn: Turn, messages_per_s: int) -> Figures:
+    """From publish to delivery, at a steady rate."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        return goload("latency", broker.tcp_address, rate=messages_per_s, runfor=f"{1 + turn.seconds}s")
+
+
+# ------------------------------------------------------------------------------------------ at rest
+
+
+def queued(turn: Turn, messages: int) -> Figures:
+    """Fill, stop, start."""
+    result = backlog.measure(
+        turn.contender, round(messages * turn.share), turn.data_path, BODY_BYTES, consume_s=0
+    )
+    return {
+        "memory_mib": result.memory_full,
+        "restart_s": result.stop_s + result.start_s,
+        "stop_s": result.stop_s,
+        "start_s": result.start_s,
+    }
+
+
+class Idle:
+    """Nothing but heartbeats."""
+
+    def __init__(self, consumers: int, channels: int) -> None:
+        self._consumers, self._channels = consumers, channels
+        self._prepared: TemporaryDirectory[str] | None = None
+
+    def __call__(self, turn: Turn) -> Figures:
+        """One broker, in which all channels are there already."""
+        consumers, channels = round(self._consumers * turn.share), round(self._channels * turn.share)
+        topics = topics_of(channels)
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(prefix="bench-", dir=turn.data_path))
+            data = Path(folder) / "data"
+            if turn.contender.is_nsqd:
+                prepare_nsqd(data, channels)
+            else:
+                shutil.copytree(self._prepare(turn.data_path, channels), data)
+            broker = stack.enter_context(turn.contender.start(data, *turn.contender.flags))
+            clients = Clients()
+            stack.callback(clients.close)
+            for n in range(consumers):
+                topic, channel = topics[n % len(topics)], f"c{n // len(topics)}"
+                clients.add(Client(broker.tcp_address, topic, channel, READY_COUNT))
+            _wait(clients, SETTLE_S)
+            before_s, began_s = cpu_s(broker), time.monotonic()
+            _wait(clients, max(1, IDLE_S * turn.share))
+            percent = 100 * (cpu_s(broker) - before_s) / (time.monotonic() - began_s)
+            if turn.contender.is_nsqd:
+                broker.process.kill()
+                broker.process.wait()
+        return {"cpu_percent": percent}
+
+    def _prepare(self, folder: Path, channels: int) -> Path:
+        """A data folder of ours with so many channels. Making them takes long, so it is made once."""
+        if self._prepared is None:
+            self._prepared = TemporaryDirectory(prefix="bench-", dir=folder)
+            prepare_ours(Path(self._prepared.name) / "data", channels)
+        return Path(self._prepared.name) / "data"
+
+
+def _wait(clients: Clients, seconds: float) -> None:
+    for _ in clients.messages(time.monotonic() + seconds):
+        pass
+
+
+# ------------------------------------------------------------------------------------------ what the disk allows
+
+
+def disk_rate(folder: Path, connections: int, batch: int = BATCH, size: int = BODY_BYTES) -> Figures:
+    """Bytes of a sync over the time of a sync, in messages."""
+    return {"rate": most_messages(folder, connections, batch, size)}
+
+
+def disk_latency(folder: Path) -> Figures:
+    """The time of a sync and a millisecond."""
+    took_s = sorted(sync_times(folder, 4 + BODY_BYTES))
+    percentiles = {"p50_ms": statistics.median(took_s), "p99_ms": took_s[int(0.99 * len(took_s))]}
+    return {name: 1000 * seconds + 1 for name, seconds in percentiles.items()}
+
+
+# ------------------------------------------------------------------------------------------ the table
+
+
+def _goals(
+    i: float | None = None,
+    f: float | None = None,
+    *,
+    safe_i: float | None = None,
+    safe_f: float | None = None,
+    safe_f_to: Contender = SYNCED,
+    disk: float | None = None,
+    show_disk: bool = False,
+) -> tuple[Goal, ...]:
+    """Both of ours beside nsqd in memory; with `safe_i` I beside nsqd on disk, with `safe_f` F beside `safe_f_to`."""
+    goals = [Goal(I, IN_MEMORY.name, i), Goal(F, IN_MEMORY.name, f)]
+    if safe_i is not None:
+        goals.append(Goal(I, ON_DISK.name, safe_i))
+    if safe_f is not None:
+        goals.append(Goal(F, safe_f_to.name, safe_f))
+    if disk is not None or show_disk:
+        goals.append(Goal(F, DISK, disk))
+    return tuple(goals)
+
+
+def _body(size: int, name: str, batch: int) -> Workload:
+    title = f"publish, bodies of {name}, MPUB of {batch}, 2 connections"
+    return Workload(
+        f"body-{name.replace(' ', '').lower()}",
+        partial(publish_batches, connections=2, batch=batch, size=size),
+        (Row(title, "rate", "msg/s", _goals(1.0, safe_i=1.5, safe_f=1.5, disk=0.8)),),
+        partial(disk_rate, connections=2, batch=batch, size=size),
+    )
+
+
+WORKLOADS = [
+    Workload(
+        "publish-batch-2",
+        partial(publish_batches, connections=2),
+        (
+            Row(
+                "publish, MPUB of 200, 2 connections",
+                "rate",
+                "msg/s",
+                _goals(1.2, 0.35, safe_i=4, safe_f=500, show_disk=True),
+            ),
+        ),
+        partial(disk_rate, connections=2),
+    ),
+    Workload(
+        "publish-batch-32",
+        partial(publish_batches, connections=32),
+        (Row("publish, MPUB of 200, 32 connections", "rate", "msg/s", _goals(1.1, 0.7, show_disk=True)),),
+        partial(disk_rate, connections=32),
+    ),
+    Workload(
+        "publish-one-2",
+        partial(publish_singles, connections=2),
+        (Row("publish, PUB, 2 connections", "rate", "msg/s", _goals(0.9, safe_f=4, show_disk=True)),),
+        partial(disk_rate, connections=2, batch=1),
+    ),
+    Workload(
+        "publish-one-200",
+        partial(publish_singles, connections=200),
+        (
+            Row(
+                "publish, PUB, 200 connections",
+                "rate",
+                "msg/s",
+                _goals(0.6, 0.4, safe_f=30, show_disk=True),
+            ),
+        ),
+        partial(disk_rate, connections=200, batch=1),
+    ),
+    Workload(
+        "consume",
+        Consume(),
+        (
+            Row(
+                "consume + FIN, 2 connections, RDY 2500",
+                "rate",
+                "msg/s",
+                # Filling an nsqd that syncs every message takes minutes, and it reads no faster than it writes.
+                _goals(1.6, 1.6, safe_i=5, safe_f=5, safe_f_to=ON_DISK),
+            ),
+        ),
+    ),
+    Workload(
+        "publish-and-consume",
+        publish_and_consume,
+        tuple(
+            Row(
+                f"publish while consuming, one channel: {figure}",
+                figure,
+                "msg/s",
+                _goals(1.3, 0.5, safe_i=3, safe_f=3),
+            )
+            for figure in ("published", "delivered")
+        ),
+    ),
+    Workload(
+        "fan-out",
+        partial(fan_out, channels=10),
+        (
+            Row(
+                "fan-out into 10 channels, until all are drained",
+                "rate",
+                "deliveries/s",
+                _goals(4, 3, safe_i=8, safe_f=8),
+            ),
+        ),
+        memory_flags=MANY_QUEUES,
+    ),
+    Workload(
+        "topics",
+        partial(many_topics, topics=100, channels=4),
+        (
+            Row(
+                "100 topics x 4 channels, PUB and MPUB of 20, until all are drained",
+                "rate",
+                "deliveries/s",
+                _goals(1.2, 0.4, safe_i=3, safe_f=3),
+            ),
+        ),
+        memory_flags=MANY_QUEUES,
+    ),
+    _body(1024, "1 KiB", 200),
+    _body(16 * 1024, "16 KiB", 100),
+    _body(256 * 1024, "256 KiB", 10),
+    Workload(
+        "latency",
+        partial(latency, messages_per_s=5000),
+        (
+            Row(
+                "latency from publish to consume at 5,000 msg/s: p99",
+                "p99_ms",
+                "ms",
+                (Goal(I, IN_MEMORY.name, 1.0), Goal(F, IN_MEMORY.name), Goal(F, DISK, 1.0)),
+                less=True,
+            ),
+        ),
+        disk_latency,
+    ),
+    Workload(
+        "http-pub",
+        partial(publish_http, connections=16, batch=1),
+        (Row("HTTP /pub, 16 connections", "rate", "msg/s", _goals(0.7)),),
+    ),
+    Workload(
+        "http-mpub",
+        partial(publish_http, connections=16, batch=BATCH),
+        (Row("HTTP /mpub of 200, 16 connections", "rate", "msg/s", _goals(1.0)),),
+    ),
+    Workload(
+        "queued",
+        partial(queued, messages=2_000_000),
+        (
+            Row(
+                "memory with 2 million queued messages", "memory_mib", "MiB", _goals(1 / 6, 1 / 6), less=True
+            ),
+            Row(
+                "stop and start with 2 million queued messages",
+                "restart_s",
+                "s",
+                _goals(1 / 20, 1 / 20),
+                less=True,
+            ),
+        ),
+        rounds=1,
+    ),
+    Workload(
+        "idle",
+        Idle(consumers=1000, channels=10_000),
+        (
+            Row(
+                "CPU with 1,000 idle consumers, 10,000 idle channels",
+                "cpu_percent",
+                "% of a core",
+                (Goal(I, NSQD.name, 1.0), Goal(F, NSQD.name, 1.0)),
+                less=True,
+            ),
+        ),
+        rounds=1,
+    ),
+]

@@ -1,0 +1,102 @@
+"""The programs of bench/ begin, and the load that is put on a broker there is what it is said to be."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interop.peers import Broker, goload_program, qcli_serve
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize("name", ["compare", "growth", "generators", "backlog", "timers", "kills", "clients"])
+def test_a_program_says_what_can_be_chosen(name: str) -> None:
+    command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--keep" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
+        yield broker
+
+
+def goload(command: str, *flags: str) -> dict[str, float]:
+    words = [str(goload_program()), command, *flags, "--timeout=60s"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, float] = json.loads(done.stdout)
+    return told
+
+
+def stored(broker: Broker, topic: str) -> tuple[int, int]:
+    """Messages of a topic and their bytes."""
+    stats = json.loads(broker.http("GET", "/stats", format="json", topic=topic))
+    found: dict[str, Any] = stats["topics"][0]
+    return found["message_count"], found["message_bytes"]
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("command", ["pub", "http"])
+def test_every_message_that_is_counted_was_published(broker: Broker, command: str, batch: int) -> None:
+    topic = f"{command}-{batch}"
+    address = broker.tcp_address if command == "pub" else broker.http_address
+    told = goload(
+        command,
+        f"--addr={address}",
+        f"--topic={topic}",
+        "--connections=3",
+        "--size=50",
+        f"--batch={batch}",
+        "--runfor=100ms",
+    )
+    assert told["messages"] >= 3 * batch
+    assert stored(broker, topic) == (told["messages"], told["messages"] * 50)
+    assert told["seconds"] >= 0.1
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("topics", "connections"), [(1, 3), (4, 3)])
+def test_every_channel_gets_everything(broker: Broker, topics: int, connections: int) -> None:
+    name = f"through-{topics}"
+    told = goload(
+        "through",
+        f"--addr={broker.tcp_address}",
+        f"--topic={name}",
+        f"--topics={topics}",
+        "--channels=2",
+        f"--connections={connections}",
+        "--batch=5",
+        "--mixed",
+        "--count=400",
+    )
+    assert told["messages"] == 400
+    assert told["seconds"] >= told["publish_seconds"] > 0
+    each = 400 // topics
+    for topic in [f"{name}-{n}" for n in range(topics)] if topics > 1 else [name]:
+        assert stored(broker, topic) == (each, each * 200)
+
+
+@pytest.mark.interop
+def test_latency_is_that_of_a_steady_rate(broker: Broker) -> None:
+    flags = [f"--addr={broker.tcp_address}", "--topic=latency", "--rate=1000", "--runfor=600ms"]
+    told = goload("latency", *flags)
+    assert told["messages"] == stored(broker, "latency")[0] == 600
+    assert told["seconds"] >= 0.5
+    assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["max_ms"]
+
+
+@pytest.mark.interop
+def test_what_a_broker_refuses_is_told(broker: Broker) -> None:
+    words = [str(goload_program()), "pub", f"--addr={broker.tcp_address}", "--topic=no/topic"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "E_BAD_TOPIC" in done.stderr
