@@ -1,12 +1,19 @@
-"""One broker for the tests of exports; each test has a topic of its own."""
+"""One broker and one Spark for all tests of this folder; each test has a topic of its own."""
 
 import itertools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from trio_nsq.spark.spark_engine import open_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from trio_nsq.spark.run import Engine
 
 _numbers = itertools.count()
 
@@ -28,3 +35,26 @@ def qcli(broker: Broker) -> Cli:
 def topic() -> str:
     """The name of a topic nobody has used."""
     return f"topic{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator["Engine"]:
+    """Spark as the engine of exports, which tries tasks twice; there can be one in a process."""
+    with open_spark("local[2,2]") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(engine: "Engine") -> "SparkSession":
+    """The same Spark, for what a user does with it. There are few rows in these tests: no plan is worth much."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession(engine._context)  # type: ignore[attr-defined]
+    for name, value in (
+        ("session.timeZone", "UTC"),
+        ("shuffle.partitions", "1"),
+        ("adaptive.enabled", "false"),
+        ("codegen.wholeStage", "false"),
+    ):
+        session.conf.set(f"spark.sql.{name}", value)
+    return session

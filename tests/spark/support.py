@@ -2,7 +2,8 @@
 
 import http.client
 import io
-from collections.abc import Container, Sequence
+import time
+from collections.abc import Callable, Container, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,23 @@ from qcli.app import run
 from trio_nsq.broker.state.note import note_of_channel
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
+from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.spark.ranges import Span
 
 HOUR_NS = 3600 * 10**9
 NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""
 FIRST_ID = 7 << 54 | 1000
+
+_DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another process brings about."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def cli_of(broker: Broker) -> Cli:
@@ -39,6 +52,14 @@ def fill(qcli: Cli, topic: str, bodies: Sequence[bytes]) -> None:
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"OK")
     connection.close()
+
+
+def bodies_in(address: str, topic: str) -> list[bytes]:
+    """All that was published, in order."""
+    log = BrokerLog(address, topic)
+    bounds = log.bounds()
+    found = log.read(Span(bounds.first, bounds.end)) if bounds.end > bounds.first else ()
+    return [body for each in found if isinstance(each, RecordBatch) for body in each.messages.bodies()]
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:

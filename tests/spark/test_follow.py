@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,20 +19,12 @@ from spark.support import (
     parquet_files,
     rows,
     run_in_process,
+    until,
 )
-from trio_nsq.spark.export import Advance, ExportTask, export_range
+from trio_nsq.spark.engines import Advance
+from trio_nsq.spark.export import ExportTask, export_range
 from trio_nsq.spark.manifest import RangeDone
 from trio_nsq.spark.run import ExportRequest, open_export
-
-DEADLINE_S = 30.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another process brings about."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def depth(broker: Broker, topic: str, channel: str = "archive") -> int:

@@ -1,56 +1,31 @@
-"""Spark as the engine, and its data source: one JVM for all tests of this file."""
+"""Spark as the engine of exports, and the Java it runs on."""
 
-import json
 import stat
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import CaseInsensitiveDict
 
 import trio_nsq
-from broker.state import damage
 from cli.support import Cli
-from interop.peers import qcli_serve
-from spark.support import (
-    HOUR_NS,
-    NOON_NS,
-    column,
-    export,
-    fill,
-    leftovers,
-    numbers,
-    rows,
-    write_log,
-)
+from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
 from trio_nsq.spark.bundle import write_zip
-from trio_nsq.spark.data_source import NsqDataSource, NsqReader, SourceError
 from trio_nsq.spark.java import NoJava, find_java_home, java_home, java_version
-from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.run import Engine, ExportRequest, open_export
-from trio_nsq.spark.spark_engine import open_spark
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Engine]:
-    """The engine."""
-    with open_spark("local[2]") as engine:
-        yield engine
 
 
 @pytest.mark.slow
-def test_an_export_of_several_ranges(spark: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     fill(qcli, topic, bodies)
     told: list[int] = []
     with open_export(ExportRequest(topic, str(tmp_path), least_ranges=6), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 6
-        job.run(spark, tasks, lambda messages, _: told.append(messages))
+        job.run(engine, tasks, lambda messages, _: told.append(messages))
     assert (job.outcome.messages, job.outcome.files) == (20_000, 6)
     assert sum(told) <= 20_000
     assert rows(tmp_path)["body"].to_pylist() == bodies
@@ -60,7 +35,7 @@ def test_an_export_of_several_ranges(spark: Engine, qcli: Cli, topic: str, tmp_p
 
 @pytest.mark.slow
 def test_what_goes_wrong_in_a_task_keeps_its_name(
-    spark: Engine, qcli: Cli, topic: str, tmp_path: Path
+    engine: Engine, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
     fill(qcli, topic, numbers(100))
     request = ExportRequest(topic, str(tmp_path), least_ranges=2, patience_s=0)
@@ -70,14 +45,14 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
             **{name: getattr(second, name) for name in second.__slots__} | {"address": "127.0.0.1:1"}
         )
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be read"):
-            job.run(spark, [first, gone], lambda *_: None)
+            job.run(engine, [first, gone], lambda *_: None)
     assert job.outcome.ranges == 1
     assert export(qcli, topic, tmp_path)["messages"] == 50
     assert column(tmp_path, "seq") == list(range(100))
 
 
 @pytest.mark.slow
-def test_spark_reads_it(spark: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_spark_reads_it(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Partitions, JSON columns and times, as the engine whose files these could be has them."""
     fill(
         qcli,
@@ -85,16 +60,8 @@ def test_spark_reads_it(spark: Engine, qcli: Cli, topic: str, tmp_path: Path) ->
         [b'{"user": "u%d", "n": %d, "tags": ["x"]}' % (n % 3, n) for n in range(300)] + [b"nonsense"],
     )
     export(qcli, topic, tmp_path, "--json", "--partition-by", "hour")
-    session = SparkSession(spark._context)  # type: ignore[attr-defined]
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    for name, value in (
-        ("shuffle.partitions", "1"),
-        ("adaptive.enabled", "false"),
-        ("codegen.wholeStage", "false"),
-    ):
-        session.conf.set(f"spark.sql.{name}", value)  # there are three hundred rows
-    session.read.parquet(str(tmp_path)).createOrReplaceTempView("t")
-    found = session.sql(
+    spark.read.parquet(str(tmp_path)).createOrReplaceTempView("t")
+    found = spark.sql(
         "SELECT user, count(*) AS c, sum(n) AS s, count(unparsed) AS u, count(DISTINCT seq) AS d, "
         "bool_and(ts = timestamp_micros(ts_ns div 1000)) AS t, bool_and(hour(ts) = hour) AS h "
         "FROM t GROUP BY user ORDER BY user"
@@ -105,60 +72,6 @@ def test_spark_reads_it(spark: Engine, qcli: Cli, topic: str, tmp_path: Path) ->
         ("u1", 100, sum(range(1, 300, 3)), 0, 100, True, True),
         ("u2", 100, sum(range(2, 300, 3)), 0, 100, True, True),
     ]
-
-
-# ---------------------------------------------------------------------- the data source
-
-
-@pytest.mark.slow
-def test_the_source_nsq(spark: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    """What it gives is what an export writes; no `register` is called."""
-    fill(qcli, topic, [b"%d" % n for n in range(25_000)])
-    export(qcli, topic, tmp_path)
-    session = SparkSession(spark._context)  # type: ignore[attr-defined]
-    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
-    names = ["seq", "id", "ts_ns", "body"]
-    source = session.read.format("nsq").options(**options, minPartitions="2", columns=",".join(names))
-    expected = rows(tmp_path, *names)
-    assert source.load().toArrow().sort_by("seq").cast(expected.schema).equals(expected)
-    ending = json.dumps({qcli.http_address: 13})
-    part = session.read.format("nsq").options(**options, startingOffsets="10", endingOffsets=ending).load()
-    assert part.columns == ["topic", "broker", "seq", "id", "ts_ns", "ts", "attempts", "body"]
-    assert [bytes(row.body) for row in part.collect()] == [b"10", b"11", b"12"]
-
-
-def reader(**options: str) -> NsqReader:
-    source = NsqDataSource(CaseInsensitiveDict(options))
-    return source.reader(source.schema())
-
-
-def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    for options, text in (
-        ({}, "needs the option topic"),
-        ({"topic": "t", "startingOfsets": "1"}, "no option startingofsets"),
-        ({"topic": "t", "columns": "seq,what"}, "no column what"),
-        ({"topic": "t", "startingOffsets": "1", "startingTimestamp": "1"}, "exclude each other"),
-    ):
-        with pytest.raises(SourceError, match=text):
-            reader(**options)
-    with pytest.raises(SourceError, match="do not say anything of the broker"):
-        reader(topic="t", nsqdHttpAddress=qcli.http_address, startingOffsets="{}").partitions()
-
-
-def test_the_source_does_not_pass_over_what_is_lost(tmp_path: Path) -> None:
-    write_log(tmp_path / "data", "t", [(NOON_NS + n * HOUR_NS, [b"body%03d" % n]) for n in range(30)])
-    damage(tmp_path / "data" / "topics" / "t.topic", b"body007")
-    with qcli_serve(tmp_path / "data") as broker:
-        options = {"topic": "t", "nsqdHttpAddress": broker.http_address, "columns": "seq"}
-        strict, lax = reader(**options), reader(**options, failOnDataLoss="false")
-        (partition,) = strict.partitions()
-        with pytest.raises(SourceError, match=r"messages 7 to 7 of topic t .* are damaged"):
-            list(strict.read(partition))
-        found = [number for batch in lax.read(partition) for number in batch.to_pydict()["seq"]]
-        assert found == [n for n in range(30) if n != 7]
-        late = reader(**options, startingTimestamp=str((NOON_NS + 10 * HOUR_NS) // 10**6))
-        assert [each.span for each in late.partitions()] == [Span(10, 30)]
-        assert list(late.read(None)) == []
 
 
 # ---------------------------------------------------------------------- Java

@@ -4,12 +4,12 @@ Columns are built out of buffers, many records at a time: what is done for each 
 on. The schema, in order; none but the first four is never null, as far as Parquet is told:
 
     topic      string
-    broker     string             where it was read: its HTTP address, without http://
+    broker     string             where it was read: its HTTP address, without http://; of a channel its TCP address
     seq        int64              its place in the topic of that broker
     id         string             16 hex digits: NSQ's message id
     ts_ns      int64              when it was published, Unix nanoseconds
     ts         timestamp[us, UTC] the same, rounded down
-    attempts   int32              null: a log delivers nothing
+    attempts   int32              null: a log delivers nothing; out of a channel: deliveries, this one included
     body       binary, or string  with JSON the columns of its fields stand in its place
     rest       string             JSON, columns inferred: an object of the other fields; null if there are none
     unparsed   binary             text and JSON: the body, if it is not that; null if it is
@@ -23,6 +23,7 @@ import pyarrow as pa
 from ..log.records import RecordBatch
 from .json_columns import parse_bodies
 from .layout import REST, UNPARSED, Body, JsonType, Layout
+from .spool_records import SpooledRows
 
 ARROW_TYPES = {
     JsonType.STRING: pa.string(),
@@ -89,6 +90,7 @@ class TableBuilder:
         self._ids = array("Q")
         self._times_ns = array("q")
         self._times_us = array("q")
+        self._attempts = array("i")  # as many as there are bodies, or none
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -107,6 +109,16 @@ class TableBuilder:
         self._times_ns.extend(array("q", [batch.timestamp_ns]) * count)
         self._times_us.extend(array("q", [batch.timestamp_ns // 1000]) * count)
 
+    def add_spooled(self, rows: SpooledRows) -> None:
+        """Take messages of a spool; a table holds nothing else besides."""
+        self._bodies += rows.bodies
+        self.body_bytes += sum(map(len, rows.bodies))
+        self._sequences.extend(rows.sequences)
+        self._ids.extend(rows.ids)
+        self._times_ns.extend(rows.times_ns)
+        self._times_us.extend([time_ns // 1000 for time_ns in rows.times_ns])
+        self._attempts.extend(array("i", rows.attempts))
+
     def table(self) -> Any:
         """What was taken, as a table, and begin anew."""
         count = len(self._bodies)
@@ -117,7 +129,7 @@ class TableBuilder:
             _hex(self._ids),
             _fixed(self._times_ns, pa.int64()),
             _fixed(self._times_us, pa.timestamp("us", tz="UTC")),
-            pa.nulls(count, pa.int32()),
+            _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
             *self._body_columns(),
         ]
         self._begin()
@@ -160,7 +172,7 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _fixed(values: "array[int]", kind: Any) -> Any:
-    """An array of 64-bit values, without copying any."""
+    """An array of values of a fixed size, without copying any."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 

@@ -1,0 +1,66 @@
+"""The data source `nsq`, read in one go."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from broker.state import damage
+from cli.support import Cli
+from interop.peers import qcli_serve
+from spark.support import HOUR_NS, NOON_NS, export, fill, rows, write_log
+from trio_nsq.spark.data_source import NsqDataSource, NsqReader
+from trio_nsq.spark.ranges import Span
+from trio_nsq.spark.source_options import SourceError
+
+
+@pytest.mark.slow
+def test_the_source_nsq(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """What it gives is what an export writes; no `register` is called."""
+    fill(qcli, topic, [b"%d" % n for n in range(25_000)])
+    export(qcli, topic, tmp_path)
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
+    names = ["seq", "id", "ts_ns", "body"]
+    source = spark.read.format("nsq").options(**options, minPartitions="2", columns=",".join(names))
+    expected = rows(tmp_path, *names)
+    assert source.load().toArrow().sort_by("seq").cast(expected.schema).equals(expected)
+    ending = json.dumps({qcli.http_address: 13})
+    part = spark.read.format("nsq").options(**options, startingOffsets="10", endingOffsets=ending).load()
+    assert part.columns == ["topic", "broker", "seq", "id", "ts_ns", "ts", "attempts", "body"]
+    assert [bytes(row.body) for row in part.collect()] == [b"10", b"11", b"12"]
+
+
+def reader(**options: str) -> NsqReader:
+    source = NsqDataSource(CaseInsensitiveDict(options))
+    return source.reader(source.schema())
+
+
+def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    for options, text in (
+        ({}, "needs the option topic"),
+        ({"topic": "t", "startingOfsets": "1"}, "no option startingofsets"),
+        ({"topic": "t", "columns": "seq,what"}, "no column what"),
+        ({"topic": "t", "startingOffsets": "1", "startingTimestamp": "1"}, "exclude each other"),
+    ):
+        with pytest.raises(SourceError, match=text):
+            reader(**options)
+    with pytest.raises(SourceError, match="do not say anything of the broker"):
+        reader(topic="t", nsqdHttpAddress=qcli.http_address, startingOffsets="{}").partitions()
+
+
+def test_the_source_does_not_pass_over_what_is_lost(tmp_path: Path) -> None:
+    write_log(tmp_path / "data", "t", [(NOON_NS + n * HOUR_NS, [b"body%03d" % n]) for n in range(30)])
+    damage(tmp_path / "data" / "topics" / "t.topic", b"body007")
+    with qcli_serve(tmp_path / "data") as broker:
+        options = {"topic": "t", "nsqdHttpAddress": broker.http_address, "columns": "seq"}
+        strict, lax = reader(**options), reader(**options, failOnDataLoss="false")
+        (partition,) = strict.partitions()
+        with pytest.raises(SourceError, match=r"messages 7 to 7 of topic t .* are damaged"):
+            list(strict.read(partition))
+        found = [number for batch in lax.read(partition) for number in batch.to_pydict()["seq"]]
+        assert found == [n for n in range(30) if n != 7]
+        late = reader(**options, startingTimestamp=str((NOON_NS + 10 * HOUR_NS) // 10**6))
+        assert [each.span for each in late.partitions()] == [Span(10, 30)]
+        assert list(late.read(None)) == []

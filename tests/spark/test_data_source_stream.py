@@ -1,0 +1,417 @@
+"""The data source `nsq`, read as a stream: by Spark, and by a stand-in for it where that is a matter of one call."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from cli.support import Cli
+from interop.peers import Broker, qcli_serve
+from spark.support import HOUR_NS, NOON_NS, cli_of, fill, numbers, until, write_log
+from trio_nsq.protocol.errors import NSQError
+from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable, LogReplaced
+from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.source_options import SourceError
+from trio_nsq.spark.stream_offsets import Place, offset_of, places_of, share
+from trio_nsq.spark.stream_reader import NsqStreamReader
+
+Row = tuple[str, int]
+
+
+def reader(**options: str) -> NsqStreamReader:
+    source = NsqDataSource(CaseInsensitiveDict({"columns": "broker,seq", **options}))
+    return source.streamReader(source.schema())
+
+
+class Query:
+    """What Spark does with a reader, as it does it: offsets are JSON text, and compared as such; one reader plans, and
+    a copy of another one reads. What is to outlive it is in `checkpoint`.
+    """
+
+    def __init__(self, checkpoint: list[str], **options: str) -> None:
+        self.checkpoint = checkpoint
+        self.control = reader(**options)
+        self.tasks: NsqStreamReader = pickle.loads(pickle.dumps(reader(**options)))
+
+    def until_now(self) -> "Query":
+        """The same, for what there is now."""
+        self.control.prepareForTriggerAvailableNow()
+        return self
+
+    def plan(self) -> bool:
+        """Note how far the next batch goes; False if there is nothing to do."""
+        start = self._start(len(self.checkpoint))
+        limit = self.control.getDefaultReadLimit()
+        end = json.dumps(self.control.latestOffset(json.loads(start), limit))
+        if end == start:
+            return False
+        self.checkpoint.append(end)
+        return True
+
+    def rows(self) -> list[Row]:
+        """Do the batch that was noted last, maybe for the second time."""
+        start, end = self._start(len(self.checkpoint) - 1), self.checkpoint[-1]
+        found: list[Row] = []
+        for planned in self.control.partitions(json.loads(start), json.loads(end)):
+            partition = pickle.loads(pickle.dumps(planned))
+            for batch in self.tasks.read(partition):
+                found += zip(batch["broker"].to_pylist(), batch["seq"].to_pylist(), strict=True)
+        return found
+
+    def batch(self) -> list[Row] | None:
+        """What a trigger brings; None if it does not come to a batch."""
+        return self.rows() if self.plan() else None
+
+    def batches(self) -> list[list[Row]]:
+        """Batches until there is nothing to do."""
+        return list(iter(self.batch, None))
+
+    def _start(self, number: int) -> str:
+        return self.checkpoint[number - 1] if number else json.dumps(self.control.initialOffset())
+
+
+def sequences(rows: list[Row] | None) -> list[int]:
+    assert rows is not None
+    return sorted(sequence for _, sequence in rows)
+
+
+def options_for(qcli: Cli, topic: str) -> dict[str, str]:
+    return {"topic": topic, "nsqdHttpAddress": qcli.http_address}
+
+
+@contextmanager
+def broker_on(data: Path, port: str = "0", *flags: str) -> Iterator[tuple[Broker, str]]:
+    """A broker, and its port."""
+    with qcli_serve(data, f"--http-address=127.0.0.1:{port}", *flags) as broker:
+        yield broker, broker.http_address.rpartition(":")[2]
+
+
+# ---------------------------------------------------------------------- with Spark
+
+
+@pytest.mark.slow
+def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Through triggers of a limited size, a restart of the broker between two of them, and one of the query."""
+    seen: list[tuple[int, bytes]] = []
+    sizes: list[int] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        rows = [(row.seq, bytes(row.body)) for row in batch.collect()]
+        seen.extend(rows)
+        sizes.append(len(rows))
+
+    def stream(**options: str) -> Any:
+        source = spark.readStream.format("nsq").options(topic="t", columns="seq,body", **options)
+        writer = source.load().writeStream.foreachBatch(take)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    with broker_on(tmp_path / "data") as (broker, port):
+        fill(cli_of(broker), "t", numbers(250))
+        options = {"nsqdHttpAddress": broker.http_address}
+        query = (
+            stream(**options, maxOffsetsPerTrigger="100").trigger(processingTime="50 milliseconds").start()
+        )
+        query.processAllAvailable()
+        assert (len(seen), sizes) == (250, [100, 100, 50])
+        broker.process.kill()
+        broker.process.wait()
+    with broker_on(tmp_path / "data", port) as (broker, _):
+        fill(cli_of(broker), "t", numbers(30, 250))
+        query.processAllAvailable()
+        assert len(seen) == 280
+        query.stop()
+        fill(cli_of(broker), "t", numbers(200, 280))
+        query = stream(**options, maxOffsetsPerTrigger="150").trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert (query.exception(), sizes[-2:]) == (None, [150, 50])
+        assert seen == list(enumerate(numbers(480)))
+        first, last = (progress.sources[0] for progress in query.recentProgress[:2])
+        assert json.loads(first.endOffset)[broker.http_address]["sequence"] == 430
+        assert json.loads(first.latestOffset) == {broker.http_address: {"sequence": 480}}  # 50 behind
+        assert json.loads(last.endOffset)[broker.http_address]["sequence"] == 480
+        broker.http("POST", "/topic/delete", topic="t")
+        fill(cli_of(broker), "t", numbers(1000))
+        query = stream(**options).trigger(availableNow=True).start()
+        with pytest.raises(Exception, match="it was deleted and made again, or lost its end"):
+            query.awaitTermination()
+    assert len(seen) == 480
+
+
+# ---------------------------------------------------------------------- everything once
+
+
+def test_triggers_take_no_more_than_they_should(qcli: Cli, topic: str) -> None:
+    options = options_for(qcli, topic)
+    fill(qcli, topic, numbers(25))
+    query = Query([], **options, maxOffsetsPerTrigger="10", minPartitions="3")
+    assert [sequences(batch) for batch in query.batches()] == [
+        [*range(10)],
+        [*range(10, 20)],
+        [*range(20, 25)],
+    ]
+    fill(qcli, topic, numbers(3))
+    again = Query(query.checkpoint, **options)
+    assert [sequences(batch) for batch in again.batches()] == [[25, 26, 27]]
+
+
+def test_partitions(qcli: Cli, topic: str) -> None:
+    fill(qcli, topic, numbers(100))
+    for least, spans in (("0", 1), ("4", 4)):
+        planner = reader(**options_for(qcli, topic), minPartitions=least)
+        end = planner.latestOffset({}, ReadAllAvailable())
+        found = planner.partitions({}, end)
+        assert len(found) == spans
+        assert [n for each in found for n in range(*each.span)] == list(range(100))
+        assert planner.partitions(end, end) == []
+
+
+def test_two_brokers_take_turns_and_keep_their_order(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as other:
+        addresses = [qcli.http_address, other.http_address]
+        fill(qcli, topic, numbers(90))
+        fill(cli_of(other), topic, numbers(10))
+        there, back = ",".join(addresses), ", ".join([*reversed(addresses), addresses[0]])
+        query = Query([], topic=topic, nsqdHttpAddress=there, maxOffsetsPerTrigger="50")
+        first = query.batch()
+        assert first is not None
+        assert 48 <= len(first) <= 50
+        assert {broker for broker, _ in first} == set(addresses)
+        again = Query(query.checkpoint, topic=topic, nsqdHttpAddress=back)
+        rest = again.batch()
+        assert rest is not None
+        assert again.batch() is None  # the order in which they are named does not make another offset
+        assert sorted(first + rest) == sorted(
+            [(addresses[0], n) for n in range(90)] + [(addresses[1], n) for n in range(10)]
+        )
+
+
+def test_an_empty_topic(broker: Broker, qcli: Cli, topic: str) -> None:
+    broker.create(topic)
+    query = Query([], **options_for(qcli, topic))
+    assert [query.batch(), query.batch()] == [[], None]  # where it begins is noted once
+    fill(qcli, topic, numbers(2))
+    assert [sequences(each) for each in query.batches()] == [[0, 1]]
+
+
+def test_what_is_available_now_is_settled_at_the_beginning(qcli: Cli, topic: str) -> None:
+    options = options_for(qcli, topic)
+    fill(qcli, topic, numbers(20))
+    query = Query([], **options, maxOffsetsPerTrigger="15").until_now()
+    assert sequences(query.batch()) == list(range(15))
+    fill(qcli, topic, numbers(5))
+    assert [sequences(each) for each in query.batches()] == [[15, 16, 17, 18, 19]]
+    assert query.control.reportLatestOffset() == {qcli.http_address: {"sequence": 25}}
+    again = Query(query.checkpoint, **options).until_now()
+    assert [sequences(each) for each in again.batches()] == [[20, 21, 22, 23, 24]]
+
+
+def test_columns_and_rows(qcli: Cli, topic: str) -> None:
+    """Batches of ten thousand rows at most; what there is of each can be chosen, in any order."""
+    fill(qcli, topic, numbers(25_000))
+    stream = reader(**options_for(qcli, topic), columns="body, seq")
+    (partition,) = stream.partitions({}, stream.latestOffset({}, ReadAllAvailable()))
+    batches = list(stream.read(partition))
+    assert max(batch.num_rows for batch in batches) == 10_000
+    assert batches[0].schema.names == ["body", "seq"]
+    rows = [row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True)]
+    assert rows == [(b"%d" % n, n) for n in range(25_000)]
+
+
+# ---------------------------------------------------------------------- where it begins
+
+
+def test_latest_is_settled_with_the_first_batch(qcli: Cli, topic: str) -> None:
+    """A query that was killed before its first batch was done begins where it began."""
+    options = options_for(qcli, topic) | {"startingOffsets": "latest"}
+    fill(qcli, topic, numbers(10))
+    query = Query([], **options)
+    assert query.batch() == []
+    fill(qcli, topic, numbers(5))
+    assert query.plan()
+    fill(qcli, topic, numbers(5))
+    again = Query(query.checkpoint, **options)
+    assert sequences(again.rows()) == [10, 11, 12, 13, 14]
+    assert sequences(again.batch()) == [15, 16, 17, 18, 19]
+
+
+def test_where_a_stream_begins(tmp_path: Path) -> None:
+    write_log(tmp_path / "data", "t", [(NOON_NS + n * HOUR_NS, [b"%d" % n]) for n in range(12)])
+    seconds = (NOON_NS + 10 * HOUR_NS) // 10**9
+    with qcli_serve(tmp_path / "data") as broker:
+        options = {"topic": "t", "nsqdHttpAddress": broker.http_address}
+        places: list[object] = [10, "10", f"@{seconds}", {"first": 0, "sequence": 10}]
+        for starting in ["10", *(json.dumps({broker.http_address: place}) for place in places)]:
+            assert sequences(Query([], **options, startingOffsets=starting).batch()) == [10, 11]
+        later = Query([], **options, startingTimestamp=str(seconds * 1000 + 1))
+        assert sequences(later.batch()) == [11]
+
+
+def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as other:
+        fill(qcli, topic, numbers(5))
+        fill(cli_of(other), topic, numbers(3))
+        query = Query([], **options_for(qcli, topic))
+        assert sequences(query.batch()) == list(range(5))
+        both = {"topic": topic, "nsqdHttpAddress": f"{qcli.http_address},{other.http_address}"}
+        joined = Query(query.checkpoint, **both)
+        assert joined.batch() == [(other.http_address, n) for n in range(3)]
+        assert joined.rows() == [(other.http_address, n) for n in range(3)]
+        assert joined.batch() is None
+        fill(cli_of(other), topic, numbers(1))
+        alone = Query(joined.checkpoint, **options_for(qcli, topic))
+        with pytest.raises(
+            SourceError, match=f"also reads {other.http_address}, which nsqdHttpAddress does not"
+        ):
+            alone.plan()
+        without = Query(joined.checkpoint, **options_for(qcli, topic), failOnDataLoss="false")
+        assert without.batch() is None
+        fill(qcli, topic, numbers(1))
+        assert without.batch() == [(qcli.http_address, 5)]
+        assert Query(without.checkpoint, **both).batch() == [(other.http_address, 3)]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    options = {"topic": "t", "columns": "broker,seq"}
+    with ThreadPoolExecutor(1) as thread:
+        with broker_on(tmp_path / "data") as (broker, port):
+            options["nsqdHttpAddress"] = broker.http_address
+            fill(cli_of(broker), "t", numbers(5))
+            query = Query([], **options)
+            assert sequences(query.batch()) == list(range(5))
+        for ask in (query.batch, lambda: Query(query.checkpoint, **options).until_now().batches()):
+            waiting = thread.submit(ask)
+            with broker_on(tmp_path / "data", port):
+                assert waiting.result() in (None, [])
+        with pytest.raises(BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be read: "):
+            Query(query.checkpoint, **options, patienceMs="150").plan()
+
+
+def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
+    """Have what was published before be discarded. Returns where the log begins and ends then."""
+    broker.create(topic, "c")
+    for first in range(start, start + 300, 100):
+        fill(cli_of(broker), topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
+    broker.http("POST", "/channel/empty", topic=topic, channel="c")
+    log = BrokerLog(broker.http_address, topic)
+    until(lambda: log.bounds().first > start)
+    return log.bounds().first, log.bounds().end
+
+
+def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
+        options = options_for(cli_of(broker), "t")
+        broker.create("t", "c")
+        fill(cli_of(broker), "t", numbers(10))
+        planned, query = Query([], **options), Query([], **options)
+        assert planned.plan()
+        assert sequences(query.batch()) == list(range(10))
+        first, end = discard(broker, "t", 10)
+        for attempt, lost in ((planned.rows, "0 to 9"), (query.plan, f"10 to {first - 1}")):
+            with pytest.raises(
+                SourceError, match=f"messages {lost} of topic t on .* are no longer kept; failOn"
+            ):
+                attempt()
+        lax = options | {"failOnDataLoss": "false", "maxOffsetsPerTrigger": "5"}
+        assert Query(planned.checkpoint, **lax).rows() == []
+        over = Query(query.checkpoint, **lax)
+        assert sequences(over.batch()) == list(range(first, first + 5))
+        assert sequences(over.rows()) == list(range(first, first + 5))
+        with pytest.raises(
+            SourceError, match=f"messages 3 to {first - 1} of topic t on .* are no longer kept"
+        ):
+            Query([], **options, startingOffsets="3").plan()
+        assert sequences(Query([], **lax, startingOffsets="3").batch()) == list(range(first, first + 5))
+        assert sequences(Query([], **options).batch()) == list(range(first, end))
+
+
+@pytest.mark.parametrize("published", [None, 0, 5, 10, 20])
+def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, published: int | None) -> None:
+    """With fewer messages, as many, or more: it is never taken for the one before, not even where that is asked."""
+    options = options_for(qcli, topic)
+    fill(qcli, topic, numbers(10))
+    idle, planned, read = (Query([], **options, failOnDataLoss="false") for _ in range(3))
+    assert sequences(idle.batch()) == list(range(10))
+    assert planned.plan()
+    assert read.plan()
+    (partition,) = read.control.partitions({}, json.loads(read.checkpoint[-1]))
+    broker.http("POST", "/topic/delete", topic=topic)
+    if published is not None:
+        broker.create(topic)
+        fill(qcli, topic, numbers(published))
+    started = Query(idle.checkpoint, **options)
+    attempts: list[Callable[[], object]] = [started.plan, planned.rows, idle.plan]
+    if published == 10:
+        assert not idle.plan()  # it looks as though nothing had happened, until there is something to read
+        fill(qcli, topic, numbers(1))
+    if published is not None:
+        attempts.append(lambda: list(read.tasks.read(partition)))
+    for attempt in attempts:
+        with pytest.raises(LogReplaced, match="it was deleted and made again, or lost its end"):
+            attempt()
+
+
+def test_what_is_not_there_to_begin_with(qcli: Cli, topic: str) -> None:
+    options = options_for(qcli, topic)
+    with pytest.raises(SourceError, match=f"there is no topic {topic} on .*: make it"):
+        Query([], **options).plan()
+    fill(qcli, topic, numbers(10))
+    for more, text in (
+        ({"startingOffsets": "11"}, "ends before message 10, and is to be read from 11 on"),
+        ({"startingOffsets": "soon"}, "INVALID_AT: 'soon' is not"),
+        ({"startingOffsets": "{}"}, "do not say anything of the broker"),
+        ({"startingOffsets": "{"}, "are not JSON"),
+    ):
+        with pytest.raises(NSQError, match=text):
+            Query([], **options, **more).plan()
+
+
+def test_options_that_are_none(qcli: Cli) -> None:
+    for more, text in (
+        ({"endingOffsets": "10"}, r"endingOffsets is for spark\.read only"),
+        ({"endingtimestamp": "10"}, r"endingTimestamp is for spark\.read only"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger wants a whole number, 1 or more"),
+        ({"startingTimestamp": "noon"}, "startingTimestamp wants a whole number"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss wants true or false"),
+        ({"nsqdHttpAddress": "localhost"}, "nsqdHttpAddress wants host:port"),
+    ):
+        with pytest.raises(SourceError, match=text):
+            reader(topic="t", **more)
+
+
+# ---------------------------------------------------------------------- offsets
+
+
+def test_offsets_as_they_are_in_a_checkpoint() -> None:
+    text = '{"a:1": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}, "b:2": {"first": 7, "sequence": 7}}'
+    places = {"b:2": Place(7, 7), "a:1": Place(0, 1000, "9a46b01870c003e7")}
+    assert json.dumps(offset_of(places)) == text
+    assert places_of(json.loads(text)) == places
+    with pytest.raises(SourceError, match="the checkpoint is of another source"):
+        places_of({"topic": {"0": 12}})
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=5), st.integers(1, 10**6))
+def test_shares(available: dict[str, int], most: int) -> None:
+    shares = share(available, most)
+    assert shares.keys() == available.keys()
+    assert all(0 <= shares[broker] <= available[broker] for broker in available)
+    waiting = [broker for broker in available if available[broker]]
+    assert sum(shares.values()) <= most
+    assert sum(shares.values()) >= min(most - len(waiting) + 1, sum(available.values()))
+    if most >= len(waiting):
+        assert all(shares[broker] for broker in waiting)
+    if sum(available.values()) <= most:
+        assert shares == available == share(available, None)
