@@ -7,25 +7,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from .bulk import better_engine, count_of, progress, spark_engine, tls_files
 from .connecting import Connecting
 from .errors import Failure, Terminated, reason_of, unreachable
 from .exit_codes import ExitCode
-from .options import HTTP_OPTION
-from .output import json_lines, plain_terminal, rate, size, talk, talks_to_live_terminal, write
+from .options import HTTP_OPTION, TCP_OPTION
+from .output import json_lines, rate, size, talk, write
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export import Advance, ExportTask
+    from trio_nsq.spark.export import ExportTask
     from trio_nsq.spark.run import Engine, Export, ExportRequest, Outcome
 
-SPARK_WORTH_BYTES = 4 * 1024**3
-"""With less to be read, this process is done before Spark has begun and caught up."""
+    from .spooling import Receiving
+
 LOOKUPD_TIMEOUT_S = 5.0
-_REFRESH_S = 0.2
 _RETRY_S = 5.0
 """So long after a failed round at the latest the next one is begun."""
-_GO_ON = "The same command goes on from there."
+GO_ON = "The same command goes on from there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,14 @@ class Running:
     """What the command line says of how it is to go.
 
     Attributes:
-        addresses: Where brokers are asked, unless discovery services are.
+        addresses: Where brokers are, over HTTP, or over TCP if a channel is consumed; unless discovery services say.
         lookupd_addresses: Discovery services, if any.
         engine: `auto`, `inline` or `spark`.
         master: Of Spark; None: local, or what spark-submit says.
         every_s: From the beginning of one round to the next; None: there is one only.
         form: `text` or `json`.
         quiet: Say nothing but errors.
+        receiving: How a channel is consumed; None: it is not, logs are read.
     """
 
     addresses: tuple[str, ...]
@@ -49,17 +50,7 @@ class Running:
     every_s: float | None
     form: str
     quiet: bool
-
-
-def check_extra() -> None:
-    """Raises Failure if what nothing works without is not installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise Failure(
-            f"to-parquet needs the extra 'spark', which is not installed ({error}): pip install 'trio-nsq[spark]'. "
-            "With pyarrow alone, pip install pyarrow, --engine inline works."
-        ) from error
+    receiving: Receiving | None = None
 
 
 def export(request: ExportRequest, running: Running) -> int:
@@ -71,10 +62,15 @@ def export(request: ExportRequest, running: Running) -> int:
     from trio_nsq.spark.run import open_export
 
     connecting = Connecting.of_command()
-    request = dataclasses.replace(request, tls=_tls_files(connecting))
+    request = dataclasses.replace(request, tls=tls_files(connecting))
     with _failures(), ExitStack() as stack:
         addresses = _find_brokers(running, request.topic)
-        work = _Work(stack.enter_context(open_export(request, addresses)), running, stack)
+        if running.receiving is None:
+            work = Work(stack.enter_context(open_export(request, addresses)), running, stack)
+        else:
+            from .spooling import SpoolWork
+
+            work = SpoolWork(stack.enter_context(open_export(request, ())), running, stack)
         try:
             if running.every_s is None:
                 return work.once(addresses)
@@ -83,17 +79,6 @@ def export(request: ExportRequest, running: Running) -> int:
             work.job.sweep()
             work.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
-
-
-def _tls_files(connecting: Connecting) -> Any:
-    from trio_nsq.spark.broker_log import TLSFiles
-
-    return TLSFiles(
-        connecting.tls_root_ca_file,
-        connecting.tls_cert,
-        connecting.tls_key,
-        connecting.tls_insecure_skip_verify,
-    )
 
 
 @contextmanager
@@ -108,7 +93,11 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except RequestRefused as error:
-        raise not_readable(error.address, Source(error.topic, None), error.status, error.text) from error
+        failure = not_readable(error.address, Source(error.topic, None), error.status, error.text)
+        if error.text == "NOT_FOUND":
+            hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
+            failure = Failure(f"{failure.message} {hint}", failure.exit_code)
+        raise failure from error
     except BrokerUnreachable as error:
         reason = error.reason if error.cause is None else reason_of(error.cause)
         raise unreachable(error.address, HTTP_OPTION, reason) from error
@@ -117,7 +106,7 @@ def _failures() -> Iterator[None]:
         raise Failure(text[:1].upper() + text[1:] + "." * (not text.endswith("."))) from error
 
 
-class _Work:
+class Work:
     """One run of the command.
 
     Args:
@@ -139,9 +128,9 @@ class _Work:
         self._begun_s = time.monotonic()
 
     def once(self, addresses: Sequence[str]) -> int:
-        """One round."""
+        """All there is now."""
         try:
-            self._round(addresses)
+            self._all(addresses)
         except Exception as error:
             if self.job.outcome.ranges == 0:
                 raise
@@ -171,7 +160,7 @@ class _Work:
 
         failing = False
         while True:
-            self._begun_s = time.monotonic()
+            begun_s = self._begun_s = time.monotonic()
             try:
                 self._round(addresses)
                 if failing:
@@ -187,21 +176,31 @@ class _Work:
             if outcome.ranges or (not failing and (outcome.missing or not self._rounds_told)):
                 self._rounds_told += 1  # before it is: an interruption meanwhile must not have it told again
                 self.report(outcome)
-            pause_s = min(every_s, _RETRY_S) if failing else every_s
-            time.sleep(max(0.0, self._begun_s + pause_s - time.monotonic()))
+            self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
                 addresses = _find_brokers(self._running, self.job.request.topic)
             except Failure as failure:  # those that were known will do
                 talk(f"Warning: {failure}")
 
+    def _pause(self, until_s: float, failing: bool) -> None:
+        """Wait for the next round, or after one that failed, until a time of the monotonic clock."""
+        time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def _all(self, addresses: Sequence[str]) -> None:
+        self._round(addresses)
+
     def _round(self, addresses: Sequence[str]) -> None:
+        self._export(addresses)
+
+    def _export(self, addresses: Sequence[str]) -> None:
+        """Plan, and do what was planned."""
         tasks = self.job.plan(addresses)
         self._tell_gaps()
         if not tasks:
             self.job.run(lambda *_: None, [], lambda *_: None)
             return
         engine = self._engine or self._choose(tasks)
-        with _progress(self.job.outcome.planned_messages, self._running.quiet) as advance:
+        with progress(sum(task.span.length for task in tasks), self._running.quiet) as advance:
             self.job.run(engine, tasks, advance)
         self._tell_gaps()
 
@@ -214,14 +213,14 @@ class _Work:
         wanted = self._running.engine
         why = ""
         if wanted == "auto":
-            wanted, why = _better_engine(self.job.outcome.planned_bytes, len(tasks))
+            wanted, why = better_engine(self.job.outcome.planned_bytes, len(tasks), "range")
         self._engine_name = wanted
         if why and not self._running.quiet:
             talk(f"Note: engine {wanted}: {why}.")
         if wanted == "inline":
             self._engine = run_inline
         else:
-            self._engine = self._stack.enter_context(_spark(self._running.master))
+            self._engine = self._stack.enter_context(spark_engine(self._running.master))
         return self._engine
 
     # ------------------------------------------------------------------ what is said
@@ -243,7 +242,7 @@ class _Work:
         if self._is_news() or not self._rounds_told:
             self.report()
         if not self._running.quiet:
-            talk(_GO_ON)
+            talk(GO_ON)
 
     def report(self, outcome: Outcome | None = None) -> None:
         """Say what became of it so far, or of a round that is over."""
@@ -266,117 +265,48 @@ class _Work:
             with _failures():
                 raise error
         except Failure as failure:
-            return Failure(f"{failure.message} {_GO_ON}", ExitCode.PARTIAL)
+            return Failure(f"{failure.message} {GO_ON}", ExitCode.PARTIAL)
         except OSError as failure:
             where = f"{failure.filename}: " if failure.filename else ""
-            return Failure(f"{where}{failure.strerror or failure}. {_GO_ON}", ExitCode.PARTIAL)
+            return Failure(f"{where}{failure.strerror or failure}. {GO_ON}", ExitCode.PARTIAL)
         except Exception:
             raise error from None
 
 
 def _summary(request: ExportRequest, outcome: Outcome, elapsed_s: float) -> str:
     text = (
-        f"{_count(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
-        f"{_count(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "
+        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
+        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "
         f"{rate(outcome.messages / elapsed_s)} messages/s"
     )
     if outcome.skipped_ranges:
         text += (
-            f"; {_count(outcome.skipped_ranges, 'range')} ({_count(outcome.skipped_messages, 'message')}) "
+            f"; {count_of(outcome.skipped_ranges, 'range')} ({count_of(outcome.skipped_messages, 'message')}) "
             "there already"
         )
     if outcome.unparsed:
         text += f"; {outcome.unparsed:,} in the column unparsed"
     if outcome.for_one_channel:
         text += f"; {outcome.for_one_channel:,} left out, which had come back for one channel"
+    if outcome.repeated:
+        text += f"; {outcome.repeated:,} left out, which came a second time"
     if outcome.missing:
         text += f"; {outcome.missing:,} missing"
     return text
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-@contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Advance]:
-    """Show a bar on standard error while the block runs, if that is a terminal."""
-    if quiet or not talks_to_live_terminal():
-        yield lambda _messages, _size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("messages, {task.fields[read]}, {task.fields[speed]} messages/s"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, no_color=plain_terminal())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
-        shown = bar.add_task("", total=total, read="0 B", speed="0")
-        begun_s = shown_s = time.monotonic()
-        messages = read = 0
-
-        def advance(more: int, more_bytes: int) -> None:
-            nonlocal messages, read, shown_s
-            messages += more
-            read += more_bytes
-            now_s = time.monotonic()
-            if now_s - shown_s >= _REFRESH_S:
-                shown_s = now_s
-                speed = rate(messages / (now_s - begun_s))
-                bar.update(shown, completed=messages, read=size(read), speed=speed, refresh=True)
-
-        yield advance
-
-
-# ---------------------------------------------------------------------- engines
-
-
-def _better_engine(size_bytes: int, tasks: int) -> tuple[str, str]:
-    """The engine that is done sooner, and why."""
-    import os
-
-    much = f"{size(size_bytes)} in {_count(tasks, 'range')}"
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return "spark", "spark-submit runs this"
-    if size_bytes < SPARK_WORTH_BYTES or tasks < 2 or (os.cpu_count() or 1) < 2:
-        return "inline", f"{much}; Spark would take longer to start than it saves (--engine spark)"
-    try:
-        from trio_nsq.spark.java import find_java_home
-        from trio_nsq.spark.spark_engine import check_spark
-
-        check_spark()
-        find_java_home()
-    except Exception as error:
-        return "inline", f"{much} would be faster with Spark, but {error}"
-    return "spark", much
-
-
-@contextmanager
-def _spark(master: str | None) -> Iterator[Engine]:
-    import logging
-
-    from trio_nsq.spark.spark_engine import open_spark
-
-    # py4j logs every connection that a JVM does not answer on any more, at the root; we say that once.
-    logging.getLogger().addHandler(logging.NullHandler())
-    with open_spark(master) as engine:
-        yield engine
 
 
 # ---------------------------------------------------------------------- discovery
 
 
 def _find_brokers(running: Running, topic: str) -> Sequence[str]:
-    """The brokers' HTTP addresses. Raises Failure: no discovery service names any."""
-    return _ask_lookupds(running.lookupd_addresses, topic) if running.lookupd_addresses else running.addresses
+    """The brokers' addresses. Raises Failure: no discovery service names any."""
+    if not running.lookupd_addresses:
+        return running.addresses
+    return _ask_lookupds(running.lookupd_addresses, topic, over_tcp=running.receiving is not None)
 
 
-def _ask_lookupds(addresses: Sequence[str], topic: str) -> list[str]:
-    """The HTTP addresses of all brokers that have a topic.
+def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> list[str]:
+    """The HTTP or TCP addresses of all brokers that have a topic.
 
     Raises:
         Failure: There is none, or nobody knows.
@@ -392,7 +322,8 @@ def _ask_lookupds(addresses: Sequence[str], topic: str) -> list[str]:
     async def ask(address: str) -> None:
         try:
             for broker in await lookup_topic(address, topic, timeout_s=LOOKUPD_TIMEOUT_S):
-                found[format_address(broker.broadcast_address, broker.http_port)] = None
+                port = broker.tcp_port if over_tcp else broker.http_port
+                found[format_address(broker.broadcast_address, port)] = None
         except LookupFailed as failure:
             failures.append(failure)
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from . import params
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
-from .connecting import http_connection
+from .connecting import tcp_connection
+from .consuming import check_consuming, consumes, receiving_options, separate
 from .exit_codes import ExitCode
-from .options import BROKER, DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE, tcp_address
+from .options import (
+    BROKER,
+    DEFAULT_HTTP_ADDRESS,
+    DEFAULT_TCP_ADDRESS,
+    HTTP_OPTION,
+    HTTP_VARIABLE,
+    TCP_OPTION,
+    TCP_VARIABLE,
+)
 from .params import topic_name
 from .positions import NOTE as POSITIONS
-from .positions import BrokerPosition, check_range
+from .positions import PositionOrNow, check_range
 
 if TYPE_CHECKING:
     from trio_nsq.spark.layout import JsonType
@@ -23,14 +33,6 @@ SELECTION, FILES, CONTINUOUS, WORK = "Which messages", "Files", "Continuously", 
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
-
-
-class PositionOrNow(BrokerPosition):
-    """A position; `now` is the end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text to be sent."""
-        return "latest" if value == "now" else super().convert(value, param, ctx)
 
 
 def http_addresses(text: str) -> str:
@@ -100,6 +102,10 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
             "from all brokers that have it",
             "qcli to-parquet clicks ./archive --lookupd-http-address 127.0.0.1:4161",
         ),
+        Example(
+            "out of an nsqd, at least once: what is in a channel",
+            "qcli to-parquet clicks ./archive --nsqd-tcp-address stock-nsqd:4150 --channel archive",
+        ),
     ],
     exits={
         ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
@@ -115,16 +121,26 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "begins; each range is a file, or one for each date or hour. A file is there in whole or not at all, and its "
         "name says which sequences of which broker it holds. So the same command again writes what is missing, and "
         "nothing twice: every reader sees each message once. One export at a time may write to a folder.",
+        "At least once": "An nsqd keeps no log that could be read again. So with --nsqd-tcp-address the channel is "
+        "consumed: what comes is put into a spool on this machine's disk, synced, and only then finished; the spool "
+        "is exported like a log, and emptied. A message that was finished is in the spool or in files, whatever is "
+        "killed; one that an nsqd delivers again comes a second time, unless it is among the last 100,000 of that "
+        "nsqd, which are known by their ids. seq counts the spool's messages. A topic or channel that is not there "
+        "is made. With --follow it receives for --every, then exports; without it ends when nothing more comes of "
+        "what was there when it began; what another consumer of the channel has in flight, or one that was killed, "
+        "is not waited for, and is had by the next run. It does the same with a broker of ours, whose log is better "
+        "read over HTTP.",
         "Columns": "topic, broker (where it was read), seq (the sequence), id (16 hex digits), ts_ns (when it was "
         "published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null: a log "
-        "delivers nothing), body. With --text and --json, bodies that are not that are kept as they are in the column "
-        "unparsed. A field of JSON whose name is one of these gets body_ before it.",
+        "delivers nothing; out of a channel 1 or more), body. With --text and --json, bodies that are not that are "
+        "kept as they are in the column unparsed. A field of JSON whose name is one of these gets body_ before it.",
         "Extra": "This needs pip install 'trio-nsq[spark]', which brings Java along; with pyarrow alone, "
         "--engine inline works.",
         "Positions": POSITIONS + " Here now is latest.",
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "
-        "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed.",
+        "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed, repeated "
+        "(came out of a channel a second time, and not written).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -149,8 +165,21 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     metavar="HOST:PORT",
     help="An nsqlookupd that names the brokers instead. May be given several times.",
 )
-@tcp_address("Accepted, not used.", used=False)
-@http_connection
+@option(
+    BROKER,
+    TCP_OPTION,
+    "tcp_addresses",
+    multiple=True,
+    default=(DEFAULT_TCP_ADDRESS,),
+    envvar=TCP_VARIABLE,
+    metavar="HOST:PORT",
+    show_default=True,
+    show_envvar=True,
+    help="An nsqd's TCP address: consume --channel there, which is at least once. Several with commas, or given "
+    "several times. Not used if --nsqd-http-address is given besides, or if it is in the environment only; see "
+    "--consume.",
+)
+@tcp_connection
 @option(
     SELECTION,
     "--from",
@@ -190,6 +219,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
     "is anything to write.",
 )
+@receiving_options
 @option(FILES, "--text", is_flag=True, help="Bodies as strings.")
 @option(
     FILES,
@@ -281,12 +311,16 @@ def command(
     folder: str,
     nsqd_http_address: str,
     lookupd_addresses: tuple[str, ...],
-    nsqd_tcp_address: str,
+    tcp_addresses: tuple[str, ...],
     first: str | None,
     end: str | None,
     channel: str | None,
     follow: bool,
     every_ms: int,
+    consume: bool,
+    spool: Path | None,
+    idle_timeout_ms: int,
+    max_in_flight: int,
     text: bool,
     as_json: bool,
     columns: list[tuple[str, JsonType | None]] | None,
@@ -303,7 +337,8 @@ def command(
     """Write the messages of a topic, from its log, to Parquet files in a folder.
 
     Whatever has become of them: no channel notices, but for the one that --channel names. What is there from an earlier
-    run is not written again. FOLDER is a path, or a URL such as s3://bucket/archive.
+    run is not written again. An nsqd has no log: with --nsqd-tcp-address a channel of it is consumed instead, at least
+    once. FOLDER is a path, or a URL such as s3://bucket/archive.
     """
     if text and as_json:
         raise click.UsageError("--text and --json exclude each other.")
@@ -323,9 +358,16 @@ def command(
     if channel is not None:
         params.source(f"{topic}/{channel}")
 
-    from .exporting import Running, check_extra, export
+    consume = consumes(consume or spool is not None)
+    if consume:
+        tcp_addresses = separate(tcp_addresses)
+        spool = check_consuming(topic, folder, channel, first or end, tcp_addresses, spool, master)
 
-    check_extra()
+    from .bulk import check_extra
+    from .exporting import Running, export
+    from .spooling import Receiving
+
+    check_extra("to-parquet")
 
     from trio_nsq.spark.export import FileOptions
     from trio_nsq.spark.layout import Body, Layout, Partition
@@ -343,14 +385,16 @@ def command(
         json_fields=columns or (),
         options=FileOptions(compression, level, row_group_bytes),
         target_bytes=target_bytes,
+        spool=spool,
     )
     running = Running(
-        tuple(nsqd_http_address.split(",")),
+        tcp_addresses if consume else tuple(nsqd_http_address.split(",")),
         lookupd_addresses,
         "spark" if master is not None else engine,
         master,
         every_ms / 1000 if follow else None,
         form,
         quiet,
+        Receiving(idle_timeout_ms / 1000, max_in_flight) if consume else None,
     )
     return export(request, running)

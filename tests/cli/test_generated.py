@@ -79,13 +79,14 @@ def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None
         return  # they work on files
     options = {param.opts[0]: param for param in ctx.command.params if isinstance(param, click.Option)}
     tcp, http = options["--nsqd-tcp-address"], options["--nsqd-http-address"]
-    assert (tcp.default, tcp.envvar) == ("127.0.0.1:4150", TCP_VARIABLE)
+    assert tcp.default == (("127.0.0.1:4150",) if tcp.multiple else "127.0.0.1:4150")
+    assert tcp.envvar == TCP_VARIABLE
     assert (http.default, http.envvar) == ("127.0.0.1:4151", HTTP_VARIABLE)
     assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
     for name in ("tls-root-ca-file", "tls-cert", "tls-key", "tls-insecure-skip-verify"):
         # Not QCLI_TLS_CERT, which is the broker's own.
         assert options[f"--{name}"].envvar == f"QCLI_CLIENT_{name.replace('-', '_').upper()}"
-    assert ("--auth-secret" in options) == (ctx.info_name in ("pub", "tail", "replay"))
+    assert ("--auth-secret" in options) == (ctx.info_name in ("pub", "tail", "replay", "to-parquet"))
     assert ExitCode.UNREACHABLE in getattr(ctx.command, "exits", {})
 
 

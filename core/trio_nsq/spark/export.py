@@ -1,10 +1,11 @@
 """Writing one range: what a task does, wherever it runs."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,19 +13,18 @@ import pyarrow.parquet as pq
 
 from ..log.gaps import Gap
 from ..log.records import RecordBatch
-from .broker_log import PATIENCE_S, BrokerLog, TLSFiles
+from .broker_log import PATIENCE_S, BrokerLog, Found, TLSFiles
 from .columns import DICTIONARY_COLUMNS, TableBuilder
+from .engines import Advance
 from .layout import Layout, partition_folder, partition_key, range_name
 from .manifest import RangeDone, done_path
 from .ranges import Span
+from .spool_records import Spooled, SpooledRows, read_spool
 from .storage import Storage, storage_at
 
 MIB = 1024 * 1024
 _TABLE_ROWS = 20_000
 """So many rows become Arrow columns at a time."""
-
-Advance = Callable[[int, int], None]
-"""Is told of messages and bytes of bodies as they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class ExportTask:
         layout, options: See there.
         tls: For https.
         patience_s: How long a broker that went away is waited for.
+        spool: The folder of a spool's log that is read instead of the broker; None: there is none.
     """
 
     place: str
@@ -66,6 +67,16 @@ class ExportTask:
     options: FileOptions = field(default_factory=FileOptions)
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
+    spool: Path | None = None
+
+    @property
+    def messages(self) -> int:
+        """How many sequences there are."""
+        return self.span.length
+
+    def run(self, advance: Advance | None = None) -> RangeDone:
+        """See `export_range`."""
+        return export_range(self, advance)
 
 
 def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
@@ -75,7 +86,7 @@ def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
     that is done. However it ends, nothing is left under a temporary name, unless the process is killed.
 
     Raises:
-        BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError: It cannot be read.
+        BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: It cannot be read.
         OSError, StorageError: It cannot be written.
     """
     storage = storage_at(task.place)
@@ -93,31 +104,43 @@ def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
     return done
 
 
+def _source(task: ExportTask) -> Iterator[Found | Spooled]:
+    if task.spool is not None:
+        return read_spool(task.spool, task.span, task.layout.partition)
+    return BrokerLog(task.address, task.topic, task.tls, task.patience_s).read(task.span)
+
+
 def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeDone:
     span = task.span
     builder = files.builder
     gaps: list[tuple[int, int, str]] = []
     messages = body_bytes = for_one_channel = 0
     last_id = None
-    log = BrokerLog(task.address, task.topic, task.tls, task.patience_s)
-    for found in log.read(span):
+    for found in _source(task):
         if isinstance(found, Gap):
             gaps.append((found.first_sequence, found.next_sequence, found.reason))
             continue
-        indexes = range(
-            max(0, span.first - found.base_sequence), min(found.count, span.end - found.base_sequence)
-        )
-        if found.next_sequence >= span.end:
-            last_id = f"{found.first_id + indexes.stop - 1:016x}"
-        if not is_for_all(found):
-            for_one_channel += len(indexes)
-            continue
         before = files.body_bytes
-        files.add(found, indexes)
-        messages += len(indexes)
+        if isinstance(found, SpooledRows):
+            count = len(found)
+            if found.sequences[-1] == span.end - 1:
+                last_id = f"{found.ids[-1]:016x}"
+            files.add_spooled(found)
+        else:
+            indexes = range(
+                max(0, span.first - found.base_sequence), min(found.count, span.end - found.base_sequence)
+            )
+            count = len(indexes)
+            if found.next_sequence >= span.end:
+                last_id = f"{found.first_id + indexes.stop - 1:016x}"
+            if not is_for_all(found):
+                for_one_channel += count
+                continue
+            files.add(found, indexes)
+        messages += count
         body_bytes += files.body_bytes - before
         if advance is not None:
-            advance(len(indexes), files.body_bytes - before)
+            advance(count, files.body_bytes - before)
     files.close()
     return RangeDone(
         task.broker,
@@ -170,12 +193,26 @@ class _RangeFiles:
 
     def add(self, batch: RecordBatch, indexes: range) -> None:
         """Add some messages of a record."""
-        key = partition_key(self._task.layout.partition, batch.timestamp_ns)
+        self._turn_to(batch.timestamp_ns)
+        before = self.builder.body_bytes
+        self.builder.add(batch, indexes)
+        self._added(before)
+
+    def add_spooled(self, rows: SpooledRows) -> None:
+        """Add messages of a spool, all of one partition."""
+        self._turn_to(rows.times_ns[0])
+        before = self.builder.body_bytes
+        self.builder.add_spooled(rows)
+        self._added(before)
+
+    def _turn_to(self, time_ns: int) -> None:
+        """Begin another file if one is due for this time."""
+        key = partition_key(self._task.layout.partition, time_ns)
         if key != self._key:
             self.close()
             self._key = key
-        before = self.builder.body_bytes
-        self.builder.add(batch, indexes)
+
+    def _added(self, before: int) -> None:
         self.body_bytes += self.builder.body_bytes - before
         if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._task.options.row_group_bytes:
             self._flush()

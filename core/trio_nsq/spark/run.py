@@ -2,21 +2,24 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 
 from ..log.records import RecordBatch
 from ..protocol.errors import NSQError
-from .broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles
-from .export import Advance, ExportTask, FileOptions
+from .broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles, broker_label
+from .engines import Advance
+from .export import ExportTask, FileOptions
 from .json_columns import infer_columns
 from .layout import Body, JsonType, Layout, LayoutError, Partition, safe_name
-from .manifest import Manifest, ManifestError, RangeDone, done_folder, manifest_path
+from .manifest import BrokerBook, Manifest, ManifestError, RangeDone, done_folder, manifest_path
 from .ranges import Span, subtract
-from .storage import LocalStorage, Storage, storage_at
+from .spool import Spool, SpoolLog
+from .spool_records import SpooledRows
+from .storage import LocalStorage, Storage, local_path, make_folder, storage_at
 
 SAMPLE_MESSAGES = 10_000
 """So many bodies are looked at for which columns there are."""
@@ -48,6 +51,8 @@ class ExportRequest:
         least_ranges: Into as many ranges is cut what is worth it, so that there is work for all.
         tls: For https.
         patience_s: How long a broker that goes away is waited for.
+        spool: The folder of a spool that is read instead of brokers, and what is in it removed when it is safe; there
+            is a channel then, which it was received from. None: there is none.
     """
 
     topic: str
@@ -62,6 +67,7 @@ class ExportRequest:
     least_ranges: int = 1
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
+    spool: Path | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +82,7 @@ class Outcome:
         missing: Messages that are not there any more.
         damaged: Whether some of them are damaged.
         for_one_channel, unparsed: See `RangeDone`.
+        repeated: Messages that a channel gave a second time, and that were left out.
         gaps: `(broker, first, end, reason)`.
     """
 
@@ -93,6 +100,7 @@ class Outcome:
     damaged: bool = False
     for_one_channel: int = 0
     unparsed: int = 0
+    repeated: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
 
     def add(self, done: RangeDone) -> None:
@@ -126,17 +134,19 @@ class _Wanted:
     channel_at: int = 0
 
 
-def broker_label(address: str) -> str:
-    """What a broker is called in files: its address, however it is asked."""
-    return address.partition("://")[2] or address
-
-
 class Export:
-    """The export of one topic into one folder. Made by `open_export`."""
+    """The export of one topic into one folder. Made by `open_export`.
+
+    Attributes:
+        request: What is wanted.
+        outcome: What became of it so far.
+        spool: Where messages are put that are to be exported; None: brokers' logs are.
+    """
 
     def __init__(self, request: ExportRequest, storage: Storage) -> None:
         self.request = request
         self.outcome = Outcome()
+        self.spool: Spool | None = None
         self._storage = storage
         self._path = manifest_path(request.topic)
         self._manifest = self._read_manifest()
@@ -145,6 +155,22 @@ class Export:
         self._saved = b""
         self._take_over()
         self.sweep()
+
+    def open_spool(self) -> Spool:
+        """Open the spool that was asked for, into which something may be received then.
+
+        Raises:
+            SpoolError, OSError, LogError: It cannot be used.
+            LayoutError: The folder was begun with another layout.
+        """
+        assert self.request.spool is not None
+        assert self.request.channel is not None
+        books: Mapping[str, BrokerBook] = {}
+        if self._manifest is not None:
+            self._check_layout(self._manifest.layout)
+            books = self._manifest.brokers
+        self.spool = Spool(self.request.spool, self.request.topic, self.request.channel, books)
+        return self.spool
 
     # ------------------------------------------------------------------ the books
 
@@ -205,7 +231,7 @@ class Export:
         Planning again, after what was planned is done, goes on where that ended.
 
         Args:
-            addresses: Where the brokers are asked, at least one.
+            addresses: Where the brokers are asked; the nsqds that the spool has something of.
 
         Raises:
             BrokerUnreachable, RequestRefused: A broker does not tell.
@@ -227,7 +253,9 @@ class Export:
         self._save()
         return tasks
 
-    def _log(self, address: str) -> BrokerLog:
+    def _log(self, address: str) -> BrokerLog | SpoolLog:
+        if self.spool is not None:
+            return self.spool.log(address)
         return BrokerLog(address, self.request.topic, self.request.tls, self.request.patience_s)
 
     def _look(self, address: str) -> _Wanted:
@@ -258,9 +286,11 @@ class Export:
             self.outcome.missing += lost.length
             self.outcome.gaps.append((label, *lost, "discarded"))
 
-    def _check_same_log(self, address: str, log: BrokerLog) -> None:
+    def _check_same_log(self, address: str, log: BrokerLog | SpoolLog) -> None:
         """Raises LogReplaced if this is another log than the one whose messages are in the folder."""
         label = broker_label(address)
+        if isinstance(log, SpoolLog):  # it has looked itself
+            return
         if self._manifest is None or label not in self._manifest.brokers:
             return
         book = self._manifest.brokers[label]
@@ -277,6 +307,7 @@ class Export:
 
     def _plan_broker(self, manifest: Manifest, wanted: _Wanted) -> list[ExportTask]:
         request, label = self.request, broker_label(wanted.address)
+        log = self._log(wanted.address)
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
         per_range = max(1, int(request.target_bytes / mean_bytes))
         if wanted.span is not None:
@@ -297,6 +328,7 @@ class Export:
                 request.options,
                 request.tls,
                 request.patience_s,
+                log.folder if isinstance(log, SpoolLog) else None,
             )
             for span in spans
         ]
@@ -320,6 +352,8 @@ class Export:
             for found in self._log(wanted.address).read(Span(wanted.span.first, end)):
                 if isinstance(found, RecordBatch):
                     yield from found.messages.bodies()
+                elif isinstance(found, SpooledRows):
+                    yield from found.bodies
 
     def _check_layout(self, there: Layout) -> None:
         """Raises LayoutError if the folder was begun with another one."""
@@ -391,18 +425,21 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
 
     Args:
         request: What is wanted.
-        addresses: The brokers that have the topic; nothing is made for one that is not there.
+        addresses: The brokers that have the topic; nothing is made for one that is not there. None with a spool.
 
     Raises:
         BrokerUnreachable, RequestRefused: One of them does not have it.
         FolderBusy: There is another one.
+        SpoolError: The spool cannot be used.
         ManifestError, StorageError, OSError: The folder cannot be used.
     """
     for address in addresses:
         BrokerLog(address, request.topic, request.tls, request.patience_s).bounds()
     storage = storage_at(request.place)
-    with _locked(request, storage):
+    with _locked(request, storage), ExitStack() as stack:
         job = Export(request, storage)
+        if request.spool is not None:
+            stack.enter_context(job.open_spool())
         try:
             yield job
         except BaseException:
@@ -416,7 +453,7 @@ def _locked(request: ExportRequest, storage: Storage) -> Iterator[None]:
         yield
         return
     path = storage.folder / Path(manifest_path(request.topic)).with_name("lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -426,3 +463,9 @@ def _locked(request: ExportRequest, storage: Storage) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def spool_folder(place: str, topic: str) -> Path | None:
+    """Where an export's spool lies if it is not said: beside the books. None: they are not on this machine."""
+    local = local_path(place)
+    return None if local is None else local / Path(manifest_path(topic)).with_name("spool")

@@ -70,18 +70,39 @@ def storage_at(place: str) -> Storage:
     Raises:
         StorageError: There is no such kind of place, or it cannot be used.
     """
-    if place.startswith("file://"):
-        return LocalStorage(Path(place.removeprefix("file://")))
-    if "://" not in place:
-        return LocalStorage(Path(place))
+    if (local := local_path(place)) is not None:
+        return LocalStorage(local)
+    return ArrowStorage(*arrow_system(place))
+
+
+def local_path(place: str) -> Path | None:
+    """The path of a folder on this machine; None if it is elsewhere."""
+    place = place.removeprefix("file://")
+    return None if "://" in place else Path(place)
+
+
+def arrow_system(place: str) -> tuple[Any, str]:
+    """What pyarrow has for a place.
+
+    Args:
+        place: As of `storage_at`.
+
+    Returns:
+        The file system, and the path on it.
+
+    Raises:
+        StorageError: There is no such kind of place, or it cannot be used.
+    """
     import pyarrow as pa
     import pyarrow.fs
 
+    if (local := local_path(place)) is not None:
+        return pyarrow.fs.LocalFileSystem(), str(local.absolute())
     try:
         system, path = pyarrow.fs.FileSystem.from_uri(place.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise StorageError(f"the folder {place} cannot be used: {exc}") from exc
-    return ArrowStorage(system, path)
+    return system, path
 
 
 def temporary_name(name: str) -> str:
@@ -105,7 +126,7 @@ class LocalStorage:
         """See `Storage`."""
         temporary = temporary_name(name)
         path = self._folder / temporary
-        _make_folder(path.parent)
+        make_folder(path.parent)
         return temporary, open(path, "xb")
 
     def complete(self, temporary: str, file: IO[bytes]) -> int:
@@ -120,7 +141,7 @@ class LocalStorage:
         folders = set()
         for temporary, name in names:
             path = self._folder / name
-            _make_folder(path.parent)
+            make_folder(path.parent)
             (self._folder / temporary).rename(path)
             folders.add(path.parent)
         for folder in folders:
@@ -166,11 +187,11 @@ class LocalStorage:
         return [path.relative_to(self._folder).as_posix() for path in found]
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, if they are not there; they stay."""
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, if they are not there; they stay, also after a power cut."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     _sync_folder(folder.parent)
 

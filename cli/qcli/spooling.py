@@ -1,0 +1,195 @@
+"""`to-parquet` out of a channel: it receives into a spool, and exports that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from .bulk import progress
+from .connecting import Connecting
+from .errors import Failure, Terminated, leaves, not_connected
+from .exit_codes import ExitCode
+from .exporting import Running, Work
+from .options import TCP_OPTION
+from .output import hear_library, quiet_library, talk
+
+if TYPE_CHECKING:
+    from trio_nsq.protocol import NSQError
+    from trio_nsq.spark.engines import Advance
+    from trio_nsq.spark.run import Export
+    from trio_nsq.spark.spool import Spool
+    from trio_nsq.spark.spool_collect import End
+
+_FILES_AT_ONCE = 4
+"""So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Receiving:
+    """What the command line says of how messages are received.
+
+    Attributes:
+        idle_s: Unless it goes on: end after so long without a message that was there before.
+        max_in_flight: Messages under way at most.
+    """
+
+    idle_s: float
+    max_in_flight: int
+
+
+class SpoolWork(Work):
+    """Work of which each round begins with receiving; see `Work`."""
+
+    def __init__(self, job: Export, running: Running, stack: ExitStack) -> None:
+        if running.engine == "auto":  # Spark would not have caught up before the spool is full
+            running = dataclasses.replace(running, engine="inline")
+        elif running.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
+            raise Failure(
+                "A spool is on this machine's disk, and spark-submit has others work: --engine inline."
+            )
+        super().__init__(job, running, stack)
+        assert job.spool is not None
+        assert running.receiving is not None
+        self._spool: Spool = job.spool
+        self._receiving: Receiving = running.receiving
+        self._connection = Connecting.of_command().options()
+        self._began_ns = time.time_ns()
+        self._end: End | None = None
+        self._signal: ExitCode | None = None  # what came while messages were received
+        self._connected = False
+        if not running.quiet:
+            talk(
+                f"Note: {job.request.topic}/{job.request.channel} is consumed, through the spool {self._spool.folder}: "
+                "at least once."
+            )
+
+    def _all(self, addresses: Sequence[str]) -> None:
+        from trio_nsq.spark.spool_collect import End
+
+        while self._end in (None, End.FULL):
+            self._round(addresses)
+        if self._end is End.APART:
+            raise Failure(
+                "Not all of the brokers could be reached, and what they have is not in files.",
+                ExitCode.UNREACHABLE,
+            )
+
+    def _round(self, addresses: Sequence[str]) -> None:
+        try:
+            self._export_spool()  # what an earlier run, or round, did not come to
+            self._receive(addresses)
+            if self._running.every_s is not None:
+                self._begun_s = time.monotonic()  # a rate is to tell of the export, and not of the waiting
+            self._export_spool()
+        except Exception:
+            self._tell_waiting()
+            raise
+        if self._signal is not None:
+            raise KeyboardInterrupt if self._signal is ExitCode.INTERRUPTED else Terminated
+
+    def _export_spool(self) -> None:
+        if self._spool.messages:
+            self._export(self._spool.labels)
+
+    def _pause(self, until_s: float, failing: bool) -> None:
+        if failing:  # else receiving has taken the time
+            super()._pause(until_s, failing)
+
+    def conclude(self) -> None:
+        """See `Work`."""
+        super().conclude()
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        if self._spool.messages and not self._running.quiet:
+            talk(f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel.")
+
+    # ------------------------------------------------------------------ receiving
+
+    def _receive(self, addresses: Sequence[str]) -> None:
+        """Receive until it is time to export.
+
+        Raises:
+            Failure: No broker can be reached.
+            BrokerUnreachable: No broker can be reached any more.
+            NSQError: Messages cannot be stored.
+        """
+        import trio
+
+        from trio_nsq.client import ConnectionFailed
+        from trio_nsq.protocol import NSQError
+        from trio_nsq.spark.broker_log import BrokerUnreachable
+
+        if not self._connected:
+            quiet_library()
+        failure: NSQError | None = None
+        try:
+            with progress(None, self._running.quiet) as advance:
+                trio.run(self._receive_some, addresses, advance)
+        except* NSQError as group:
+            failure = next(leaf for leaf in leaves(group) if isinstance(leaf, NSQError))
+        if isinstance(failure, ConnectionFailed):
+            if self._connected:
+                raise BrokerUnreachable(failure.address, failure.reason)
+            raise not_connected(failure.address, TCP_OPTION, failure)
+        if failure is not None:
+            raise failure
+
+    async def _receive_some(self, addresses: Sequence[str], advance: Advance) -> None:
+        import trio
+
+        from trio_nsq.client import Consumer
+        from trio_nsq.spark.spool_collect import FIRST_IN_FLIGHT, Collecting, Until
+
+        from .signals import watch_signals
+
+        request, running, receiving = self.job.request, self._running, self._receiving
+        assert request.channel is not None
+        consumer = Consumer(
+            request.topic,
+            request.channel,
+            nsqd_tcp_addresses=addresses,
+            lookupd_http_addresses=running.lookupd_addresses,
+            max_in_flight=max(len(addresses), min(FIRST_IN_FLIGHT, receiving.max_in_flight)),
+            **self._connection,
+        )
+        spool_bytes = _FILES_AT_ONCE * request.target_bytes
+        if running.every_s is None:
+            until = Until(
+                spool_bytes,
+                idle_s=receiving.idle_s,
+                began_ns=self._began_ns,
+                connections=len(addresses),
+            )
+        else:
+            until = Until(spool_bytes, time_s=running.every_s, connections=len(addresses))
+        collecting = Collecting(self._spool, consumer, until, receiving.max_in_flight, advance)
+        connecting = trio.CancelScope()
+
+        def stop(code: ExitCode) -> None:
+            self._signal = code
+            if connected:
+                collecting.stop()
+            else:
+                connecting.cancel()
+
+        connected = False
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, stop)
+            with connecting:
+                async with consumer:
+                    connected = True
+                    self._hear()
+                    self._end = await collecting.run()
+                    self.job.outcome.repeated += collecting.repeated
+            nursery.cancel_scope.cancel()
+
+    def _hear(self) -> None:
+        """Pass on what the library warns of, from the first connection on."""
+        if not self._connected:
+            self._connected = True
+            hear_library()

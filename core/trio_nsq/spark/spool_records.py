@@ -1,0 +1,194 @@
+"""Messages of a channel in a spool: how they lie in its log, and how a task reads them.
+
+A channel hands out messages in no order, each with an id, a time and attempts of its own. What came together is one
+record of the log, and these are its note, a column behind the other, all big-endian:
+
+    0             8n                16n           18n
+    +-------------+-----------------+-------------+
+    | id  uint64  | time  int64, ns | attempts 16 |
+    +-------------+-----------------+-------------+
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from ..log.files import Files
+from ..log.gaps import Gap, gaps
+from ..log.records import RecordBatch, RecordHeader, decode_payload
+from ..log.scan import ScannedRecord, scan_segment, segment_paths
+from ..log.segment import Segment
+from ..protocol.errors import NSQError
+from ..protocol.messages import pack_messages
+from .layout import Partition, partition_key
+from .ranges import Span
+
+_NOTE_BYTES = 18
+"""For each message."""
+
+
+class NoMessageId(NSQError):
+    """What a broker gave a message as its id is not 16 hex digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledRows:
+    """Messages of a spool: columns of equal length, in the order of their sequences.
+
+    Attributes:
+        sequences: In the spool of their broker.
+        ids: As numbers.
+        times_ns: When each was published, Unix nanoseconds.
+        attempts: How often each had been delivered when it came, 1 or more.
+        bodies: The messages.
+    """
+
+    sequences: "array[int]"
+    ids: "array[int]"
+    times_ns: "array[int]"
+    attempts: "array[int]"
+    bodies: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def take(self, indexes: Sequence[int]) -> "SpooledRows":
+        """Some of them."""
+        if len(indexes) == len(self):
+            return self
+
+        def some(column: "array[int]") -> "array[int]":
+            return array(column.typecode, map(column.__getitem__, indexes))
+
+        return SpooledRows(
+            some(self.sequences),
+            some(self.ids),
+            some(self.times_ns),
+            some(self.attempts),
+            [self.bodies[index] for index in indexes],
+        )
+
+
+Spooled: TypeAlias = SpooledRows | Gap
+
+
+def parse_ids(ids: Sequence[bytes]) -> "array[int]":
+    """Ids as numbers; 16 hex digits each. Raises NoMessageId."""
+    try:
+        data = bytes.fromhex(b"".join(ids).decode("ascii"))
+    except ValueError:
+        data = b""
+    if len(data) != 8 * len(ids):
+        raise NoMessageId(f"a message has an id that is not 16 hex digits, among {ids[:3]!r}")
+    return _column("Q", data)
+
+
+def record_of(
+    base_sequence: int,
+    ids: "array[int]",
+    times_ns: Sequence[int],
+    attempts: Sequence[int],
+    bodies: Sequence[bytes],
+) -> RecordBatch:
+    """A record that holds these messages, at least one, from this sequence on."""
+    columns = (ids, array("q", times_ns), array("H", attempts))
+    note = b"".join(map(_big_endian, columns))
+    return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), note)
+
+
+def rows_of(batch: RecordBatch) -> SpooledRows:
+    """What a record of a spool holds. Raises ValueError: it is none."""
+    count, note = batch.count, batch.note
+    if len(note) != _NOTE_BYTES * count:
+        raise ValueError(f"the note of {count} messages has {len(note)} bytes")
+    return SpooledRows(
+        array("q", range(batch.base_sequence, batch.next_sequence)),
+        _column("Q", note[: 8 * count]),
+        _column("q", note[8 * count : 16 * count]),
+        _column("H", note[16 * count :]),
+        batch.messages.bodies(),
+    )
+
+
+def read_spool(folder: Path, span: Span, partition: Partition = Partition.NONE) -> Iterator[Spooled]:
+    """What the spool of one broker has of a span, no more and no less, and what is missing of it.
+
+    Nothing is written, so several processes may read at once. With partitions, what belongs to one comes together: a
+    channel mixes what is old and new as it likes, and each change would be another file. For that the span is read once
+    for each of them.
+
+    Args:
+        folder: Of its log.
+        span: Of its sequences; all of it has been synced.
+        partition: What is to come together.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
+    if partition is Partition.NONE:
+        yield from _read(folder, span)
+        return
+    keys: set[int] = set()
+    for found in _read(folder, span):
+        if isinstance(found, Gap):
+            yield found
+        else:
+            keys.update(partition_key(partition, time_ns) for time_ns in found.times_ns)
+    for key in sorted(keys):
+        for found in _read(folder, span):
+            if isinstance(found, SpooledRows):
+                times = enumerate(found.times_ns)
+                indexes = [index for index, time_ns in times if partition_key(partition, time_ns) == key]
+                if indexes:
+                    yield found.take(indexes)
+
+
+def _read(folder: Path, span: Span) -> Iterator[Spooled]:
+    """The same, in order."""
+    files = Files()
+    segments, _ = segment_paths(folder, files)
+    kept_from = Segment.base_in_name(segments[0].path) if segments else span.end
+    at = span.first
+    for segment in segments:
+        if segment.limit is not None and segment.limit <= at:
+            continue
+        for record in scan_segment(segment, files, _wanted(span)):
+            if not isinstance(record, ScannedRecord):
+                continue
+            if record.header.base_sequence >= span.end:
+                break
+            if not record.payload:
+                continue
+            batch = decode_payload(record.header, bytes(record.payload))
+            if batch is None:  # the checksum was right, but it is no set of messages: not written by us
+                continue
+            rows = rows_of(batch)
+            yield from gaps(at, max(at, batch.base_sequence), kept_from)
+            at = min(span.end, batch.next_sequence)
+            first = max(0, span.first - batch.base_sequence)
+            yield rows.take(range(first, at - batch.base_sequence))
+        if at >= span.end:
+            return
+    yield from gaps(at, span.end, kept_from)
+
+
+def _wanted(span: Span) -> Callable[[RecordHeader], bool]:
+    return lambda header: header.next_sequence > span.first and header.base_sequence < span.end
+
+
+def _column(kind: str, data: bytes) -> "array[int]":
+    column = array(kind)
+    column.frombytes(data)
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column
+
+
+def _big_endian(column: "array[int]") -> bytes:
+    if sys.byteorder == "little":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
