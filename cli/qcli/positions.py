@@ -56,6 +56,14 @@ class BrokerPosition(click.ParamType[str]):
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
 
 
+class PositionOrNow(BrokerPosition):
+    """A position; `now` is the end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text to be sent."""
+        return "latest" if value == "now" else super().convert(value, param, ctx)
+
+
 def check_range(first: str | None, end: str | None) -> None:
     """Raises UsageError if nothing can lie between two positions, whatever is in the log."""
     if first is None or end is None:
@@ -78,6 +86,19 @@ def _value(text: str) -> float:
     if text.startswith("-"):
         return -int(text[1:].removesuffix("ms"))
     return int(text.removeprefix("@").replace(".", ""))  # nanoseconds always have nine digits
+
+
+def time_of(text: str, now_ns: int) -> int | None:
+    """The time that a position is, Unix nanoseconds; None if it is none.
+
+    Args:
+        text: As `BrokerPosition` has it.
+        now_ns: From when on it counts back, if it is said how long ago.
+    """
+    kind = _kind(text)
+    if kind == "-":
+        return now_ns + int(_value(text)) * 1_000_000
+    return int(_value(text)) if kind == "@" else None
 
 
 def is_in_future(text: str, now_s: float) -> bool:

@@ -16,11 +16,12 @@ import trio
 
 from trio_nsq.client import Producer, PublishFailed
 from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.batcher import Batcher
 
 from .errors import Failure
 from .exit_codes import ExitCode
 from .reading import Input, Pace, open_input
-from .records import Batcher, Splitter
+from .records import Splitter
 
 LINGER_S = 0.05
 """How long a message waits for others to join its batch."""

@@ -1,50 +1,41 @@
-"""`qcli replay`: what was published to one topic, published to another."""
+"""`qcli replay`: what was published to one topic, or lies in Parquet files, published to another topic."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
-from .connecting import Connecting, tcp_connection
-from .errors import Failure, not_connected
+from .connecting import tcp_connection
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, http_address, tcp_address
-from .output import hear_library, quiet_library, size, talk, talks_to_live_terminal
-from .output import rate as per_second
-from .params import Source, source, topic_name, without_scheme
+from .options import http_address, tcp_address
+from .params import Source, source, topic_name
 from .positions import NOTE as POSITIONS
-from .positions import check_range, from_option, to_option
+from .positions import PositionOrNow, check_range, time_of
 
 if TYPE_CHECKING:
-    from .replaying import ReplayOutcome
+    from click.shell_completion import CompletionItem
 
-SELECTION, SENDING = "Which messages", "Sending"
-_MAX_BYTES = 2**30
-"""Whether a message is too long is for the broker to say, whose limit we do not know."""
+    from trio_nsq.spark.replay_request import ReplayRequest
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The command line."""
-
-    source: str
-    topic: str
-    http_address: str
-    tcp_address: str
-    first: str
-    end: str | None
-    count: int | None
-    pattern: re.Pattern[bytes] | None
-    rate: float | None
-    speed: float | None
-    quiet: bool
+SELECTION, SENDING, FILES, WORK = "Which messages", "Sending", "Parquet files", "Who does the work"
+_OF_FILES = (
+    *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
+    *("engine", "master"),
+)
+"""Options that mean nothing to topics."""
+_OF_JOBS = (
+    *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
+    *("time_column", "max_msg_size", "dry_run", "nsqd_http_address"),
+)
+"""Options that a job is begun with."""
 
 
 class Speed(click.ParamType[float]):
@@ -77,6 +68,41 @@ class Pattern(click.ParamType["re.Pattern[bytes]"]):
             self.fail(f"{value!r} is not a regular expression: {error}.", param, ctx)
 
 
+def is_place(text: str) -> bool:
+    """Whether it names files, and not a topic, whose name never has a slash."""
+    return "/" in text or text in (".", "..")
+
+
+def absolute_place(place: str) -> str:
+    """A place that means the same in another folder."""
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def replayed(text: str) -> str:
+    """The name of a topic, or a place of files."""
+    return text if is_place(text) else topic_name(text)
+
+
+def complete_replayed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The broker's topics, or files once it is clear that these are meant."""
+    from click.shell_completion import CompletionItem
+
+    if incomplete.startswith(".") or "/" in incomplete:
+        return [CompletionItem(incomplete, type="file")]
+    return complete_topic(ctx, param, incomplete)
+
+
+def job_name(text: str) -> str:
+    """The name of a job."""
+    from trio_nsq.spark.replay_request import JOB_NAME
+
+    if JOB_NAME.fullmatch(text) is None:
+        raise click.BadParameter(
+            f"{text!r} is no name of a job: 1 to 40 of the characters A-Z a-z 0-9 . _ -, a letter or digit first."
+        )
+    return text
+
+
 def destination(text: str) -> str:
     """The name of a topic."""
     found: Source = source(text)
@@ -90,7 +116,7 @@ def destination(text: str) -> str:
 @click.command(
     "replay",
     cls=DocumentedCommand,
-    short_help="Publish again what was published before.",
+    short_help="Publish again what was published before: a topic, or Parquet files.",
     examples=[
         Example("the last two hours into a topic of their own", "qcli replay clicks clicks.again --from 2h"),
         Example(
@@ -103,12 +129,23 @@ def destination(text: str) -> str:
             "into another broker",
             "qcli replay clicks clicks --from 1h --nsqd-http-address prod:4151 --nsqd-tcp-address test:4150",
         ),
+        Example("what to-parquet has written", "qcli replay ./archive clicks.again --since 7d --until 6d"),
+        Example(
+            "only some of it, and how many these are",
+            "qcli replay ./archive errors --where \"body LIKE '%error%'\" --dry-run",
+        ),
+        Example(
+            "others' files, a day in an hour",
+            "qcli replay ./events test --body-column payload --time-column created --speed 24x",
+        ),
+        Example("what was interrupted", "qcli replay --job 20261121-181500-3f9a1c"),
     ],
     exits={
         ExitCode.OK: "Everything was published and acknowledged.",
-        ExitCode.FAILURE: "Nothing was published: no such topic, or a broker refused.",
+        ExitCode.FAILURE: "Nothing was published: no such topic, no files that can be, or a broker refused.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged.",
-        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how to go on.",
+        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how to go on. Also if "
+        "some were too long, and all others were published.",
         ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others were published.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). Standard error says how to go on.",
         ExitCode.TERMINATED: "Terminated (SIGTERM), likewise.",
@@ -121,27 +158,60 @@ def destination(text: str) -> str:
         "Going on": "At a signal, or if the destination fails, what is on its way is waited for, and the command line "
         "that goes on from there is told. A broker that is read from and goes away is waited for. If an "
         "acknowledgement was lost, messages may be published twice.",
-        "Positions": POSITIONS,
+        "Topic or files": "SOURCE with a slash in it is a folder, a file or a URL, and without one a topic, also if "
+        "a folder of this name is there: write ./NAME for that. Of a folder, all files below it that end in .parquet "
+        "are read: those of to-parquet, or others with a column of bodies. Several topics in one folder: "
+        "--from-topic.",
+        "Jobs": "A replay of files is a job: what is to be published, and in which batches, is written down before it "
+        "begins, and its name is told. --job NAME goes on with it, wherever it was interrupted. Batches are numbered, "
+        "and 'qcli serve' publishes none twice, however often it is sent; a stock nsqd does not know: into it is at "
+        "least once. What is known of a job that is complete is kept for 7 days.",
+        "Order of files": "Several pieces at a time, and not in order, unless --ordered or --speed says so; then one "
+        "after the other, by time and sequence.",
+        "--where": "A condition in Spark SQL, with the columns of the files: body, ts, seq, ..., those of JSON "
+        "exports, and date and hour of folders. It is applied once, when the job is begun; times are UTC. This needs "
+        "pip install 'trio-nsq[spark]', which brings Java along; without it pyarrow is enough.",
+        "Positions": POSITIONS + " Files have times only; now is latest.",
+        "JSON": "One object. Of files: job, source, topic, engine, dry_run, published, published_bytes, before and "
+        "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
+        "files, pieces, pieces_done, remembered (whether the broker knows what it has published), elapsed_s. Of "
+        "topics: source, topic, dry_run, published, published_bytes, left_out, missing, damaged, first_sequence, "
+        "next_sequence, end_sequence, elapsed_s.",
     },
 )
-@click.argument("wanted", metavar="SOURCE", type=topic_name, shell_complete=complete_topic)
-@click.argument("topic", metavar="DESTINATION", type=destination, shell_complete=complete_topic)
-@tcp_address("The broker to publish to.")
-@http_address("The HTTP address of the broker to read from.")
+@click.argument("wanted", metavar="SOURCE", required=False, type=replayed, shell_complete=complete_replayed)
+@click.argument(
+    "topic", metavar="DESTINATION", required=False, type=destination, shell_complete=complete_topic
+)
+@tcp_address("The broker to publish a topic to; files go over HTTP.")
+@http_address("The HTTP address of the broker to read a topic from, or to publish files to.")
 @tcp_connection
-@from_option(
+@option(
     SELECTION,
-    "Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
+    "--from",
+    "--since",
+    "first",
+    type=PositionOrNow(),
+    metavar="POSITION",
+    help="Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
     "earliest that is kept.",
 )
-@to_option(SELECTION, "End before the message of this sequence, or before those published at this time.")
+@option(
+    SELECTION,
+    "--to",
+    "--until",
+    "end",
+    type=PositionOrNow(),
+    metavar="POSITION",
+    help="End before the message of this sequence, or before those published at this time.",
+)
 @option(
     SELECTION,
     "-n",
     "--count",
     type=click.IntRange(min=1),
     metavar="N",
-    help="End after N messages published.",
+    help="End after N messages published. Of topics only.",
 )
 @option(
     SELECTION,
@@ -165,10 +235,96 @@ def destination(text: str) -> str:
     metavar="FACTOR",
     help="As far apart in time as they were, 1x, or nearer: 2x in half the time.",
 )
+@option(SENDING, "--dry-run", is_flag=True, help="Publish nothing; count what would be.")
+@option(
+    FILES,
+    "--where",
+    metavar="SQL",
+    help="Only rows that meet this condition, in Spark SQL, such as \"body LIKE '%error%' AND hour(ts) < 6\".",
+)
+@option(
+    FILES,
+    "--ordered",
+    is_flag=True,
+    help="By time, and within the same time by sequence; else several pieces at once. Topics always are in order.",
+)
+@option(
+    FILES,
+    "--from-topic",
+    "from_topics",
+    type=topic_name,
+    multiple=True,
+    metavar="TOPIC",
+    help="Only messages that were of this topic. May be given several times.",
+)
+@option(
+    FILES,
+    "--body-column",
+    metavar="NAME",
+    help="The column of the bodies, binary or strings. Not given: body.",
+)
+@option(
+    FILES,
+    "--time-column",
+    metavar="NAME",
+    help="The column of the times, timestamps or Unix nanoseconds, in others' files.",
+)
+@option(
+    FILES,
+    "--max-msg-size",
+    type=click.IntRange(min=1),
+    default=1024 * 1024,
+    metavar="BYTES",
+    show_default=True,
+    help="The broker's limit. Longer messages are not published; they are counted, and the first ones named.",
+)
+@option(
+    FILES,
+    "--job",
+    type=job_name,
+    metavar="NAME",
+    help="Go on with this job, or, with SOURCE and DESTINATION, begin it under this name if it is not there.",
+)
+@option(
+    FILES,
+    "--jobs-folder",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    envvar="QCLI_JOBS_FOLDER",
+    show_envvar=True,
+    help="Where jobs are written down; if it is not given, in ~/.local/state/qcli/replay.",
+)
+@option(
+    WORK,
+    "--engine",
+    type=click.Choice(["auto", "inline", "spark"]),
+    default="auto",
+    show_default=True,
+    help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done sooner; "
+    "standard error says which.",
+)
+@option(
+    WORK,
+    "--master",
+    metavar="URL",
+    help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. Files and broker have "
+    "to be reachable from everywhere.",
+)
+@option(
+    "Output",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text: a summary for people, on standard error. json: an object on standard output, see below.",
+)
 @option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors only.")
+@click.pass_context
 def command(
-    wanted: str,
-    topic: str,
+    ctx: click.Context,
+    wanted: str | None,
+    topic: str | None,
     nsqd_tcp_address: str,
     nsqd_http_address: str,
     first: str | None,
@@ -177,136 +333,135 @@ def command(
     pattern: re.Pattern[bytes] | None,
     rate: float | None,
     speed: float | None,
+    dry_run: bool,
+    where: str | None,
+    ordered: bool,
+    from_topics: tuple[str, ...],
+    body_column: str | None,
+    time_column: str | None,
+    max_msg_size: int,
+    job: str | None,
+    jobs_folder: Path | None,
+    engine: str,
+    master: str | None,
+    form: str,
     quiet: bool,
 ) -> int:
-    """Publish messages of one topic, from its log, to another topic.
+    """Publish messages of one topic, from its log, or of Parquet files, to another topic.
 
-    In their order, and as fast as it goes unless --rate or --speed say otherwise. At the end the numbers of messages
-    are reported on standard error.
+    Topics in their order, files in several pieces at once; as fast as it goes unless --rate or --speed say otherwise.
+    At the end the numbers of messages are reported on standard error.
     """
-    import trio
-
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other.")
     check_range(first, end)
-    request = _Request(
-        wanted,
-        topic,
-        nsqd_http_address,
-        nsqd_tcp_address,
-        first or "earliest",
-        end,
-        count,
-        pattern,
-        rate,
-        speed,
-        quiet,
-    )
-    begun_s = time.monotonic()
-    outcome = trio.run(_replay, request)
-    return _conclude(request, outcome, time.monotonic() - begun_s)
+    if wanted is None and job is None:
+        raise click.UsageError("Missing argument 'SOURCE'.")
+    if wanted is not None and topic is None:
+        raise click.UsageError("Missing argument 'DESTINATION'.")
+    if wanted is None or topic is None:
+        if given := _given(ctx, _OF_JOBS):
+            raise click.UsageError(f"--job goes on with what it was begun with: without {given[0]}.")
+        request = None
+    elif is_place(wanted):
+        from trio_nsq.spark.replay_request import ReplayRequest
 
-
-async def _replay(request: _Request) -> ReplayOutcome:
-    import trio
-
-    from trio_nsq.client import ConnectionFailed, Producer
-    from trio_nsq.client.topic_reader import TopicReader
-
-    from .broker_log import note_beginning, reading_errors
-    from .reading import Pace
-    from .replaying import Replay, Spacing
-    from .signals import watch_signals
-
-    quiet_library()
-    connecting = Connecting.of_command()
-    try:
-        async with Producer(
-            request.tcp_address,
-            max_msg_size=_MAX_BYTES,
-            max_body_size=_MAX_BYTES,
-            **connecting.options(),
-        ) as producer:
-            with reading_errors(request.http_address):
-                async with (
-                    TopicReader(
-                        without_scheme(request.http_address),
-                        request.source,
-                        tls=connecting.https_context(request.http_address),
-                        start=request.first,
-                        end=request.end,
-                        max_messages=request.count if request.pattern is None else None,
-                    ) as reader,
-                    trio.open_nursery() as nursery,
-                ):
-                    hear_library()
-                    note_beginning(request.source, reader, request.first)
-                    replay = Replay(
-                        request.source,
-                        reader,
-                        producer,
-                        request.topic,
-                        count=request.count,
-                        pattern=request.pattern,
-                        pace=Pace(request.rate, trio.current_time()) if request.rate else None,
-                        spacing=Spacing(request.speed) if request.speed else None,
-                    )
-                    await nursery.start(watch_signals, replay.stop)
-                    if not request.quiet and talks_to_live_terminal():
-                        from .progress import show_progress
-
-                        nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
-                    await replay.run()
-                    nursery.cancel_scope.cancel()
-    except ConnectionFailed as error:
-        raise not_connected(request.tcp_address, TCP_OPTION, error) from error
-    return replay.outcome
-
-
-def _conclude(request: _Request, outcome: ReplayOutcome, elapsed_s: float) -> ExitCode:
-    """Report, and say how the command ends.
-
-    Raises:
-        Failure: It did not go well.
-    """
-    if not request.quiet:
-        talk(_report(request, outcome, elapsed_s))
-    going_on = f"Go on with --from {outcome.position} --to {outcome.end}"
-    if request.count is not None:
-        going_on += f" -n {request.count - outcome.acknowledged}"
-    if outcome.failure is not None:
-        from trio_nsq.client import BrokerError
-
-        fate = f"{_messages(outcome.acknowledged)} acknowledged"
-        if outcome.maybe_stored:
-            fate += f", up to {outcome.maybe_stored:,} more may have been stored"
-        code = ExitCode.PARTIAL if outcome.acknowledged else ExitCode.FAILURE
-        if not outcome.acknowledged and not isinstance(outcome.failure.__cause__, BrokerError):
-            code = ExitCode.UNREACHABLE
-        raise Failure(
-            f"The broker at {request.tcp_address}: {outcome.failure.reason}; {fate}. {going_on}.", code
+        if count is not None:
+            raise click.UsageError(
+                "-n is of topics: files are read several at once, and none of them is the first."
+            )
+        now_ns = time.time_ns()
+        request = ReplayRequest(
+            absolute_place(wanted),
+            topic,
+            nsqd_http_address,
+            from_topics,
+            body_column,
+            time_column,
+            first,
+            end,
+            _time(first, now_ns, "earliest"),
+            _time(end, now_ns, "latest"),
+            where,
+            None if pattern is None else os.fsdecode(pattern.pattern),
+            ordered or speed is not None,
+            rate,
+            speed,
+            max_msg_size,
         )
-    if outcome.stopped is not None:
-        if outcome.position < outcome.end:
-            talk(f"{going_on}.")
-        return outcome.stopped
-    return ExitCode.DAMAGED if outcome.damaged else ExitCode.OK
+    else:
+        if given := _given(ctx, _OF_FILES):
+            raise click.UsageError(
+                f"{given[0]} is for Parquet files, and {wanted} is a topic; a folder of this name is ./{wanted}."
+            )
+        from .replay_topic import TopicRequest, replay_topic
+
+        asked = TopicRequest(
+            wanted,
+            topic,
+            nsqd_http_address,
+            nsqd_tcp_address,
+            first or "earliest",
+            end,
+            count,
+            pattern,
+            None if dry_run else rate,
+            None if dry_run else speed,
+            dry_run,
+            form,
+            quiet,
+        )
+        return replay_topic(asked)
+    return _replay_files(request, job, jobs_folder, engine, master, dry_run=dry_run, form=form, quiet=quiet)
 
 
-def _report(request: _Request, outcome: ReplayOutcome, elapsed_s: float) -> str:
-    text = (
-        f"{_messages(outcome.acknowledged)} ({size(outcome.acknowledged_bytes)}) of {request.source} "
-        f"published to {request.topic} in {elapsed_s:.2f} s: "
-        f"{per_second(outcome.acknowledged / elapsed_s)} messages/s"
-    )
-    if outcome.position > outcome.begun:
-        text += f"; sequences {outcome.begun} to {outcome.position - 1}"
-    if outcome.left_out:
-        text += f"; {outcome.left_out:,} left out, which do not match"
-    if outcome.missing:
-        text += f"; {outcome.missing:,} missing"
-    return text
+def _given(ctx: click.Context, names: tuple[str, ...]) -> list[str]:
+    """Which of these options were typed."""
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name in names and ctx.get_parameter_source(param.name) is typed
+    ]
 
 
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
+def _time(position: str | None, now_ns: int, no_bound: str) -> int | None:
+    """The time that a position is in files, Unix nanoseconds; None: there is no bound."""
+    if position in (None, no_bound):
+        return None
+    if position == "latest":
+        return now_ns
+    if position == "earliest" or (found := time_of(position, now_ns)) is None:
+        raise click.UsageError(
+            f"{position} is no time: files have no sequences of their own. --where 'seq >= 1000' chooses by those of "
+            "exports."
+        )
+    return found
+
+
+def _replay_files(
+    request: ReplayRequest | None,
+    job: str | None,
+    jobs_folder: Path | None,
+    engine: str,
+    master: str | None,
+    *,
+    dry_run: bool,
+    form: str,
+    quiet: bool,
+) -> int:
+    from .bulk import check_extra
+
+    if engine == "inline" and master is not None:
+        raise click.UsageError("--engine inline and --master exclude each other.")
+    if request is not None and request.where is not None and engine == "inline":
+        raise click.UsageError("--where is Spark SQL, and --engine inline does without Spark; see --match.")
+    if dry_run and job is not None:
+        raise click.UsageError("--dry-run and --job exclude each other: nothing is begun.")
+    check_extra("replay of files")
+
+    from .replaying_files import Running, default_jobs_folder, replay_files
+
+    chosen = "spark" if master is not None else engine
+    folder = (jobs_folder or default_jobs_folder()).absolute()
+    return replay_files(request, Running(folder, job, chosen, master, dry_run, form, quiet))

@@ -14,11 +14,11 @@ from trio_nsq.client.topic_reader import Found, TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
 from .broker_log import is_for_all, note_gap
 from .exit_codes import ExitCode
 from .reading import Pace
-from .records import MAX_BATCH_BYTES
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000
@@ -97,7 +97,7 @@ class Replay:
     Args:
         source: Its topic.
         reader: Open.
-        producer: Connected.
+        producer: Connected; None: nothing is published, only counted.
         topic: Where to.
         count: Publish no more than so many; None: all.
         pattern: Publish only bodies in which it is found; None: all.
@@ -112,7 +112,7 @@ class Replay:
         self,
         source: str,
         reader: TopicReader,
-        producer: Producer,
+        producer: Producer | None,
         topic: str,
         *,
         count: int | None,
@@ -217,7 +217,8 @@ class Replay:
             return
         messages = pack_messages(self._bodies)
         try:
-            await self._producer.publish_set(self._topic, messages)
+            if self._producer is not None:
+                await self._producer.publish_set(self._topic, messages)
         except PublishFailed as error:
             outcome.failure = error
             outcome.maybe_stored = len(messages) if error.maybe_stored else 0

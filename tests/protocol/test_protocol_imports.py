@@ -12,6 +12,7 @@ import trio_nsq.protocol
 FOLDER = Path(str(trio_nsq.protocol.__file__)).parent
 MODULES = sorted(FOLDER.glob("*.py"))
 ALLOWED = {
+    "bisect",
     "collections",
     "dataclasses",
     "enum",

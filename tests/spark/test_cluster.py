@@ -17,6 +17,7 @@ import pytest
 from cli.support import Cli
 from interop.peers import Child
 from qcli.spark_bundle import ENTRY, ZIP
+from spark.replay_support import jobs_of, stored, write_parquet
 from spark.support import column, fill, leftovers, parquet_files, rows
 from trio_nsq.spark.java import java_home
 
@@ -118,6 +119,24 @@ def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_pat
     assert said["ranges"] == len(parquet_files(folder)) >= 6
     assert rows(folder)["body"].to_pylist() == bodies
     assert leftovers(folder) == []
+
+
+def test_a_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The filter, and the pieces; workers cannot note what they have done, and are asked in the end."""
+    for index in range(3):
+        write_parquet(
+            tmp_path / "e" / f"{index}.parquet", {"body": [b"%d" % n * 900 for n in range(5000)]}, 1000
+        )
+    words = ["replay", str(tmp_path / "e"), topic, "--master", cluster, "--where", "body LIKE '%7%'"]
+    ours = Cli(qcli.tcp_address, qcli.http_address, jobs_of(tmp_path))
+    with ours.running(*words, "--format", "json") as running:
+        out, err = running.process.communicate(timeout=RUN_DEADLINE_S)
+    assert running.process.returncode == 0, err
+    expected = [b"%d" % n * 900 for n in range(5000) if "7" in str(n)] * 3
+    said = json.loads(out)
+    assert (said["engine"], said["published"], said["rows"]) == ("spark", len(expected), 15_000)
+    assert said["pieces_done"] == said["pieces"] > 1
+    assert sorted(stored(qcli, topic)) == sorted(expected)
 
 
 def test_the_command_itself_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:

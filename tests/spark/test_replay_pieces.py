@@ -1,0 +1,180 @@
+"""How files are cut into pieces and batches: once, the same for everybody, and nothing is left out or there twice."""
+
+import json
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.support import Cli
+from spark.replay_support import as_export, planned, stored, write_parquet
+from spark.support import numbers
+from trio_nsq.spark import replay_rows
+from trio_nsq.spark.engines import run_inline
+from trio_nsq.spark.replay import Cut, replay_piece
+from trio_nsq.spark.replay_job import KEPT_S, forget_old_jobs, open_job
+from trio_nsq.spark.replay_pieces import cut_pieces, segment_as_json, segment_from_json
+from trio_nsq.spark.replay_request import ReplayRequest
+from trio_nsq.spark.replay_rows import RowChoice, RowReader, pack_bits, unpack_bits
+from trio_nsq.spark.replay_source import (
+    Columns,
+    FileStamp,
+    RowGroup,
+    Source,
+    SourceError,
+    SourceFile,
+    open_source,
+)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())
+def test_bits_are_found_again(bits: list[bool], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(bits) - 1))
+    count = data.draw(st.integers(1, len(bits) - first))
+    bitmap = sum(bit << index for index, bit in enumerate(bits)).to_bytes((len(bits) + 7) // 8, "little")
+    found = unpack_bits(pack_bits(bitmap, first, count), first, count)
+    assert found.to_pylist() == bits[first : first + count]
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> Source:
+    """Files of row groups of all sizes."""
+    groups = st.tuples(st.integers(1, 50), st.integers(0, 100 * 1024 * 1024))
+    files = draw(st.lists(st.lists(groups, max_size=8), max_size=8))
+    made = tuple(
+        SourceFile(FileStamp(f"{n:02d}", 1, 1), tuple(RowGroup(*each) for each in groups), frozenset())
+        for n, groups in enumerate(files)
+    )
+    return Source("/x", made, Columns("body"), frozenset())
+
+
+@given(sources(), st.data())
+def test_each_row_is_in_one_piece(source: Source, data: st.DataObject) -> None:
+    bits = None
+    if data.draw(st.booleans()):
+        some = {file.stamp.name: (file.rows, (file.rows + 7) // 8) for file in source.files}
+        bits = {
+            name: (data.draw(st.integers(0, 2**rows - 1)) if rows else 0).to_bytes(size, "little")
+            for name, (rows, size) in some.items()
+        }
+        bits = {name: each for name, each in bits.items() if any(each)}
+    pieces = cut_pieces(source, bits, None, None, ordered=False)
+    found = []
+    for piece in pieces:
+        for segment in piece:
+            numbers = range(segment.first_row, segment.first_row + segment.rows)
+            chosen = [True] * len(numbers)
+            if segment.selected is not None:
+                chosen = unpack_bits(segment.selected, segment.first_row, segment.rows).to_pylist()
+            found += [(segment.stamp.name, n) for n, ok in zip(numbers, chosen, strict=True) if ok]
+            assert segment.wanted == sum(chosen)
+    expected = [
+        (file.stamp.name, row)
+        for file in source.files
+        for row in range(file.rows)
+        if bits is None or int.from_bytes(bits.get(file.stamp.name, b""), "little") >> row & 1
+    ]
+    assert found == expected  # also in this order
+    packed = b""
+    for segment in (segment for piece in pieces for segment in piece):
+        packed += segment.selected or b""
+        text = json.loads(json.dumps(segment_as_json(segment, len(packed))))
+        assert segment_from_json(text, packed) == segment
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 1000, 10**6])
+def test_batches_do_not_depend_on_how_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """Another version may read in other portions, and has to send the same batches under the same numbers."""
+    bodies = [b"x" * (n * 37 % 200 + 1) for n in range(500)]
+    write_parquet(tmp_path / "a.parquet", {"body": bodies}, row_group_size=77)
+    monkeypatch.setattr(replay_rows, "_CHUNK_BYTES", chunk_bytes)
+    job = planned(ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1"), tmp_path / "jobs")
+    (task,) = job.tasks(dry_run=True)
+    cut = Cut(max_messages=30, max_bytes=2000)
+    found: list[int] = []
+    done = replay_piece(replace(task, cut=cut), lambda count, _: found.append(count))
+    assert done.complete
+    expected, size, count = [], 0, 0
+    for body in bodies:
+        if count == 30 or size + len(body) > 2000:
+            expected.append(count)
+            size = count = 0
+        size, count = size + len(body), count + 1
+    assert found == [*expected, count]
+
+
+def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """One that was thought to be dead, and the next; and later a third."""
+    write_parquet(tmp_path / "a.parquet", {"body": numbers(3000)}, row_group_size=100)
+    request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address, rate=20_000.0)
+    job = planned(request, tmp_path / "jobs")
+    (task,) = job.tasks(notes=False)
+    threads = [threading.Thread(target=replay_piece, args=(task,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stored(qcli, topic) == numbers(3000)
+    done = replay_piece(task)
+    assert (done.published, done.repeated, done.complete) == (0, 3000, True)
+    assert stored(qcli, topic) == numbers(3000)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -> None:
+    """Also where the same time is at the end of one and the beginning of another, and a clock was set back."""
+    chance = random.Random(seed)
+    expected = []
+    for broker in ("b", "a"):
+        times = [(n // 5 - chance.randrange(3) // 2) * 10 for n in range(200)]
+        columns = as_export([b"%s%d" % (broker.encode(), n) for n in range(200)], times, broker)
+        write_parquet(tmp_path / f"{broker}.parquet", columns, row_group_size=chance.randrange(5, 30))
+        expected += [(time_ns, broker, n, f"{broker}{n}".encode()) for n, time_ns in enumerate(times)]
+    source = open_source(str(tmp_path))
+    ((*segments,),) = cut_pieces(source, None, None, None, ordered=True)
+    reader = RowReader(source.place, source.columns, RowChoice(), ordered=True)
+    found = [body for rows in reader.read_in_order(segments) for body in rows.bodies]
+    assert found == [body for *_, body in sorted(expected)]
+
+
+def test_what_lies_around_one_time_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be put in order in memory is refused, and not tried until the machine swaps."""
+    monkeypatch.setattr(replay_rows, "WINDOW_BYTES", 20_000)
+    for times, fits in ((range(1000), True), ([n * 7 % 1000 for n in range(1000)], False)):
+        path = write_parquet(
+            tmp_path / "a.parquet", {"body": ["x" * 50] * 1000, "at": list(times)}, row_group_size=100
+        )
+        source = open_source(str(path), time="at")
+        ((*segments,),) = cut_pieces(source, None, None, None, ordered=True)
+        reader = RowReader(source.place, source.columns, RowChoice(), ordered=True)
+        if fits:
+            assert [time for rows in reader.read_in_order(segments) for time in rows.times_ns or ()] == list(
+                times
+            )
+        else:
+            with pytest.raises(SourceError, match=r"around 1970-01-01T00:00:00Z, and cannot be put in"):
+                list(reader.read_in_order(segments))
+
+
+def test_complete_jobs_are_forgotten_in_time(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"]})
+    request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address)
+    jobs = tmp_path / "jobs"
+    planned(request, jobs, "left")
+    with open_job(jobs, "complete", request) as job:
+        job.plan(None)
+        job.run(run_inline, job.tasks(), lambda *_: None)
+    (jobs / "something").mkdir()
+    (jobs / "something" / "job.json").write_text("nonsense")
+    now_s = (jobs / "complete" / "job.json").stat().st_mtime
+    forget_old_jobs(jobs, now_s + KEPT_S - 1)
+    assert Counter(path.name for path in jobs.iterdir()) == Counter(["left", "complete", "something"])
+    forget_old_jobs(jobs, now_s + KEPT_S + 1)
+    assert Counter(path.name for path in jobs.iterdir()) == Counter(["left", "something"])

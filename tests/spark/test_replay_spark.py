@@ -1,0 +1,106 @@
+"""Replays with Spark: what `--where` chooses, and pieces as tasks; one JVM for all tests of the folder."""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cli.support import Cli
+from spark.replay_support import as_export, stored, write_parquet
+from spark.support import HOUR_NS, NOON_NS
+from trio_nsq.spark import replay_filter
+from trio_nsq.spark.publish_once import BrokerAway
+from trio_nsq.spark.replay_filter import FilterError, choose_rows
+from trio_nsq.spark.replay_job import open_job
+from trio_nsq.spark.replay_request import ReplayRequest
+from trio_nsq.spark.replay_source import open_source
+from trio_nsq.spark.spark_engine import SparkEngine
+
+
+@pytest.fixture(autouse=True)
+def plain_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are few rows in these tests: no plan is worth much."""
+    for name, value in (
+        ("shuffle.partitions", "1"),
+        ("adaptive.enabled", "false"),
+        ("codegen.wholeStage", "false"),
+    ):
+        monkeypatch.setitem(replay_filter._SETTINGS, f"spark.sql.{name}", value)
+
+
+def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> dict[str, list[int]]:
+    """The rows of each file."""
+    found = choose_rows(engine, open_source(str(place), **columns), condition)
+    return {
+        name: [n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1] for name, bits in found.items()
+    }
+
+
+@pytest.mark.slow
+def test_what_a_condition_chooses(engine: SparkEngine, tmp_path: Path) -> None:
+    """Whatever files are called and hold: also more rows than a bitmap has, and nanoseconds."""
+    odd = "a b{x}%20[1].parquet"
+    count = 70_000
+    times = pa.array(range(count), pa.timestamp("ns"))
+    bodies = pa.array([b"error %d" % n if n % 10_000 == 7 else b"ok" for n in range(count)], pa.binary())
+    write_parquet(tmp_path / "date=2026-11-21" / odd, {"body": bodies, "at": times}, row_group_size=9000)
+    write_parquet(tmp_path / "date=2026-11-22" / "b.parquet", {"body": bodies[:20], "at": times[:20]})
+    first, second = f"date=2026-11-21/{odd}", "date=2026-11-22/b.parquet"
+    assert chosen(engine, tmp_path, "body LIKE '%error%'") == {
+        first: list(range(7, count, 10_000)),
+        second: [7],
+    }
+    assert chosen(engine, tmp_path, "date = '2026-11-22' AND at >= 18") == {second: [18, 19]}
+    for wrong, text in (("nope = 1", "name `nope` cannot be resolved"), ("body LIKE 'x", "Syntax error")):
+        with pytest.raises(FilterError, match=text):
+            chosen(engine, tmp_path, wrong)
+
+
+@pytest.mark.slow
+def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Not even chance changes a job that is gone on with; and pieces are Spark's tasks."""
+    for hour in range(4):
+        times = [NOON_NS + hour * HOUR_NS + n * HOUR_NS // 2000 for n in range(2000)]
+        columns = as_export([b"%d-%d" % (hour, n) for n in range(2000)], times)
+        write_parquet(tmp_path / "a" / "date=2026-11-21" / f"hour={12 + hour}" / "a.parquet", columns, 700)
+    where = "rand() < 0.5 AND ts < '2026-11-21 15:00:00' AND hour >= 13"
+    request = ReplayRequest(str(tmp_path / "a"), topic, qcli.http_address, where=where)
+    gone = ReplayRequest(request.source, topic, "127.0.0.1:1", where=where)
+    with open_job(tmp_path / "jobs", "j", request) as job:
+        job.plan(lambda source, condition: choose_rows(engine, source, condition))
+        rows = job.rows
+        first = job.tasks(dry_run=True)
+    assert 1500 < rows < 2500
+    with open_job(tmp_path / "jobs", "j", None) as job:
+        job.plan(None)
+        assert [task.segments for task in job.tasks(dry_run=True)] == [task.segments for task in first]
+        job.run(engine, job.tasks(engine.slots), lambda *_: None)
+        assert (job.outcome.published, job.outcome.before) == (rows, 0)
+        assert job.outcome.left_out == 8000 - rows
+    found = stored(qcli, topic)
+    assert len(set(found)) == len(found) == rows
+    assert {body[:2] for body in found} == {b"1-", b"2-"}
+    with open_job(tmp_path / "jobs", "gone", gone) as job:
+        job.plan(lambda source, condition: choose_rows(engine, source, condition))
+        with pytest.raises(BrokerAway, match=r"127\.0\.0\.1:1"):
+            job.run(engine, job.tasks(engine.slots, patience_s=0), lambda *_: None)
+
+
+@pytest.mark.slow
+def test_many_pieces(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Several files in a piece, several pieces of a file, and all of them once."""
+    sizes = [1, 3_000_000, 5, 9_000_000, 100]
+    for index, size in enumerate(sizes):
+        bodies = [b"%d-%d-" % (index, n) + b"x" * (size // 10) for n in range(10)]
+        write_parquet(tmp_path / "events" / f"{index}.parquet", {"body": bodies}, row_group_size=3)
+    request = ReplayRequest(str(tmp_path / "events"), topic, qcli.http_address)
+    with open_job(tmp_path / "jobs", None, request) as job:
+        job.plan(None)
+        tasks = job.tasks(engine.slots)
+        assert len(tasks) > 1
+        told: list[int] = []
+        job.run(engine, tasks, lambda messages, _: told.append(messages))
+        assert (job.outcome.published, job.outcome.pieces_done) == (50, len(tasks))
+    found = Counter(body[:4] for body in stored(qcli, topic))
+    assert found == Counter(b"%d-%d-" % (index, n) for index in range(5) for n in range(10))

@@ -1,0 +1,102 @@
+"""Published, exported, replayed, exported again: nothing is lost on the way, and nothing there twice.
+
+Some 20,000 messages by default; a million with `FAULT_COMPLETE=1` (`make soak`).
+
+A message that is replayed is a new message: its time is that of the replay. So the counts per hour of the second export
+are compared in two ways: each hour of the first one is replayed by itself, and what the second one then has of it is
+exactly that hour's messages; and replayed in order, the messages are in the same order, so that the hours of the first
+lie one behind the other in the second.
+"""
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from cli.support import Cli
+from interop.peers import qcli_serve
+from spark.replay_support import replayed
+from spark.support import HOUR_NS, NOON_NS, cli_of, column, export, rows, write_log
+
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
+MESSAGES = 1_000_000 if COMPLETE else 20_000
+HOURS = 5
+
+
+def mixed_bodies(count: int) -> list[bytes]:
+    """All bytes there are, in all sizes there can be, and some bodies twice."""
+    chance = random.Random(count)
+    found = []
+    for number in range(count):
+        size = 900_000 if number % 5000 == 4999 and number < 50_000 else int(chance.expovariate(1 / 60)) + 1
+        found.append(chance.randbytes(size) if number % 20 else b"again")
+    return found
+
+
+def per_hour(folder: Path) -> Counter[int]:
+    """How many messages of each hour there are."""
+    hours = pc.divide(rows(folder, "ts_ns")["ts_ns"], HOUR_NS)
+    return Counter(hours.to_pylist())
+
+
+def test_there_and_back_again(tmp_path: Path) -> None:
+    bodies = mixed_bodies(MESSAGES)
+    chance = random.Random(1)
+    # As many in a record as come together; not the same number in each hour.
+    records, at = [], 0
+    while at < len(bodies):
+        count = chance.randrange(1, 200)
+        hour = min(HOURS - 1, int(HOURS * (at / len(bodies)) ** 0.7))
+        minute = (at * HOURS / len(bodies)) % 1 / 2
+        records.append((NOON_NS + int((hour + minute) * HOUR_NS), bodies[at : at + count]))
+        at += count
+    records.sort(key=lambda record: record[0])
+    ordered = [body for _, each in records for body in each]
+    write_log(tmp_path / "data", "t", records)
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = cli_of(broker)
+        first = tmp_path / "first"
+        export(
+            qcli,
+            "t",
+            first,
+            "--row-group-size",
+            "1MiB",
+            "--target-file-size",
+            "4MiB",
+            "--partition-by",
+            "hour",
+        )
+        hours = per_hour(first)
+        assert (sum(hours.values()), len(hours)) == (MESSAGES, HOURS)
+
+        said = replayed(qcli, tmp_path, str(first), "all")
+        assert (said["published"], said["before"], said["left_out"]) == (MESSAGES, 0, 0)
+        export(qcli, "all", tmp_path / "all")
+        assert Counter(column(tmp_path / "all", "body")) == Counter(bodies)
+
+        for hour, count in hours.items():
+            moments = [f"@{second}" for second in (hour * 3600, hour * 3600 + 3600)]
+            into = f"hour{hour}"
+            replayed(qcli, tmp_path, str(first), into, "--since", moments[0], "--until", moments[1])
+            assert export(qcli, into, tmp_path / into)["messages"] == count
+            of_hour = [body for time_ns, each in records for body in each if time_ns // HOUR_NS == hour]
+            assert Counter(column(tmp_path / into, "body")) == Counter(of_hour)
+
+        replayed(qcli, tmp_path, str(first), "ordered", "--ordered")
+        export(qcli, "ordered", tmp_path / "ordered")
+        assert column(tmp_path / "ordered", "body") == ordered
+
+
+def test_the_way_back_of_the_way_back(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """What was replayed can be exported and replayed like anything else, also into its own topic."""
+    from spark.support import fill, numbers
+
+    fill(qcli, topic, numbers(500))
+    for expected in (500, 1000, 2000):
+        assert export(qcli, topic, tmp_path / str(expected))["messages"] == expected
+        replayed(qcli, tmp_path, str(tmp_path / str(expected)), topic)
+    export(qcli, topic, tmp_path / "last")
+    assert Counter(column(tmp_path / "last", "body")) == Counter(numbers(500) * 8)
