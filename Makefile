@@ -34,7 +34,7 @@ types: $(READY) ## mypy --strict
 
 # Files side by side, one process for each core; within a file in order.
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log']
-	$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)

@@ -6,6 +6,12 @@ import pytest
 import trio.testing
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: where files run side by side, the last one is not to be a long one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "spark"))  # stable
+
+
 @pytest.fixture
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
     """Jumps to the next deadline when nothing else is left to do; work in threads, too, is something to do.

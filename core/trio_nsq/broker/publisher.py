@@ -31,6 +31,9 @@ logger = logging.getLogger("trio_nsq.broker")
 _GROUPS_AT_A_TIME = 16
 """After so many commits a thread is given back: there are fewer threads than topics."""
 
+_TURN_S = 0.005
+"""Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
+
 _MAX_RECORD_BYTES = 256 * 1024
 """Publishes that are stored together share a record up to this size: few records are cheap to write, read and
 deliver, but damage costs a whole record."""
@@ -207,12 +210,7 @@ class Publisher:
 
     async def roll(self, topic: Topic) -> bool:
         """Let a topic's log begin a new file; False if that failed."""
-        await self.idle(topic)
-        self._committing[topic] = []  # what is published meanwhile waits
-        try:
-            return await self.in_thread(topic, topic.log.roll)
-        finally:
-            self._committing.pop(topic, None)
+        return await self.in_thread(topic, topic.log.roll, alone=True)
 
     # ------------------------------------------------------------------ in a thread
 
@@ -274,25 +272,40 @@ class Publisher:
     # ------------------------------------------------------------------ in the caller's turn
 
     def _write_gathered(self) -> None:
-        """Write what has gathered where that waits for nothing; whoever published it may publish the next meanwhile."""
+        """Write what has gathered where that waits for nothing.
+
+        Whoever published it may publish the next meanwhile: that is written, too, or, when the turn is over, soon.
+        """
         if self._writing:
             return  # called by one of those who published: what it published comes next, below
         self._writing = True
+        turn_over_s = perf_counter() + _TURN_S
         try:
             while self._in_turn:
-                topic, _ = self._in_turn.popitem()
-                if topic in self._committing or topic not in self._gathering:
-                    continue  # a thread writes it next, or has
-                group = self._gathering[topic]
-                size = sum(publication.record_bytes for publication in group.publications)
-                if not topic.ephemeral and topic.log.begins_file(size):
-                    if topic not in self._busy:
-                        self._start_commit(topic)
-                    continue
-                del self._gathering[topic]
-                group.finish(self._write_now(topic, group.publications))
+                topics, self._in_turn = self._in_turn, {}
+                for topic in topics:
+                    self._write_group(topic)
+                if self._in_turn and perf_counter() > turn_over_s:
+                    self._nursery.start_soon(self._write_rest)
+                    break
         finally:
             self._writing = False
+
+    async def _write_rest(self) -> None:
+        self._write_gathered()
+
+    def _write_group(self, topic: Topic) -> None:
+        """Write what has gathered for a topic, unless a thread does."""
+        if topic in self._committing or topic not in self._gathering:
+            return  # a thread writes it next, or has
+        group = self._gathering[topic]
+        size = sum(publication.record_bytes for publication in group.publications)
+        if not topic.ephemeral and topic.log.begins_file(size):
+            if topic not in self._busy:
+                self._start_commit(topic)
+            return
+        del self._gathering[topic]
+        group.finish(self._write_now(topic, group.publications))
 
     def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> PublishRefused | None:
         try:
@@ -402,20 +415,28 @@ class Publisher:
         self.health = str(error)
         return PublishRefused(str(error))
 
-    async def in_thread(self, topic: Topic, work: Callable[[], None]) -> bool:
+    async def in_thread(self, topic: Topic, work: Callable[[], None], *, alone: bool = False) -> bool:
         """Do something to a topic's log in a thread, with no commit beside it.
+
+        Args:
+            topic: Whose log.
+            work: What to do.
+            alone: What is published meanwhile waits, with any sync mode.
 
         Returns:
             False if that failed; the error is noted in `health`.
         """
         await self.idle(topic)
         self._busy[topic] = trio.Event()
+        if alone:
+            self._committing[topic] = []
         try:
             await trio.to_thread.run_sync(work)
         except LogError as exc:
             self._failed(exc)
             return False
         finally:
+            self._committing.pop(topic, None)  # before the next commit begins
             self._release(topic)
         return True
 

@@ -179,7 +179,7 @@ class Connection:
             self._reader.receive_eof()
             await self._obey_all()
         except CommandError as exc:
-            await self._refuse(exc)
+            await self._refuse(exc.with_traceback(None))  # in its frames it, and we, would be kept
         except NSQError as exc:
             logger.info("%s: closed, what it sends is not what was negotiated: %s", self.peer, exc)
         else:
@@ -238,9 +238,18 @@ class Connection:
             self._reader.receive_data(piece)
             await self._obey_all()
             await self._send_answers()
-            if time.perf_counter() > self._turn_over_s:
-                await trio.lowlevel.checkpoint()
-                self._turn_over_s = time.perf_counter() + _TURN_S
+            await self._let_others()
+        await self._let_others()  # there may be no piece for long
+
+    async def _let_others(self) -> None:
+        """Let others have their turn if ours is over."""
+        if self._turn_is_over:
+            await trio.lowlevel.checkpoint()
+            self._turn_over_s = time.perf_counter() + _TURN_S
+
+    @property
+    def _turn_is_over(self) -> bool:
+        return time.perf_counter() > self._turn_over_s
 
     async def _send_answers(self) -> None:
         self._flush_answers()
@@ -412,11 +421,14 @@ class Connection:
             if self._storing:
                 self._stored = trio.Event()
                 await self._stored.wait()
+                self._turn_over_s = time.perf_counter() + _TURN_S
             else:
                 await self._wait_for_next()
 
     def _obey_now(self) -> bool:
-        """Obey the commands that are whole, in order, until all are, or one has to be waited for (False).
+        """Obey the commands that are whole, in order, until all are (True).
+
+        Or until one has to be waited for or, in the task, others are to have their turn.
 
         Publishes next to each other are stored together.
 
@@ -430,7 +442,7 @@ class Connection:
                 continue
             if self._publishes:  # before anything else: answers keep the order of the commands
                 self._next = command
-                if not self._store():
+                if not self._store() or (self._holder is _Holder.TASK and self._turn_is_over):
                     return False
             elif command is None:
                 break
@@ -509,7 +521,7 @@ class Connection:
             self._answer(encode_error(each.wire))
 
     async def _wait_for_next(self) -> None:
-        """In the task: obey what has to be waited for. Raises CommandError."""
+        """In the task: obey what has to be waited for, or let others have their turn. Raises CommandError."""
         if self._publishes:
             await self.guard.check(self._publishes[0].verb, self._publishes[0].topic)
             error = None
@@ -526,6 +538,9 @@ class Connection:
             await self._subscribe(command)
         elif isinstance(command, Auth):
             self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
+        else:
+            self._next = command
+            await self._let_others()
 
     def _obey(self, command: Command) -> bool:
         """Obey anything but a publish; False, and nothing is done, if that has to be waited for."""

@@ -6,7 +6,6 @@ stored together. A client's own task is woken for what has to be waited for.
 """
 
 import select
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
@@ -43,13 +42,14 @@ class Poller:
         self._end_round = end_round
         self._epoll: select.epoll | None = None  # while `run` runs
         self._clients: dict[int, Client] = {}
-        self._again: deque[Client] = deque()
+        # In order, and each once: news of a client that is here already give it no second turn.
+        self._again: dict[Client, None] = {}
 
     def add(self, fd: int, client: Client) -> None:
         """Watch a client's socket, until `remove`."""
-        self._clients[fd] = client
         if self._epoll is not None:
             self._epoll.register(fd, _EVENTS)
+        self._clients[fd] = client
 
     def remove(self, fd: int) -> None:
         """Forget a client; before its socket is closed."""
@@ -75,20 +75,25 @@ class Poller:
                 self._epoll = None
 
     def _serve_round(self, epoll: select.epoll) -> bool:
-        """Serve all who have sent something, each once; False if there were none."""
-        clients = self._again
-        self._again = deque()
+        """Serve all who have sent something, each once, while the turn lasts; False if there were none."""
+        clients, self._again = self._again, {}
         for fd, events in epoll.poll(0, _CLIENTS_PER_ROUND):
             client = self._clients[fd]
             client.note_unread(ended=bool(events & _ENDED))
-            clients.append(client)
+            clients[client] = None
         if not clients:
             return False
+        late: list[Client] = []
+        again: list[Client] = []
+        turn_over_s = perf_counter() + _TURN_S
         self._begin_round()
         try:
             for client in clients:
-                if client.serve():
-                    self._again.append(client)
+                if perf_counter() > turn_over_s:
+                    late.append(client)
+                elif client.serve():
+                    again.append(client)
+            self._again = dict.fromkeys(late + again)
         finally:
             self._end_round()
         return True

@@ -1,0 +1,364 @@
+"""What clients send is obeyed in one task: its turns, and how it hands clients over."""
+
+import gc
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import trio
+
+from broker.support import (
+    PATIENCE_S,
+    HeldFiles,
+    RawClient,
+    connected,
+    identify,
+    mpub,
+    pub,
+    running_broker,
+    settle,
+)
+from broker.test_http_api import running_api
+from trio_nsq.broker import BrokerOptions, publisher
+from trio_nsq.broker.state.broker import MessageIds
+from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.tcp import connection
+from trio_nsq.broker.tcp.connection import Connection
+from trio_nsq.broker.tcp.poller import Poller
+from trio_nsq.log import DiskLog, MemoryLog
+from trio_nsq.protocol.messages import pack_messages
+
+BOTH = pytest.mark.parametrize("sync", ["always", "interval"])
+
+
+def records(folder: Path, topic: str = "t") -> list[int]:
+    """How many messages each record of a stopped broker's topic has."""
+    log = DiskLog(folder / "topics" / f"{topic}.topic")
+    try:
+        return [header.count for header in log.headers(0)]
+    finally:
+        log.close()
+
+
+async def oks(client: RawClient, count: int) -> None:
+    for _ in range(count):
+        await client.ok()
+
+
+# ---------------------------------------------------------------------- turns
+
+
+class Talker:
+    """A client whose socket has something new each time that it is served."""
+
+    def __init__(self, name: str, served: list[str], poller: Poller) -> None:
+        self.name = name
+        self.ended = False
+        self.sock, self.other = socket.socketpair()
+        self._served = served
+        poller.add(self.sock.fileno(), self)
+        self.other.send(b"x")
+
+    def note_unread(self, *, ended: bool) -> None:
+        self.ended |= ended
+
+    def serve(self) -> bool:
+        self._served.append(self.name)
+        self.sock.recv(1)
+        self.other.send(b"x")
+        return True
+
+
+async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() -> None:
+    served: list[str] = []
+    poller = Poller(lambda: served.append("round"), lambda: None)
+    talkers = [Talker("a", served, poller), Talker("b", served, poller)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        with trio.fail_after(PATIENCE_S):
+            while served.count("round") < 10:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    rounds = " ".join(served).split("round")[1:10]
+    assert {" ".join(sorted(each.split())) for each in rounds} == {"a b"}
+    for talker in talkers:
+        poller.remove(talker.sock.fileno())
+        talker.sock.close()
+        talker.other.close()
+
+
+async def count_turns(turns: list[int]) -> None:
+    while True:
+        await trio.lowlevel.checkpoint()
+        turns[0] += 1
+
+
+@pytest.mark.parametrize("topics", [("a", "b"), ("a#ephemeral", "b#ephemeral")])
+async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_turn(
+    tmp_path: Path, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a write, and what was read at once may be thousands."""
+    monkeypatch.setattr(publisher, "_TURN_S", 0)
+    monkeypatch.setattr(connection, "_TURN_S", 0)
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with connected(bound.tcp_address) as client:
+            for topic in topics:
+                await client.publish(topic, b"makes the file")
+            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+            turns = [0]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(count_turns, turns)
+                await client.send(b"".join(pub(topics[n % 2], b"x") for n in range(2000)))
+                await oks(client, 2000)
+                nursery.cancel_scope.cancel()
+            assert turns[0] > 1000
+
+
+async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    """It fills each read."""
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with connected(bound.tcp_address) as greedy, connected(bound.tcp_address) as other:
+            await other.publish("t", b"makes the file")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_for_ever, greedy)
+                for n in range(8):
+                    await other.publish("t", b"%d" % n)
+                nursery.cancel_scope.cancel()
+
+
+async def send_for_ever(client: RawClient) -> None:
+    while True:
+        await client.send(b"NOP\n" * 100_000)
+
+
+# ---------------------------------------------------------------------- answers
+
+
+@BOTH
+async def test_ten_thousand_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: str) -> None:
+    """Neither do calls pile up, nor is anything lost or out of order."""
+    async with running_broker(tmp_path / "d", sync=sync) as bound:
+        async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as reader:
+            await client.publish("a", b"makes the file")
+            await client.publish("b", b"makes the file")
+            count = 10_000 if sync == "interval" else 500  # here each waits for a thread
+            content = b"".join(pub("ab"[n % 2], b"%d" % n) for n in range(count))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.send, content)
+                await oks(client, count)
+            await reader.subscribe("a", "c", 2500)
+            await reader.message()
+            for n in range(0, min(count, 4000), 2):
+                message = await reader.message()
+                assert message.body == b"%d" % n
+                await reader.send(b"FIN %s\n" % message.id)
+
+
+async def test_ten_thousand_pipelined_publishes_to_two_ephemeral_topics(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        content = b"".join(pub(f"{'ab'[n % 2]}#ephemeral", b"x") for n in range(10_000))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, content)
+            await oks(client, 10_000)
+
+
+@BOTH
+@pytest.mark.parametrize("unix", [False, True])
+async def test_what_comes_together_with_the_end_is_obeyed_and_answered(
+    tmp_path: Path, sync: str, unix: bool
+) -> None:
+    place: dict[str, Any] = {"tcp_address": str(tmp_path / "socket")} if unix else {}
+    async with running_broker(tmp_path / "d", sync=sync, **place) as bound:
+        for n in range(20):
+            stream: Any
+            if unix:
+                stream = await trio.open_unix_socket(str(tmp_path / "socket"))
+            else:
+                host, _, port = bound.tcp_address.rpartition(":")
+                stream = await trio.open_tcp_stream(host, int(port))
+            async with stream:
+                client = RawClient(stream)
+                await client.send(b"  V2" + pub("t", b"1") + pub(f"other{n}", b"2") + pub("t", b"3"))
+                await stream.send_eof()
+                await oks(client, 3)
+                assert await client.frame() is None
+    assert sum(records(tmp_path / "d")) == 40
+
+
+@pytest.mark.parametrize("survives", [False, True])
+@BOTH
+async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, survives: bool) -> None:
+    async with running_api(tmp_path / "d", sync=sync) as api:
+        await api.post("/topic/create", topic="t")
+        settings = json.dumps({"max_messages": 2}).encode()
+        await api.send("PUT", "/topic/settings?topic=t", body=settings)
+        host, port = api.tcp.stream.socket.getpeername()
+        async with connected(f"{host}:{port}") as client:
+            await client.send(identify(survive_refusals=survives))
+            await client.ok()
+            behind = mpub("t", b"1", b"2", b"3") + pub("u", b"x") + pub("t", b"1") + b"NOPE\n"
+            await client.send(pub("u", b"before") + behind)
+            await client.ok()
+            assert (await client.error()).startswith(
+                "E_TOPIC_FULL MPUB failed topic t cannot take 3 messages"
+            )
+            if survives:
+                await oks(client, 2)
+                assert await client.error() == "E_INVALID invalid command NOPE"
+            assert await client.frame() is None
+    assert sum(records(tmp_path / "d", "u")) == 1 + survives
+    assert sum(records(tmp_path / "d")) == survives
+
+
+async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -> None:
+    """With --sync=interval; they send before the broker looks, as all this is one task."""
+    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(5)]
+        for client in clients:
+            await client.publish("t", b"makes the file")
+        await settle()
+        for client in clients:
+            with socket.socket(fileno=os.dup(client.stream.socket.fileno())) as sock:
+                sock.send(pub("t", b"x"))
+        for client in clients:
+            await client.ok()
+    assert records(tmp_path / "d") == [1] * 5 + [5]
+
+
+async def test_commands_that_come_while_the_log_stores_wait_for_it(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"makes the file")
+            files.hold("sync")
+            await client.send(pub("t", b"x"))
+            await files.reached()
+            await client.send(b"SUB t c\n" + b"RDY 5\n")
+            await client.send(pub("u", b"y"))
+            await settle()
+            files.release()
+            await oks(client, 3)
+            assert [(await client.message()).body for _ in range(2)] == [b"makes the file", b"x"]
+
+
+@BOTH
+async def test_publishes_behind_a_new_file_wait_and_keep_their_order(tmp_path: Path, sync: str) -> None:
+    """A log that begins a file by itself is at it in a thread."""
+    options: dict[str, Any] = {"max_bytes_per_file": 2000, "sync": sync}
+    async with running_broker(tmp_path / "d", **options) as bound:
+        async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as two:
+            bodies = [b"%03d" % n * 100 for n in range(60)]
+            for body in bodies:
+                await one.send(pub("t", body) + pub("u", body))
+                await two.send(pub("u", body))
+            await oks(one, 120)
+            await oks(two, 60)
+            await two.subscribe("t", "c", 100)
+            assert [(await two.message()).body for _ in bodies] == bodies
+
+
+async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_path: Path) -> None:
+    """What it had sent behind is not obeyed for a connection that is gone, and others go on."""
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as other:
+            await other.publish("t", b"makes the file")
+            async with connected(bound.tcp_address) as leaver:
+                await leaver.send(identify(heartbeat_interval=1000))
+                await leaver.ok()
+                files.hold("sync")
+                await leaver.send(pub("t", b"stored") + pub("u", b"behind"))
+                await files.reached()
+                leaver.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            await settle()
+            files.release()
+            await other.publish("t", b"after")
+            await settle()
+    assert sum(records(tmp_path / "d")) == 3
+
+
+# ---------------------------------------------------------------------- beside other work at the log
+
+
+class HeldLog(MemoryLog):
+    """Begins a new file when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def roll(self) -> None:
+        assert self.go_on.wait(PATIENCE_S)
+
+
+@BOTH
+async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
+    tmp_path: Path, sync: Literal["always", "interval"]
+) -> None:
+    log = HeldLog()
+    topic = Topic("t", log, BatchCache(1_000_000), 10)
+    stored: list[object] = []
+    async with trio.open_nursery() as nursery:
+        options = BrokerOptions(data_path=tmp_path, sync=sync)
+        tested = publisher.Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
+        nursery.start_soon(tested.roll, topic)
+        await settle()
+        for _ in range(2):
+            tested.submit(topic, [publisher.Publication(pack_messages([b"x"]))], stored.append)
+        await settle()
+        assert not stored
+        log.go_on.set()
+    assert stored == [None, None]
+    assert log.next_sequence == 2
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def connections() -> int:
+    return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+
+
+ENDS = {
+    "an invalid command": b"NOPE\n",
+    "one behind publishes": pub("t", b"x") + b"NOPE\n",
+    "a refused publish": pub("t", b""),
+    "publishes": pub("t", b"x") * 3,
+    "a subscription": b"SUB t c\nRDY 1\n",
+    "a subscription that is refused": b"SUB t $\n",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_closed_connection_is_freed_at_once(tmp_path: Path, end: str) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"makes the file")
+        await settle()
+        with no_collector():
+            before = connections()
+            async with connected(bound.tcp_address) as client:
+                await client.send(ENDS[end])
+                await settle()
+            for _ in range(100):  # a thread may be saving what it subscribed to
+                await settle()
+                if connections() == before:
+                    break
+            assert connections() == before
