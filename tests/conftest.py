@@ -1,6 +1,8 @@
 """Fixtures for all tests."""
 
+import logging
 import threading
+from collections.abc import Iterator
 
 import pytest
 import trio.testing
@@ -10,6 +12,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: where files run side by side, the last one is not to be a long one."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "spark"))  # stable
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_put_back() -> Iterator[None]:
+    """A command that runs in this process sets logging up as if the process were its own."""
+    logger = logging.getLogger("trio_nsq")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate, level = before
+    logger.setLevel(level)
 
 
 @pytest.fixture

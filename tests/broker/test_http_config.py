@@ -2,7 +2,6 @@
 
 import http.client
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,14 +56,6 @@ CHANGED = [
     "--e2e-processing-latency-window-time=1m", "--tls-min-version=tls1.3", "--deflate=false", "--snappy=false",
     "--max-deflate-level=9",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _log_level_is_put_back() -> Iterator[None]:
-    logger = logging.getLogger("trio_nsq")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 def answer(broker: Broker, key: str) -> tuple[int, dict[str, str], bytes]:

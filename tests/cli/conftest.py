@@ -1,7 +1,6 @@
 """One broker for all tests of the commands; each test has a topic of its own."""
 
 import itertools
-import logging
 import os
 from collections.abc import Iterator
 
@@ -41,10 +40,8 @@ def nowhere() -> Cli:
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Runs a command without input in this process, which takes a tenth of the time, as `run_here(qcli, "stat")`."""
-    logger = logging.getLogger("trio_nsq")
-    before = logger.handlers[:], logger.propagate, logger.level
 
     def run_here(cli: Cli, *args: str) -> Result:
         with monkeypatch.context() as patch:
@@ -54,6 +51,4 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         out, err = capfd.readouterr()
         return Result(code, out.encode(), err)
 
-    yield run_here
-    logger.handlers[:], logger.propagate, level = before
-    logger.setLevel(level)
+    return run_here

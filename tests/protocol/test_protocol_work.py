@@ -32,11 +32,11 @@ class SearchedBuffer(bytearray):
         return super().find(what, start)
 
 
-@pytest.mark.parametrize("start", [b"", b"FIN ", b"PUB "])
+@pytest.mark.parametrize("start", [b"x", b"FIN ", b"PUB "])
 def test_a_line_that_never_ends_is_searched_once(start: bytes) -> None:
     reader = reader_in(State.SUBSCRIBED)
-    reader._buffer = buffer = SearchedBuffer(reader._buffer)
     reader.receive_data(start)
+    reader._buffer = buffer = SearchedBuffer(reader._buffer)
     for _ in range(16_000):
         reader.receive_data(b"x")
         assert reader.next_command() is None

@@ -144,7 +144,7 @@ class CommandReader:
         self.heartbeats = True
         self.tls_required = False
         self._limits = limits
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
         self._position = 0
         self._scanned = 0  # no line feed before this offset
         self.greeted = False
@@ -155,10 +155,16 @@ class CommandReader:
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
-        if self._position:
+        if self._position == len(self._buffer):
+            # What comes now is mostly whole: it is left as it is, and a body costs one copy.
+            self._buffer, self._position, self._scanned = data, 0, 0
+            return
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(memoryview(self._buffer)[self._position :])
+        elif self._position:
             del self._buffer[: self._position]
-            self._scanned = max(0, self._scanned - self._position)
-            self._position = 0
+        self._scanned = max(0, self._scanned - self._position)
+        self._position = 0
         self._buffer += data
 
     def receive_eof(self) -> None:
@@ -168,7 +174,7 @@ class CommandReader:
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
         rest = bytes(memoryview(self._buffer)[self._position :])
-        self._buffer = bytearray()
+        self._buffer = b""
         self._position = self._scanned = 0
         return rest
 
