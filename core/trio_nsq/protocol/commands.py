@@ -184,6 +184,8 @@ class CommandReader:
         Raises:
             CommandError: To be sent as an error frame. If it is fatal the reader is of no further use.
         """
+        if self._position == len(self._buffer) and not self._eof:
+            return None  # the most frequent answer of all
         if self._body is not None:
             return self._read_body(self._body)
         if not self.greeted and not self._read_magic():

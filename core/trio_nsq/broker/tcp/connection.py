@@ -485,9 +485,8 @@ class Connection:
         return not self._storing and not self._publishes
 
     def _publications(self) -> list[Publication]:
-        now_ns = self.server.now_ns() if any(p.defer_ms for p in self._publishes) else 0
         return [
-            Publication(p.messages, now_ns + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
+            Publication(p.messages, self.server.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
             for p in self._publishes
         ]
 
@@ -508,7 +507,7 @@ class Connection:
         publishes, self._publishes = self._publishes, []
         topic_name = publishes[0].topic
         if error is None:
-            count = sum(len(p.messages) for p in publishes)
+            count = sum([len(p.messages.sizes) for p in publishes])
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
             self._answer(OK_FRAME * len(publishes))
             return
