@@ -32,6 +32,7 @@ from .state.topic import StateError, Topic
 from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .storage.saver import Saver
 from .tcp.connection import Connection
+from .tcp.holding import Holder
 from .tcp.poller import Poller
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Server:
         start_time_s, start_time_ns: Unix seconds; and the same by `now_ns`, to measure how long it runs.
         process: What the process itself uses.
         poller: Hears what clients send.
+        holder: Sends what waits for more to be sent with it.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -116,6 +118,7 @@ class Server:
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
         self.poller = Poller(self.publisher.begin_round, self.publisher.end_round)
+        self.holder = Holder()
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
         self._saver = Saver(
@@ -283,10 +286,16 @@ class Server:
         if self._stopping:
             return  # what one client had would only go to the next, to be taken from it in its turn
         self._dead_letters.look_at(channel)
+        if channel.can_deliver:
+            self._deliver(channel)
+        if (due_ns := channel.next_due_ns) is not None:
+            self.watch(channel, due_ns)  # it may just have been put off
+
+    def _deliver(self, channel: Channel) -> None:
         now_ns = self.now_ns()
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
         sent = 0
-        while True:
+        while channel.can_deliver:
             if sent >= _GRANTS_PER_TURN:
                 self._line_up(channel)
                 break
@@ -313,8 +322,6 @@ class Server:
         if sent:
             self.broker.changed.add(channel.topic.name)
             self.watch(channel, now_ns + timeout_ns)
-        if (due_ns := channel.next_due_ns) is not None:
-            self.watch(channel, due_ns)  # it may just have been put off
 
     def _note_unreadable(self, channel: Channel, error: LogError) -> None:
         """Say once that a channel cannot read its messages, not each time that it tries again."""

@@ -145,6 +145,11 @@ class Channel:
         return bool(self._ready) and not self._paused
 
     @property
+    def can_deliver(self) -> bool:
+        """Some consumer could take messages, and there are some."""
+        return bool(self._ready) and not self._paused and self.ready_count > 0
+
+    @property
     def _fresh(self) -> int:
         return self.topic.distribution_point - self.cursor - self._hole_messages
 
@@ -450,11 +455,9 @@ class Channel:
         grants: list[Grant] = []
         self.stopped_short = False
         self._ahead_ns = ahead_ns
-        if self._paused or not self._ready:
+        if not self.can_deliver:
             return grants
         depth = self.ready_count
-        if depth <= 0:
-            return grants
         self._state = None
         if not self._unserved:
             self._unserved = min(len(self._ready), depth)

@@ -112,7 +112,7 @@ class Connection:
         self._turn_over_s = 0.0  # by `time.perf_counter`
         self._answered = False  # something is in the outbox that is not to wait
         self._held_bytes = 0  # of messages in the outbox that may wait for more of them
-        self._held = trio.Event()
+        self._is_held = False  # the holder will call `send_held`
         self._send_held_at_s = -math.inf
         self._settings_changed = trio.Event()
         self._silent_since = math.inf  # by trio's clock; math.inf while it is not waited for
@@ -127,7 +127,6 @@ class Connection:
         self._gone = False
         self._stored = trio.Event()  # for the task, if it has the client
         self._scope = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None  # set while `run` runs
 
     @property
     def _heartbeat_interval_s(self) -> float:
@@ -151,7 +150,6 @@ class Connection:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_heartbeats)
                     nursery.start_soon(self._send_rest)
-                    self._nursery = nursery
                     self.server.poller.add(self._sock.fileno(), self)
                     try:
                         await self._receive()
@@ -295,15 +293,6 @@ class Connection:
             logger.warning("%s: closed, it takes no data", self.peer)
         self.close()
 
-    async def _send_held(self) -> None:
-        """Send messages that wait for more of them, at the latest after the negotiated time; runs until cancelled."""
-        while True:
-            await self._held.wait()
-            await trio.sleep_until(self._send_held_at_s)
-            self._held = trio.Event()
-            self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
-            self._flush()
-
     # ------------------------------------------------------------------ in the poller's turn
 
     def note_unread(self, *, ended: bool) -> None:
@@ -374,12 +363,22 @@ class Connection:
         if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
             now_s = trio.current_time()
             if now_s < self._send_held_at_s:
-                self._held.set()
+                if not self._is_held:
+                    self._is_held = True
+                    timeout_s = self.settings.output_buffer_timeout_ms / 1000
+                    self.server.holder.hold(self, self._send_held_at_s, timeout_s)
                 return
             if not self.settings.output_buffer_timeout_ms:
                 return  # it waits for the buffer to fill, however long
             self._send_held_at_s = now_s + self.settings.output_buffer_timeout_ms / 1000
         self._flush()
+
+    def send_held(self) -> None:
+        """Send what `send_delivered` held back."""
+        self._is_held = False
+        if not self._gone:
+            self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
+            self._flush()
 
     def _can_take_more(self) -> bool:
         channel, consumer = self._subscription()
@@ -653,9 +652,6 @@ class Connection:
         self.consumer = consumer
         self._reader.state = State.SUBSCRIBED
         self._answer(OK_FRAME)
-        assert self._nursery is not None
-        if self.settings.output_buffer_timeout_ms:
-            self._nursery.start_soon(self._send_held)
 
 
 def _refusal(verb: str, reason: PublishRefused) -> CommandError:
