@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from .connecting import Connecting
@@ -42,6 +42,31 @@ def tls_files(connecting: Connecting) -> TLSFiles:
         connecting.tls_key,
         connecting.tls_insecure_skip_verify,
     )
+
+
+def said_by_library(error: Exception) -> Failure:
+    """The failure that says what the library did, as a sentence."""
+    text = str(error)
+    return Failure(text[:1].upper() + text[1:] + "." * (not text.endswith(".")))
+
+
+def failure_of(error: Exception, failures: Callable[[], AbstractContextManager[None]]) -> Failure:
+    """What to say of an error that came while it was at work; raises it, if it is a mistake of ours.
+
+    Args:
+        error: What came.
+        failures: What turns errors of the library inside it into failures.
+    """
+    try:
+        with failures():
+            raise error
+    except Failure as failure:
+        return failure
+    except OSError as failure:
+        where = f"{failure.filename}: " if failure.filename else ""
+        return Failure(f"{where}{failure.strerror or failure}.")
+    except Exception:
+        raise error from None
 
 
 def count_of(count: int, what: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .bulk import better_engine, count_of, progress, spark_engine, tls_files
+from .bulk import better_engine, count_of, failure_of, progress, said_by_library, spark_engine, tls_files
 from .connecting import Connecting
 from .errors import Failure, Terminated, reason_of, unreachable
 from .exit_codes import ExitCode
@@ -102,8 +102,7 @@ def _failures() -> Iterator[None]:
         reason = error.reason if error.cause is None else reason_of(error.cause)
         raise unreachable(error.address, HTTP_OPTION, reason) from error
     except NSQError as error:
-        text = str(error)
-        raise Failure(text[:1].upper() + text[1:] + "." * (not text.endswith("."))) from error
+        raise said_by_library(error) from error
 
 
 class Work:
@@ -261,16 +260,7 @@ class Work:
         """A failure after some of it was done."""
         self._tell_gaps()
         self.report()
-        try:
-            with _failures():
-                raise error
-        except Failure as failure:
-            return Failure(f"{failure.message} {GO_ON}", ExitCode.PARTIAL)
-        except OSError as failure:
-            where = f"{failure.filename}: " if failure.filename else ""
-            return Failure(f"{where}{failure.strerror or failure}. {GO_ON}", ExitCode.PARTIAL)
-        except Exception:
-            raise error from None
+        return Failure(f"{failure_of(error, _failures).message} {GO_ON}", ExitCode.PARTIAL)
 
 
 def _summary(request: ExportRequest, outcome: Outcome, elapsed_s: float) -> str:

@@ -14,7 +14,7 @@ from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
 from .connecting import tcp_connection
 from .exit_codes import ExitCode
-from .options import http_address, tcp_address
+from .options import http_address, tcp_address, works_in_bulk
 from .params import Source, source, topic_name
 from .positions import NOTE as POSITIONS
 from .positions import PositionOrNow, check_range, time_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trio_nsq.spark.replay_request import ReplayRequest
 
 
-SELECTION, SENDING, FILES, WORK = "Which messages", "Sending", "Parquet files", "Who does the work"
+SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 _OF_FILES = (
     *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
     *("engine", "master"),
@@ -294,32 +294,7 @@ def destination(text: str) -> str:
     show_envvar=True,
     help="Where jobs are written down; if it is not given, in ~/.local/state/qcli/replay.",
 )
-@option(
-    WORK,
-    "--engine",
-    type=click.Choice(["auto", "inline", "spark"]),
-    default="auto",
-    show_default=True,
-    help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done sooner; "
-    "standard error says which.",
-)
-@option(
-    WORK,
-    "--master",
-    metavar="URL",
-    help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. Files and broker have "
-    "to be reachable from everywhere.",
-)
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a summary for people, on standard error. json: an object on standard output, see below.",
-)
-@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors only.")
+@works_in_bulk("Files and broker have", "report")
 @click.pass_context
 def command(
     ctx: click.Context,

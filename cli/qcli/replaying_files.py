@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .bulk import better_engine, count_of, progress, spark_engine, tls_files
+from .bulk import better_engine, count_of, failure_of, progress, said_by_library, spark_engine, tls_files
 from .connecting import Connecting, refuse_plain_http
 from .errors import Failure, Terminated, no_tls, unreachable, wants_https
 from .exit_codes import ExitCode
@@ -100,8 +100,7 @@ def _failures() -> Iterator[None]:
             raise failure from error
         raise unreachable(error.address, HTTP_OPTION, error.reason) from error
     except NSQError as error:
-        text = str(error)
-        raise Failure(text[:1].upper() + text[1:] + "." * (not text.endswith("."))) from error
+        raise said_by_library(error) from error
 
 
 class _Work:
@@ -235,16 +234,8 @@ class _Work:
             talk(
                 "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
             )
-        try:
-            with _failures():
-                raise error
-        except Failure as failure:
-            text, code = failure.message, failure.exit_code
-        except OSError as failure:
-            where = f"{failure.filename}: " if failure.filename else ""
-            text, code = f"{where}{failure.strerror or failure}.", ExitCode.FAILURE
-        except Exception:
-            raise error from None
+        failure = failure_of(error, _failures)
+        text, code = failure.message, failure.exit_code
         # Tasks that were lost may have published more than they came to note.
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
             code = ExitCode.PARTIAL

@@ -21,6 +21,7 @@ from .options import (
     HTTP_VARIABLE,
     TCP_OPTION,
     TCP_VARIABLE,
+    works_in_bulk,
 )
 from .params import topic_name
 from .positions import NOTE as POSITIONS
@@ -29,7 +30,7 @@ from .positions import PositionOrNow, check_range
 if TYPE_CHECKING:
     from trio_nsq.spark.layout import JsonType
 
-SELECTION, FILES, CONTINUOUS, WORK = "Which messages", "Files", "Continuously", "Who does the work"
+SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
@@ -280,32 +281,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     metavar="N",
     help="The codec's; if it is not given, 1 for zstd and the codec's own default for others.",
 )
-@option(
-    WORK,
-    "--engine",
-    type=click.Choice(["auto", "inline", "spark"]),
-    default="auto",
-    show_default=True,
-    help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done sooner; "
-    "standard error says which.",
-)
-@option(
-    WORK,
-    "--master",
-    metavar="URL",
-    help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. FOLDER has to be "
-    "reachable from everywhere.",
-)
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a summary for people, on standard error. json: an object on standard output, see below.",
-)
-@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no summary; errors only.")
+@works_in_bulk("FOLDER has", "summary")
 def command(
     topic: str,
     folder: str,
