@@ -9,7 +9,7 @@ another folder; a name without the data of its file.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -270,6 +270,19 @@ class Disk:
             _image(self._root, lambda count: chance.randint(0, count), lambda pending: pending),
         )
         yield "a bit of all", _image(self._root, lambda count: chance.randint(0, count), _any(chance))
+
+
+def disk_at(journal: Sequence[Operation], moments: Iterable[int]) -> Iterator[tuple[int, Disk]]:
+    """The disk, which held nothing to begin with, after so many operations of a journal; moments ascend.
+
+    It is the same disk each time: what is made of it has to be made before the next one is asked for.
+    """
+    disk, done = Disk({}), 0
+    for now in moments:
+        for operation in journal[done:now]:
+            disk.apply(operation)
+        done = now
+        yield now, disk
 
 
 def _any(chance: random.Random) -> Callable[[list[Change]], list[Change]]:

@@ -22,7 +22,7 @@ import pytest
 import trio.testing
 
 from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broker, settle
-from faults.disk import Disk, Image, Operation, RecordingFiles, write_image
+from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import body_of
 from faults.load import Gone, connection
 from faults.scenario import NEVER, http, stats
@@ -335,11 +335,7 @@ async def test_no_crash_loses_a_message_or_makes_two_of_it(
     assert scenario.buried, "nobody failed"
     moments = range(len(journal) + 1) if COMPLETE else sorted(chance.sample(range(len(journal) + 1), CUTS))
     since_power = _since_ok if sync == "always" else _since_sync
-    disk, done = Disk({}), 0
-    for now in moments:
-        for operation in journal[done:now]:
-            disk.apply(operation)
-        done = now
+    for now, disk in disk_at(journal, moments):
         wrong = judge(fates, await survivors.count(disk.image()), now, _since_ok)
         name, image = chance.choice(list(disk.power_cuts(chance)))
         wrong += judge(fates, await survivors.count(image), now, since_power)

@@ -18,7 +18,7 @@ import pytest
 import trio.testing
 
 from broker.support import running_broker, settle
-from faults.disk import Disk, Image, Operation, RecordingFiles, write_image
+from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import body_of
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
@@ -217,13 +217,8 @@ async def test_power_cuts_lose_nothing_that_was_promised(
     survivors = Survivors(fast_folder, sync, clock)
     chosen = range(len(journal) + 1) if COMPLETE else sorted(chance.sample(range(len(journal) + 1), CUTS))
     again = set(chance.sample(chosen, len(chosen) // (10 if COMPLETE else 5)))
-    disk = Disk({})
     wrong: list[str] = []
-    done = 0
-    for now in chosen:
-        for operation in journal[done:now]:
-            disk.apply(operation)
-        done = now
+    for now, disk in disk_at(journal, chosen):
         expected = told.by(now)
         cuts = list(disk.power_cuts(chance))
         for name, image in cuts if COMPLETE else chance.sample(cuts, 2):

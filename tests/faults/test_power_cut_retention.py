@@ -13,7 +13,7 @@ import pytest
 import trio.testing
 
 from broker.support import connected, pub, settle
-from faults.disk import Disk, Operation, RecordingFiles, write_image
+from faults.disk import Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import ChannelName, Published, body_of
 from faults.scenario import HOUR_MS, Request, Told, http, judge, look, stats
 from faults.test_power_cut import broker
@@ -178,11 +178,7 @@ async def test_power_cuts_take_nothing_that_a_channel_needs_or_retention_keeps(
     assert sum(operation.to[-1:] == ("stragglers",) for operation in journal) >= 2
     assert sum(operation.kind == "unlink" for operation in journal) >= 4
     chosen = sorted(changes | {*use.moments, *chance.sample(range(len(journal)), CUTS)})
-    disk, done = Disk({}), 0
-    for now in chosen:
-        for operation in journal[done:now]:
-            disk.apply(operation)
-        done = now
+    for now, disk in disk_at(journal, chosen):
         name, image = chance.choice(list(disk.power_cuts(chance)))
         after = fast_folder / f"after-{now}"
         write_image(image, after)

@@ -20,7 +20,7 @@ import pytest
 import trio.testing
 
 from broker.support import connected, settle
-from faults.disk import Disk, Operation, RecordingFiles, write_image
+from faults.disk import Operation, RecordingFiles, disk_at, write_image
 from faults.scenario import NEVER
 from faults.test_power_cut import broker
 from interop.peers import START_DEADLINE_S, Child, qcli_serve
@@ -149,11 +149,7 @@ async def test_sent_again_after_a_power_cut(fast_folder: Path, clock: trio.testi
         moments if COMPLETE else sorted({*chance.sample(under_way, CUTS), *chance.sample(moments, CUTS // 3)})
     )
     outcomes: dict[tuple[Outcome, bool], int] = defaultdict(int)
-    disk, done = Disk({}), 0
-    for now in chosen:
-        for operation in journal[done:now]:
-            disk.apply(operation)
-        done = now
+    for now, disk in disk_at(journal, chosen):
         name, image = chance.choice(list(disk.power_cuts(chance)))
         after = fast_folder / f"after-{now}"
         write_image(image, after)
@@ -183,11 +179,7 @@ async def test_what_was_not_synced_is_not_there_twice_either(
     journal, batches = await record(fast_folder / "before", "interval", clock, chance)
     moments = range(1, len(journal) + 1)
     chosen = moments if COMPLETE else sorted(chance.sample(moments, CUTS))
-    disk, done = Disk({}), 0
-    for now in chosen:
-        for operation in journal[done:now]:
-            disk.apply(operation)
-        done = now
+    for now, disk in disk_at(journal, chosen):
         image = chance.choice(list(disk.power_cuts(chance)))[1]
         after = fast_folder / f"after-{now}"
         write_image(image, after)
