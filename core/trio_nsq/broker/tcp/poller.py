@@ -15,6 +15,9 @@ import trio
 _TURN_S = 0.005
 """Clients whose data is always there already let other tasks have their turn after so much time."""
 _CLIENTS_PER_ROUND = 64
+_AWAKE_S = 0.000_05
+"""Who waits for an answer before sending the next thing mostly does so within this time. Going to sleep and being woken
+takes as long, and as much of the processor: so if nobody slept longer the last time, that is waited for awake."""
 # Edge-triggered: a client is registered once, and told each time that something comes.
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -44,6 +47,7 @@ class Poller:
         self._clients: dict[int, Client] = {}
         # In order, and each once: news of a client that is here already give it no second turn.
         self._again: dict[Client, None] = {}
+        self._stays_awake = False
 
     def add(self, fd: int, client: Client) -> None:
         """Watch a client's socket, until `remove`."""
@@ -65,22 +69,40 @@ class Poller:
             self._epoll = epoll
             try:
                 while True:
+                    fell_asleep_s = perf_counter()
                     await trio.lowlevel.wait_readable(epoll.fileno())
-                    turn_over_s = perf_counter() + _TURN_S
-                    while self._serve_round(epoll):
+                    awake_s = perf_counter()
+                    self._stays_awake = awake_s - fell_asleep_s < 2 * _AWAKE_S
+                    turn_over_s = awake_s + _TURN_S
+                    while self._serve_round(epoll) or self._wait_awake(epoll):
                         if perf_counter() > turn_over_s:
                             await trio.lowlevel.checkpoint()
                             turn_over_s = perf_counter() + _TURN_S
             finally:
                 self._epoll = None
 
+    def _wait_awake(self, epoll: select.epoll) -> bool:
+        """Whether somebody soon sends something."""
+        if not self._stays_awake:
+            return False
+        over_s = perf_counter() + _AWAKE_S
+        while perf_counter() < over_s:
+            if events := epoll.poll(0, _CLIENTS_PER_ROUND):
+                self._note(events)
+                return True
+        self._stays_awake = False
+        return False
+
+    def _note(self, events: list[tuple[int, int]]) -> None:
+        for fd, event in events:
+            client = self._clients[fd]
+            client.note_unread(ended=bool(event & _ENDED))
+            self._again[client] = None
+
     def _serve_round(self, epoll: select.epoll) -> bool:
         """Serve all who have sent something, each once, while the turn lasts; False if there were none."""
+        self._note(epoll.poll(0, _CLIENTS_PER_ROUND))
         clients, self._again = self._again, {}
-        for fd, events in epoll.poll(0, _CLIENTS_PER_ROUND):
-            client = self._clients[fd]
-            client.note_unread(ended=bool(events & _ENDED))
-            clients[client] = None
         if not clients:
             return False
         late: list[Client] = []
