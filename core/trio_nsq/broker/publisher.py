@@ -11,7 +11,7 @@ way, and with it what comes meanwhile.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
 
@@ -39,7 +39,7 @@ _MAX_RECORD_BYTES = 256 * 1024
 deliver, but damage costs a whole record."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Publication:
     """What one command publishes.
 
@@ -59,14 +59,26 @@ class Publication:
         return HEADER_BYTES + len(self.messages.data) + len(self.note)
 
 
-@dataclass(slots=True, eq=False)
 class _Group:
-    """Publications of one topic that will be stored by one write."""
+    """Publications of one topic that will be stored by one write.
 
-    publications: list[Publication] = field(default_factory=list)
-    messages: int = 0  # counted for a topic that may be full
-    size: int = 0
-    then: list[Callable[[PublishRefused | None], None]] = field(default_factory=list)
+    Attributes:
+        publications: What to store, in order.
+        size: Bytes of their records, if none shares its own.
+        then: Whom to tell, in order.
+    """
+
+    __slots__ = ("publications", "size", "then")
+
+    def __init__(self) -> None:
+        self.publications: list[Publication] = []
+        self.size = 0
+        self.then: list[Callable[[PublishRefused | None], None]] = []
+
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return sum([len(publication.messages) for publication in self.publications])
 
     def finish(self, error: PublishRefused | None) -> None:
         """Tell all who published that it is stored, or why not."""
@@ -170,14 +182,13 @@ class Publisher:
         if self._closed:
             raise PublishRefused("exiting")
         with self._taking:
-            messages = size = 0
+            size = sum([publication.record_bytes for publication in publications])
             if topic.may_refuse:
-                messages, size = self._find_room(topic, publications)
+                self._find_room(topic, publications, size)
             group = self._gathering.get(topic)
             if group is None:
                 group = self._gathering[topic] = _Group()
             group.publications += publications
-            group.messages += messages
             group.size += size
             group.then.append(then)
         if topic.ephemeral or self._options.sync == "interval":
@@ -196,17 +207,15 @@ class Publisher:
         self._round = False
         self._write_gathered()
 
-    def _find_room(self, topic: Topic, publications: Sequence[Publication]) -> tuple[int, int]:
-        """How many messages and bytes of records these are. Raises TopicFull if there is no room."""
+    def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
+        """Raise TopicFull if there is no room for these, whose records have so many bytes."""
         messages = sum(len(publication.messages) for publication in publications)
-        size = sum(publication.record_bytes for publication in publications)
         waiting = self._committing.get(topic, []).copy()
         if topic in self._gathering:
             waiting.append(self._gathering[topic])
         coming = sum(g.messages for g in waiting), sum(g.size for g in waiting)
         if reason := topic.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
-        return messages, size
 
     async def roll(self, topic: Topic) -> bool:
         """Let a topic's log begin a new file; False if that failed."""
@@ -299,8 +308,7 @@ class Publisher:
         if topic in self._committing or topic not in self._gathering:
             return  # a thread writes it next, or has
         group = self._gathering[topic]
-        size = sum(publication.record_bytes for publication in group.publications)
-        if not topic.ephemeral and topic.log.begins_file(size):
+        if not topic.ephemeral and topic.log.begins_file(group.size):
             if topic not in self._busy:
                 self._start_commit(topic)
             return
@@ -358,32 +366,13 @@ class Publisher:
         records: list[RecordBatch] = []
         timestamp_ns = time.time_ns()
         sequence = topic.log.next_sequence
-        joined: list[MessageSet] = []
-        size = 0
-
-        def finish(due_ns: int, note: bytes) -> None:
-            nonlocal sequence
-            messages = MessageSet.join(joined)
+        for together in _sharing_records(publications):
+            first = together[0]
+            messages = MessageSet.join([publication.messages for publication in together])
             with self._taking:
-                first_id = self._ids.take(len(messages))
-            records.append(RecordBatch(sequence, first_id, timestamp_ns, due_ns, messages, note))
-            sequence += len(messages)
-            joined.clear()
-
-        for index, publication in enumerate(publications):
-            joined.append(publication.messages)
-            size += len(publication.messages.data)
-            following = publications[index + 1] if index + 1 < len(publications) else None
-            if (
-                following is None
-                or publication.due_ns
-                or following.due_ns
-                or publication.note
-                or following.note
-                or size + len(following.messages.data) > _MAX_RECORD_BYTES
-            ):
-                finish(publication.due_ns, publication.note)
-                size = 0
+                first_id = self._ids.take(len(messages.sizes))
+            records.append(RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, messages, first.note))
+            sequence += len(messages.sizes)
         return records
 
     def _stored(self, topic: Topic, records: Sequence[RecordBatch], took_s: float, *, synced: bool) -> None:
@@ -393,7 +382,7 @@ class Publisher:
             if synced:
                 self.sync_count += 1
             else:
-                self._note_unsynced(topic, sum(record.count for record in records))
+                self._note_unsynced(topic, records[-1].next_sequence - records[0].base_sequence)
         topic.accept(records)
         self._published(topic)
 
@@ -457,3 +446,22 @@ class Publisher:
         for topic in list(self._busy):
             await self.idle(topic)
         await self._sync_all()
+
+
+def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:
+    """Neighbours that share a record: while it is small, and nothing is to be said of them that is not said of all."""
+    if len(publications) == 1:
+        return [publications]
+    shares: list[list[Publication]] = []
+    size = 0
+    open_for_more = False
+    for publication in publications:
+        plain = not (publication.due_ns or publication.note)
+        size += len(publication.messages.data)
+        if open_for_more and plain and size <= _MAX_RECORD_BYTES:
+            shares[-1].append(publication)
+        else:
+            shares.append([publication])
+            size = len(publication.messages.data)
+            open_for_more = plain
+    return shares

@@ -97,7 +97,8 @@ class Server:
         self._folder = folder
         self._nursery = nursery
         # Wall-clock time at the start plus what trio's clock, which never steps, has counted since.
-        self._clock_offset_ns = time.time_ns() - int(trio.current_time() * _NS_PER_S)
+        self.clock_s = trio.lowlevel.current_clock().current_time
+        self._clock_offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
         self.start_time_ns = self.now_ns()
         self._timer_moved = trio.Event()
         self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
@@ -187,7 +188,7 @@ class Server:
 
     def now_ns(self) -> int:
         """Unix nanoseconds by a clock that never steps."""
-        return self._clock_offset_ns + int(trio.current_time() * _NS_PER_S)
+        return self._clock_offset_ns + int(self.clock_s() * _NS_PER_S)
 
     async def run_timers(self) -> None:
         """Move what is due when it is due, serve channels in line, and sleep in between; runs until cancelled."""
@@ -270,11 +271,11 @@ class Server:
                 self.broker.watch(channel, channel.next_due_ns)
             if self.broker.next_deadline_ns != known_ns:
                 self._timer_moved.set()
-        hungry = [channel for channel in topic.channels.values() if channel.hungry]
-        for channel in hungry[:_CHANNELS_PER_TURN]:
-            self.pump(channel)
-        for channel in hungry[_CHANNELS_PER_TURN:]:
-            self._line_up(channel)
+        if hungry := [channel for channel in topic.channels.values() if channel.hungry]:
+            for channel in hungry[:_CHANNELS_PER_TURN]:
+                self.pump(channel)
+            for channel in hungry[_CHANNELS_PER_TURN:]:
+                self._line_up(channel)
         topic.make_room()
 
     def pump_topic(self, topic: Topic) -> None:

@@ -33,7 +33,7 @@ class Files:
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
         """Write all parts, one after the other, from `offset` on; a partial write is continued."""
         for start in range(0, len(parts), _IOV_MAX):
-            group = parts[start : start + _IOV_MAX]
+            group = parts[start : start + _IOV_MAX] if len(parts) > _IOV_MAX else parts
             size = sum(map(len, group))
             written = os.pwritev(fd, group, offset)
             if written < size:

@@ -105,14 +105,16 @@ class OpenFiles:
             if file.fd == _CLOSED:
                 self._open(file, self.files.open)
             file.users += 1
-            self._settle(file)
+            if not file.held:  # then it is not idle
+                self._settle(file)
             return file.fd
 
     def unuse(self, file: LogFile) -> None:
         """The end of a `use`."""
         with self._lock:
             file.users -= 1
-            self._settle(file)
+            if not file.held or file.given_back:
+                self._settle(file)
 
     def hold(self, file: LogFile, held: bool) -> None:
         """See `LogFile.hold`. Raises OSError if it cannot be opened."""

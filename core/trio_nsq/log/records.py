@@ -18,7 +18,7 @@ Checksums are zlib's CRC-32.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct, error
 from zlib import crc32
 
@@ -66,11 +66,15 @@ class RecordHeader:
         return HEADER_BYTES + self.length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordBatch:
-    """Messages published together, with their place in the topic. Fields as in `RecordHeader`.
+    """Messages published together, with their place in the topic. Fields as in `RecordHeader`. Not to be changed.
 
     `note` is what the log's owner wrote down about them; nothing here looks into it.
+
+    Attributes:
+        next_sequence: The sequence after this batch's last.
+        record_bytes: Header and payload.
     """
 
     base_sequence: int
@@ -79,21 +83,17 @@ class RecordBatch:
     due_ns: int
     messages: MessageSet
     note: bytes = b""
+    next_sequence: int = field(init=False, repr=False, compare=False)
+    record_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.next_sequence = self.base_sequence + len(self.messages.sizes)
+        self.record_bytes = HEADER_BYTES + len(self.messages.data) + len(self.note)
 
     @property
     def count(self) -> int:
         """Messages, at least 1."""
         return len(self.messages.sizes)
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence after this batch's last."""
-        return self.base_sequence + len(self.messages.sizes)
-
-    @property
-    def record_bytes(self) -> int:
-        """Header and payload."""
-        return HEADER_BYTES + len(self.messages.data) + len(self.note)
 
     @property
     def payload_crc(self) -> int:
@@ -128,11 +128,13 @@ class RawRecord:
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:
     """The header that goes before the batch's payload, in a file of this seed."""
+    messages, note = batch.messages, batch.note
+    payload_crc = crc32(messages.data)
     checked = _CHECKED.pack(
-        batch.payload_crc,
-        len(batch.messages.data) + len(batch.note),
-        len(batch.messages.sizes),
-        len(batch.note),
+        crc32(note, payload_crc) if note else payload_crc,
+        len(messages.data) + len(note),
+        len(messages.sizes),
+        len(note),
         batch.base_sequence,
         batch.first_id,
         batch.timestamp_ns,

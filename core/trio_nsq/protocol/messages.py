@@ -20,7 +20,7 @@ from .limits import Limits
 _INT32 = Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageSet:
     """Messages published together.
 

@@ -61,7 +61,7 @@ class Batch:
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
         self.channel = only_channel(records[0].note) if self.due_ns else None
-        self.size_bytes = sum(len(r.messages.data) for r in records) + 128 * len(self)
+        self.size_bytes = sum([len(r.messages.data) for r in records]) + 128 * len(self)
         self._records: Sequence[RecordBatch] | None = records
         self._frames = b""
         self._ids: list[bytes] = []
@@ -141,6 +141,8 @@ class Batch:
 
 def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
     """Batches of these records, in order, small neighbours merged."""
+    if len(records) == 1:
+        return [Batch(records)]
     batches: list[Batch] = []
     group: list[RecordBatch] = []
     messages = size = 0

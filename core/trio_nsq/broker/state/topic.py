@@ -281,11 +281,15 @@ class Topic:
 
     def distribute(self) -> None:
         """Let the channels have what is behind the distribution point, unless it is frozen."""
-        end = self._end
-        nothing = end == self.distribution_point and not self._waiting
-        if self.paused or not self.channels or nothing:
+        end, point = self._end, self.distribution_point
+        if self.paused or not self.channels:
             return
-        self.has_distributed_deferred |= bool(self._waiting)
+        if not self._waiting:
+            self.distribution_point = end
+            for channel in self.channels.values():
+                channel.arrived(end - point)
+            return
+        self.has_distributed_deferred = True
         count = self.depth
         deferred = list(self._waiting)
         self.distribution_point = end

@@ -228,7 +228,7 @@ class Connection:
     def _rest(self) -> None:
         """Let the poller serve the client again."""
         self._holder = _Holder.NOBODY
-        self._silent_since = trio.current_time()
+        self._silent_since = self.server.clock_s()
 
     async def _take_in(self, data: bytes) -> None:
         """Obey what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
@@ -326,17 +326,21 @@ class Connection:
         """Obey what was read, until the client can be left alone, the log stores something, or the task is needed."""
         try:
             if self._obey_now():
-                self._flush_answers()
-                if self.outbox.congested:
-                    self._hand_over(None)
-                else:
-                    self._rest()
+                self._leave_alone()
             elif self._storing:
                 self._silent_since = math.inf
             else:
                 self._hand_over(None)
         except Exception as exc:  # for the task, which knows what is whose fault
             self._hand_over(exc)
+
+    def _leave_alone(self) -> None:
+        """All that was read is obeyed."""
+        self._flush_answers()
+        if self.outbox.congested:
+            self._hand_over(None)
+        else:
+            self._rest()
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
@@ -361,7 +365,7 @@ class Connection:
         if not self._held_bytes:
             return
         if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
-            now_s = trio.current_time()
+            now_s = self.server.clock_s()
             if now_s < self._send_held_at_s:
                 if not self._is_held:
                     self._is_held = True
@@ -436,7 +440,9 @@ class Connection:
         """
         while True:
             command = self._next_command()
-            if type(command) is Publish and self._joins(command):
+            if type(command) is Publish and (
+                not self._publishes or self._publishes[-1].topic == command.topic
+            ):
                 self._publishes.append(command)
                 continue
             if self._publishes:  # before anything else: answers keep the order of the commands
@@ -462,9 +468,6 @@ class Connection:
             return self._reader.next_command()
         except CommandError as exc:
             return exc
-
-    def _joins(self, command: Publish) -> bool:
-        return not self._publishes or self._publishes[-1].topic == command.topic
 
     def _store(self) -> bool:
         """Have the publishes stored; False if that has to be waited for."""
@@ -498,7 +501,10 @@ class Connection:
         if self._holder is _Holder.TASK:
             self._stored.set()
             return
-        self._go_on()
+        if self._next is None and self.channel is None:
+            self._leave_alone()  # there was nothing more to read, and there is no channel to be served
+        else:
+            self._go_on()
         if self._unread and self._holder is _Holder.NOBODY:
             self._hand_over(None)  # the poller may be asleep
 

@@ -72,7 +72,7 @@ class Outbox:
         """Send what there is, as much as the socket takes without waiting."""
         if (self._plain or self._wire) and not self.full:
             self._send()
-            if self._plain or self._wire:
+            if self._wire or self._plain:
                 self.full = True
                 self._emptied = trio.Event()
                 self._became_full.set()
@@ -93,7 +93,8 @@ class Outbox:
             self._wire.append(data)
 
     def _send(self) -> None:
-        self.encode()
+        if self._codecs:
+            self.encode()
         parts = self._wire
         while parts:
             try:
@@ -105,6 +106,9 @@ class Outbox:
                 return
             except OSError:
                 self.abandon()
+                return
+            if len(parts) == 1 and sent == len(parts[0]):
+                parts.clear()
                 return
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.popleft())
