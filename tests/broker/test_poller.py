@@ -133,9 +133,9 @@ async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_pa
                 nursery.cancel_scope.cancel()
 
 
-async def send_for_ever(client: RawClient) -> None:
+async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> None:
     while True:
-        await client.send(b"NOP\n" * 100_000)
+        await client.send(data)
 
 
 # ---------------------------------------------------------------------- answers

@@ -1,7 +1,8 @@
-"""Connections over real sockets, some of them made by a client nobody here wrote."""
+"""Connections over real sockets, heard by a task each or by a poller; some are made by a client nobody here wrote."""
 
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -13,10 +14,18 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
+from trio_nsq.broker.tcp.poller import Poller
 from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
 
 LIMIT_BYTES = 1000
 HOST = b"Host: localhost\r\n"
+POLLED = False
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["task", "poller"])
+def polled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hears the clients of `serving`."""
+    monkeypatch.setattr(sys.modules[__name__], "POLLED", request.param)
 
 
 async def ping(request: Request) -> Response:
@@ -25,6 +34,11 @@ async def ping(request: Request) -> Response:
 
 async def echo(request: Request) -> Response:
     return Response.json([request.path, request.query, request.body.decode(), request.peer])
+
+
+def begin_ping(request: Request, then: Callable[[Response], None]) -> bool:
+    then(Response.text("OK"))
+    return True
 
 
 async def refuse(request: Request) -> Response:
@@ -77,7 +91,7 @@ def log_route(body: Callable[[], AsyncGenerator[bytes, None]]) -> Route:
 
 
 ROUTES = [
-    Route("GET", "/ping", ping, plain=True),
+    Route("GET", "/ping", ping, plain=True, begin=begin_ping),
     Route("POST", "/pub", echo, max_body_bytes=LIMIT_BYTES, too_big="MSG_TOO_BIG"),
     Route("GET", "/config/{opt}", echo),
     Route("GET", "/refuse", refuse),
@@ -94,8 +108,11 @@ async def serving(
 ) -> AsyncIterator[int]:
     """A server on a port of its own. What escapes from a connection fails the test."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    handle = partial(serve_connection, router=Router(routes), on_request=on_request)
+    poller = Poller(lambda: None, lambda: None) if POLLED else None
+    handle = partial(serve_connection, router=Router(routes), on_request=on_request, poller=poller)
     async with trio.open_nursery() as nursery:
+        if poller is not None:
+            nursery.start_soon(poller.run)
         nursery.start_soon(trio.serve_listeners, handle, [listener])
         port: int = listener.socket.getsockname()[1]
         yield port

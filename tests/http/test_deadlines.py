@@ -1,7 +1,12 @@
-"""Deadlines, in virtual time and over streams in memory: sockets and a clock that jumps do not go together."""
+"""Deadlines, in virtual time: over streams in memory, and over pairs of sockets heard by a poller.
+
+What is sent to one end of such a pair is at the other at once, so that the clock does not jump meanwhile.
+"""
 
 import math
-from collections.abc import AsyncGenerator
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -9,18 +14,33 @@ import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
+from trio_nsq.broker.tcp.poller import Poller
 from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
 
 IDLE_S = 100.0
 REQUEST_S = 30.0
 SLOW_S = 10_000.0
 
+LONG = b"~" * 1_000_000  # more than sockets hold
+POLLED = False
+
 PING = b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
 POST = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["task", "poller"])
+def polled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hears the clients that are `connected`."""
+    monkeypatch.setattr(sys.modules[__name__], "POLLED", request.param)
+
+
 async def ping(request: Request) -> Response:
     return Response.text("OK")
+
+
+def begin_ping(request: Request, then: Callable[[Response], None]) -> bool:
+    then(Response.text("OK"))
+    return True
 
 
 async def slow(request: Request) -> Response:
@@ -28,8 +48,26 @@ async def slow(request: Request) -> Response:
     return Response.text("OK")
 
 
+def begin_slow(request: Request, then: Callable[[Response], None]) -> bool:
+    def answer() -> None:
+        then(Response.text("OK"))
+
+    trio.lowlevel.spawn_system_task(call_later, answer)
+    return True
+
+
+async def call_later(function: Callable[[], None]) -> None:
+    await trio.sleep(SLOW_S)
+    function()
+
+
 async def long(request: Request) -> Response:
-    return Response(body=b"x" * 1000)
+    return Response(body=LONG)
+
+
+def begin_long(request: Request, then: Callable[[Response], None]) -> bool:
+    then(Response(body=LONG))
+    return True
 
 
 def slow_log(closed: trio.Event) -> Route:
@@ -37,7 +75,7 @@ def slow_log(closed: trio.Event) -> Route:
         try:
             for _ in range(3):
                 await trio.sleep(SLOW_S)
-                yield b"~" * 1000
+                yield LONG
         finally:
             closed.set()
 
@@ -48,10 +86,10 @@ def slow_log(closed: trio.Event) -> Route:
 
 
 ROUTES = [
-    Route("GET", "/ping", ping),
-    Route("POST", "/pub", ping, max_body_bytes=10),
-    Route("GET", "/slow", slow),
-    Route("GET", "/long", long),
+    Route("GET", "/ping", ping, begin=begin_ping),
+    Route("POST", "/pub", ping, max_body_bytes=10, begin=begin_ping),
+    Route("GET", "/slow", slow, begin=begin_slow),
+    Route("GET", "/long", long, begin=begin_long),
 ]
 
 
@@ -84,14 +122,22 @@ class Client:
 async def connected(
     *more: Route, lockstep: bool = False, on_request: OnRequest | None = None
 ) -> AsyncGenerator[Client, None]:
-    """A connection; with `lockstep` the server can send only what the client is receiving."""
-    ours, theirs = lockstep_stream_pair() if lockstep else memory_stream_pair()
+    """A connection; with `lockstep` the server can send only what the client is receiving, or little more."""
+    ours: trio.abc.HalfCloseableStream
+    theirs: trio.abc.HalfCloseableStream
+    poller = None
+    if POLLED:
+        poller = Poller(lambda: None, lambda: None)
+        ours, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
+    else:
+        ours, theirs = lockstep_stream_pair() if lockstep else memory_stream_pair()
     client = Client(ours)
     serve = partial(
         serve_connection,
         theirs,
         Router([*ROUTES, *more]),
         on_request=on_request,
+        poller=poller,
         idle_timeout_s=IDLE_S,
         request_timeout_s=REQUEST_S,
     )
@@ -101,8 +147,11 @@ async def connected(
         client.end()
 
     async with trio.open_nursery() as nursery:
+        if poller is not None:
+            nursery.start_soon(poller.run)
         nursery.start_soon(serve_to_the_end)
-        yield client
+        async with ours:
+            yield client
         nursery.cancel_scope.cancel()
 
 
@@ -198,7 +247,7 @@ async def test_generated_body_may_wait_for_its_next_piece(autojump_clock: MockCl
             data = await client.stream.receive_some()
             assert data
             received += bytes(data)
-        assert received.count(b"~") == 3000
+        assert received.count(b"~") == 3 * len(LONG)
         assert closed.is_set()
         assert await client.end_s() == 3 * SLOW_S + IDLE_S
 

@@ -1,13 +1,16 @@
 """The small HTTP server that the broker, the discovery service and the admin endpoints share.
 
 Requests are parsed by `httptools`, matched by a `Router`, answered by an async handler, and everything about
-connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`.
+connections (keep-alive, limits, deadlines, closing) stays in `serve_connection`. Clients are heard by a task each, or
+all by a `Poller`, in whose turn a route can answer by its `begin`.
 """
 
-from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, peer_of, serve_connection
+from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
 from .messages import Body, CutOff, HTTPError, Request, Response
 from .parsing import MAX_HEAD_BYTES
-from .routing import DEFAULT_MAX_BODY_BYTES, Handler, Route, Router
+from .polled import Poller
+from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
+from .serving import peer_of, serve_connection
 
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
@@ -15,11 +18,13 @@ __all__ = [
     "LINGER_S",
     "MAX_HEAD_BYTES",
     "REQUEST_TIMEOUT_S",
+    "Begin",
     "Body",
     "CutOff",
     "HTTPError",
     "Handler",
     "OnRequest",
+    "Poller",
     "Request",
     "Response",
     "Route",

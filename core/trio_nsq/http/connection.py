@@ -7,6 +7,7 @@ begun to arrive, for the client to take its answer. While a handler works there 
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from email.utils import formatdate
@@ -15,10 +16,9 @@ from typing import TypeAlias
 
 import trio
 
-from ..protocol.address import format_peer
 from .messages import INTERNAL_ERROR, CutOff, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
-from .routing import Route, Router
+from .routing import Route
 
 logger = logging.getLogger("trio_nsq.http")
 
@@ -31,7 +31,8 @@ LINGER_S = 1.0
 """How long what a client still sends is read and dropped after the last answer: closing with unread input resets the
 connection, and the reset can overtake the answer."""
 
-_RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES = 64 * 1024
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"Connection: close\r\n"
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
@@ -41,83 +42,79 @@ OnRequest: TypeAlias = Callable[[Request, int, float], None]
 as much as is known; method and path are `""` if that is nothing. It must not raise."""
 
 
-async def serve_connection(
-    stream: trio.abc.Stream,
-    router: Router,
-    *,
-    peer: str | None = None,
-    on_request: OnRequest | None = None,
-    idle_timeout_s: float = IDLE_TIMEOUT_S,
-    request_timeout_s: float = REQUEST_TIMEOUT_S,
-) -> None:
-    """Serve one client until it leaves, breaks the rules or is too slow; none of that is an error.
-
-    A handler that is running when this is cancelled is cancelled too; nothing is sent then.
+class Connection:
+    """A connected client, until `run` returns.
 
     Args:
-        stream: Closed at the end in every case.
-        router: Who answers.
-        peer: The client's address, for `Request.peer`; None: the stream's, if it is a socket.
-        on_request: See `OnRequest`; None for nobody.
-        idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
-        request_timeout_s: See `REQUEST_TIMEOUT_S`.
+        stream: To be closed afterwards.
+        reader: Takes what the client sends.
+        on_request, idle_timeout_s, request_timeout_s: As for `serve_connection`.
     """
-    try:
-        with trio.CancelScope() as watchdog:
-            reader = RequestReader(router, peer_of(stream) if peer is None else peer)
-            connection = _Connection(stream, reader, watchdog, on_request, idle_timeout_s, request_timeout_s)
-            await connection.serve()
-    except trio.BrokenResourceError:
-        pass  # the client has gone
-    finally:
-        # At once, for all has been said; and shielded, for a Cancelled raised here would take the place of an
-        # exception on its way out.
-        with trio.CancelScope(shield=True) as closing:
-            closing.cancel()
-            await stream.aclose()
 
-
-class _Connection:
     def __init__(
         self,
         stream: trio.abc.Stream,
         reader: RequestReader,
-        watchdog: trio.CancelScope,
         on_request: OnRequest | None,
         idle_timeout_s: float,
         request_timeout_s: float,
     ) -> None:
         self._stream = stream
         self._reader = reader
-        self._watchdog = watchdog
+        self._watchdog = trio.CancelScope()
         self._on_request = on_request
         self._idle_timeout_s = idle_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._exchanges: deque[Exchange] = deque()  # to be answered
+        self._has_begun = False  # a further request has, and its time is not set
 
-    async def serve(self) -> None:
-        reader = self._reader
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks the rules or is too slow. Raises trio.BrokenResourceError."""
+        with self._watchdog:
+            await self._serve()
+
+    async def _serve(self) -> None:
         self._allow(self._idle_timeout_s)
-        while data := await self._stream.receive_some(_RECEIVE_BYTES):
-            was_at_rest = reader.at_rest
-            exchanges = reader.receive_data(data)
-            for exchange in exchanges:
-                if not await self._answer(exchange):
+        while await self._receive():
+            while self._exchanges:
+                if not await self._answer(self._exchanges.popleft()):
                     await self._linger()
                     return
-            # Once for each request: further bytes of it give it no more time.
-            if not reader.at_rest and (was_at_rest or exchanges):
-                self._allow(self._request_timeout_s)
-            if reader.continue_expected:
-                reader.continue_expected = False
+            self._time_request()
+            if self._reader.continue_expected:
+                self._reader.continue_expected = False
                 await self._stream.send_all(_CONTINUE)
 
+    async def _receive(self) -> bool:
+        """Wait for what the client sends; false if that has come to its end."""
+        data = await self._stream.receive_some(RECEIVE_BYTES)
+        if data:
+            self._take_in(data)
+        return bool(data)
+
+    def _take_in(self, data: bytes | bytearray) -> None:
+        was_at_rest = self._reader.at_rest
+        exchanges = self._reader.receive_data(data)
+        self._exchanges += exchanges
+        # Once for each request: further bytes of it give it no more time.
+        self._has_begun = not self._reader.at_rest and (was_at_rest or bool(exchanges))
+
+    def _time_request(self) -> None:
+        """Once everything before it is answered: let the time run that a request has to arrive."""
+        if self._has_begun:
+            self._has_begun = False
+            self._allow(self._request_timeout_s)
+
     def _allow(self, seconds: float) -> None:
-        self._watchdog.deadline = trio.current_time() + seconds
+        self._set_deadline(trio.current_time() + seconds)
+
+    def _set_deadline(self, at_s: float) -> None:
+        self._watchdog.deadline = at_s
 
     async def _answer(self, exchange: Exchange) -> bool:
         """Answer one request; false if the connection ends with it."""
         started = trio.current_time()
-        self._watchdog.deadline = math.inf
+        self._set_deadline(math.inf)
         response, head = await _respond(exchange)
         whole = True
         if exchange.request.method == "HEAD":  # RFC 9110 9.3.2: the headers alone, Content-Length among them
@@ -141,12 +138,12 @@ class _Connection:
         chunked = exchange.chunked
         try:
             async with aclosing(body):
-                self._watchdog.deadline = math.inf
+                self._set_deadline(math.inf)
                 async for piece in body:
                     framed = b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece
                     if piece and not await self._sent(framed):
                         return False
-                    self._watchdog.deadline = math.inf
+                    self._set_deadline(math.inf)
         except CutOff as reason:
             request = exchange.request
             logger.warning("the response to %s %s was cut off: %s", request.method, request.path, reason)
@@ -169,18 +166,18 @@ class _Connection:
         self._allow(LINGER_S)
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
             await self._stream.send_eof()
-        while await self._stream.receive_some(_RECEIVE_BYTES):
+        while await self._stream.receive_some(RECEIVE_BYTES):
             pass
 
 
 async def _respond(exchange: Exchange) -> tuple[Response, bytes]:
     try:
         response = await _call(exchange)
-        return response, _head(exchange, response)
+        return response, head_of(exchange, response)
     except Exception:
         # Also what a handler returns may be at fault: no Response at all, or one that cannot be sent.
         logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
-        return INTERNAL_ERROR, _head(exchange, INTERNAL_ERROR)
+        return INTERNAL_ERROR, head_of(exchange, INTERNAL_ERROR)
 
 
 async def _call(exchange: Exchange) -> Response:
@@ -192,7 +189,8 @@ async def _call(exchange: Exchange) -> Response:
         return error.response()
 
 
-def _head(exchange: Exchange, response: Response) -> bytes:
+def head_of(exchange: Exchange, response: Response) -> bytes:
+    """The head of an answer. Raises ValueError if it cannot be sent."""
     connection = b""
     if not _can_go_on(exchange, response):
         connection = _CLOSE
@@ -211,20 +209,3 @@ def _date(unix_s: int) -> bytes:
 def _can_go_on(exchange: Exchange, response: Response) -> bool:
     # A body of unknown length ends an HTTP/1.0 response only with the connection.
     return exchange.keep_alive and (exchange.chunked or isinstance(response.body, bytes))
-
-
-def peer_of(stream: trio.abc.Stream) -> str:
-    """The address of whoever is at the other end.
-
-    Args:
-        stream: Any stream.
-
-    Returns:
-        As `format_peer` puts it; `""` if the stream is not a socket, or the client has gone.
-    """
-    if not isinstance(stream, trio.SocketStream):
-        return ""
-    try:
-        return format_peer(stream.socket.getpeername())
-    except OSError:
-        return ""

@@ -6,7 +6,9 @@ as requests, so that whoever answers needs to know of no second way.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import httptools
 
@@ -20,13 +22,18 @@ MAX_HEAD_BYTES = 64 * 1024
 """How much of a request, its body aside, is read at most before it is refused with 431. Servers' usual limits lie
 between 8 and 64 KiB. What comes in the same read as the byte that ends the head is not counted."""
 
+# Clients ask for the same again and again; what is remembered is bounded.
+_KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
+_split_known = lru_cache(_KNOWN_TARGETS)(split_target)
+_parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
+
 _INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
 _HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as Request
 class Exchange:
-    """A request, and what answers it.
+    """A request, and what answers it; not to be changed.
 
     Attributes:
         request: The request; if it was refused, as much of it as is known.
@@ -126,7 +133,7 @@ class RequestReader:
         self.at_rest = False
         self._in_head = True
         self._method = self._path = self._target = ""
-        self._query: dict[str, str] = {}
+        self._query: Mapping[str, str] = {}
         self._headers: dict[str, str] = {}
         self._url = b""
         self._body: list[bytes] = []
@@ -164,14 +171,18 @@ class RequestReader:
             self.continue_expected = headers["expect"].lower() == "100-continue"
 
     def _resolve(self) -> Route | Response:
+        url = self._url
+        split, parse = split_target, parse_query
+        if len(url) <= _KNOWN_TARGET_BYTES:
+            split, parse = _split_known, _parse_known
         try:
-            self._path, query = split_target(self._url)
+            self._path, query = split(url)
         except ValueError:
             return _INVALID_REQUEST
         answer = self._router.resolve(self._method, self._path, query)
         if query and isinstance(answer, Route):
             try:
-                self._query = parse_query(query)
+                self._query = parse(query)
             except ValueError:
                 return _INVALID_REQUEST
         return answer

@@ -16,6 +16,10 @@ from .messages import HTTPError, Request, Response
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers a request; may raise HTTPError. Any other exception is logged and answered with 500."""
 
+Begin: TypeAlias = Callable[[Request, Callable[[Response], None]], bool]
+"""Answers a request without a task: has what it is given called with the response, once, soon or before it returns. The
+response's body is bytes. False: it cannot; nothing was done, and the handler is to be asked. It must not raise."""
+
 DEFAULT_MAX_BODY_BYTES = 64 * 1024
 """Bodies of up to this size are accepted, and can be ignored, where none is asked for: some clients send them."""
 
@@ -34,6 +38,7 @@ class Route:
         max_body_bytes: The longest body accepted.
         too_big: The error code of the 413 that longer bodies are answered with.
         plain: Leave out the X-NSQ-Content-Type header, as /ping does.
+        begin: Asked before the handler where a poller hears the client; None: the handler is always needed.
     """
 
     method: str
@@ -42,6 +47,7 @@ class Route:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     too_big: str = "BODY_TOO_BIG"
     plain: bool = False
+    begin: Begin | None = None
 
 
 class _Resource:

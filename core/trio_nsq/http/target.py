@@ -1,5 +1,6 @@
 """The request target: path and query, by the rules of Go's net/url, which are nsqd's."""
 
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
@@ -26,7 +27,7 @@ def split_target(target: bytes) -> tuple[str, str]:
     return (_decode(path) if "%" in path else path), query
 
 
-def parse_query(query: str) -> dict[str, str]:
+def parse_query(query: str) -> Mapping[str, str]:
     """Read a query string.
 
     Args:

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from struct import Struct, error
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ _PUBLISHED = Response(body=b"OK", headers={"NSQ-Batch": "published"})
 _REPEATED = Response(body=b"OK", headers={"NSQ-Batch": "repeated"})
 _EMPTY = Response.empty()
 _FALSE = ("0", "false")
+_MORE = frozenset(("defer", "producer", "number"))
+"""What a publish may ask for besides being stored."""
 
 
 class Endpoints:
@@ -71,8 +74,8 @@ class Endpoints:
             Route("GET", "/info", self.info),
             Route("GET", "/stats", self.stats),
             Route("GET", "/metrics", self.metrics, plain=True),
-            Route("POST", "/pub", self.pub, max_body_bytes=message, too_big="MSG_TOO_BIG"),
-            Route("POST", "/mpub", self.mpub, max_body_bytes=body, too_big="BODY_TOO_BIG"),
+            Route("POST", "/pub", self.pub, message, "MSG_TOO_BIG", begin=self.begin_pub),
+            Route("POST", "/mpub", self.mpub, body, "BODY_TOO_BIG", begin=self.begin_mpub),
             Route("GET", "/topic/producer", self.topic_producer),
             Route("POST", "/topic/create", self.topic_create),
             Route("POST", "/topic/delete", self.topic_delete),
@@ -139,23 +142,38 @@ class Endpoints:
 
     async def pub(self, request: Request) -> Response:
         """One message, the body; `defer` in milliseconds."""
-        if not request.body:
-            raise HTTPError(400, "MSG_EMPTY")
+        messages = self._message(request)
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         due_ns = due_given(request, self._server)
-        return await self._publish(request, topic, pack_messages([request.body]), due_ns)
+        return await self._publish(request, topic, messages, due_ns)
+
+    def begin_pub(self, request: Request, then: Callable[[Response], None]) -> bool:
+        """As `pub`."""
+        return self._begin(request, self._message, then)
+
+    def _message(self, request: Request) -> MessageSet:
+        if not request.body:
+            raise HTTPError(400, "MSG_EMPTY")
+        return MessageSet(_INT32.pack(len(request.body)) + request.body, [len(request.body)])
 
     async def mpub(self, request: Request) -> Response:
         """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
         due_ns = due_given(request, self._server) if "producer" in request.query else 0
+        return await self._publish(request, topic, self._messages(request), due_ns)
+
+    def begin_mpub(self, request: Request, then: Callable[[Response], None]) -> bool:
+        """As `mpub`."""
+        return self._begin(request, self._messages, then)
+
+    def _messages(self, request: Request) -> MessageSet:
         if "binary" in request.query and request.query["binary"] not in _FALSE:
-            return await self._publish(request, topic, self._binary(request.body), due_ns)
-        bodies = [line for line in request.body.split(b"\n") if line]
-        if any(len(body) > self._limits.max_msg_size for body in bodies):
+            return self._binary(request.body)
+        messages = pack_messages([line for line in request.body.split(b"\n") if line])
+        if max(messages.sizes, default=0) > self._limits.max_msg_size:
             raise HTTPError(413, "MSG_TOO_BIG")
-        return await self._publish(request, topic, pack_messages(bodies), due_ns)
+        return messages
 
     def _binary(self, body: bytes) -> MessageSet:
         # Status 413 for malformed batches is nsqd's, and clients know it.
@@ -174,6 +192,24 @@ class Endpoints:
             raise HTTPError(413, "BAD_MESSAGE")
         return MessageSet(body[4:], sizes)
 
+    def _begin(
+        self, request: Request, read: Callable[[Request], MessageSet], then: Callable[[Response], None]
+    ) -> bool:
+        """Store what a request publishes; False if it asks for more than that, or has to be waited for, or refused."""
+        if not _MORE.isdisjoint(request.query):
+            return False
+        try:
+            topic, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
+            if not messages:
+                return False
+
+            def answer(error: PublishRefused | None) -> None:
+                then(_OK if error is None else _refusal(error).response())
+
+            return self._server.submit(topic, [Publication(messages)], answer)
+        except (HTTPError, PublishRefused):
+            return False
+
     async def _publish(self, request: Request, topic: str, messages: MessageSet, due_ns: int) -> Response:
         batch = batch_given(request)
         if not messages:
@@ -184,8 +220,7 @@ class Endpoints:
             await self._server.publish(topic, [Publication(messages, due_ns)], gather=True)
             return _OK
         except PublishRefused as exc:
-            # nsqd says EXITING for every reason; the disk's own words help more.
-            raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
+            raise _refusal(exc) from exc
 
     # ------------------------------------------------------------------ topics
 
@@ -268,6 +303,11 @@ class Endpoints:
         """Go on."""
         await self._server.unpause(find_channel(self._server, request))
         return _EMPTY
+
+
+def _refusal(error: PublishRefused) -> HTTPError:
+    # nsqd says EXITING for every reason; the disk's own words help more.
+    return HTTPError(503, "EXITING" if str(error) == "exiting" else str(error))
 
 
 def make_router(server: "Server", bound: BoundAddresses) -> Router:

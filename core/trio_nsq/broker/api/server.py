@@ -31,6 +31,7 @@ class HTTPServer:
 
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._tls_context = server.tls_context
+        self._poller = server.poller
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
@@ -38,7 +39,7 @@ class HTTPServer:
     async def handle_http(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTP listener."""
         try:
-            await serve_connection(stream, self._plain_router, on_request=log_request)
+            await serve_connection(stream, self._plain_router, on_request=log_request, poller=self._poller)
         except Exception:
             # A mistake of ours: it must not reach the other clients.
             logger.exception("HTTP: internal error")
