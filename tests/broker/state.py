@@ -14,7 +14,7 @@ from trio_nsq.broker.state.note import note_of_channel
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
-from trio_nsq.protocol import FrameReader, MessageRun, MessageSet, pack_messages
+from trio_nsq.protocol import FrameReader, MessageRun, MessageSet, encode_finish, pack_messages
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -214,7 +214,8 @@ class Subscriber:
 
     def finish(self, messages: Sequence[Received]) -> list[tuple[bytes, str]]:
         """FIN, in bulk. As `Channel.finish`."""
-        return self.channel.finish(self.consumer, [message.id for message in messages], self._fixture.now_ns)
+        lines = encode_finish([message.id for message in messages])
+        return self.channel.finish(self.consumer, lines, self._fixture.now_ns)
 
     def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
         """REQ. As `Channel.requeue`."""
@@ -227,6 +228,11 @@ class Subscriber:
     def leave(self) -> None:
         """Disconnect."""
         self.channel.remove(self.consumer)
+
+
+def ids_in_flight(consumer: Consumer) -> list[bytes]:
+    """The ids of what a consumer has, in the order of their deadlines."""
+    return [delivery.id_of(sequence) for sequence, delivery in consumer.in_flight]
 
 
 def disk_log(folder: Path, *, segment_bytes: int = 4096) -> DiskLog:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import FIRST_ID, TIMESTAMP, decode, records
-from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches, message_ids
+from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
+from trio_nsq.protocol import encode_finish
 
 
 def frame_of(body: bytes, number: int, attempts: int) -> bytes:
@@ -24,17 +25,27 @@ def frame_of(body: bytes, number: int, attempts: int) -> bytes:
     )
 
 
-def test_ids_are_sixteen_lower_case_hex_digits_and_ascend() -> None:
-    ids = message_ids(0x0FFF_FFFF_FFFF_FFFE, 3)
-    assert ids == [b"0ffffffffffffffe", b"0fffffffffffffff", b"1000000000000000"]
-    assert message_ids(1023 << 54, 1) == [b"ffc0000000000000"]
-    assert message_ids(0, 1) == [b"0" * 16]
+def message_ids(first_id: int, count: int) -> list[bytes]:
+    """The ids of neighbouring messages of a record, as a client sees them."""
+    return [f"{number:016x}".encode() for number in range(first_id, first_id + count)]
+
+
+def ids_of(batch: Batch) -> list[bytes]:
+    """Of all its messages."""
+    return [batch.id(index) for index in range(len(batch))]
+
+
+@pytest.mark.parametrize("first_id", [0x0FFF_FFFF_FFFF_FFFE, 1023 << 54, 0])
+@pytest.mark.parametrize("count", [1, 2, 3, 256, 257, 700])
+def test_ids_are_sixteen_lower_case_hex_digits_and_ascend(first_id: int, count: int) -> None:
+    batch = Batch([records([b"x"] * count, first_id=first_id)])
+    assert ids_of(batch) == message_ids(first_id, count)
 
 
 def test_first_delivery_frames_are_byte_exact() -> None:
     batch = Batch([records([b"one", b"", b"three"])])
-    ids, frames = batch.take(0, 3, 1 << 20)
-    assert ids == [f"{FIRST_ID + index:016x}".encode() for index in range(3)]
+    lines, frames = batch.take(0, 3, 1 << 20)
+    assert lines == encode_finish(message_ids(FIRST_ID, 3))
     assert bytes(frames) == b"".join(
         frame_of(body, FIRST_ID + index, 1) for index, body in enumerate([b"one", b"", b"three"])
     )
@@ -54,7 +65,8 @@ def test_redelivery_frame_is_byte_exact_and_attempts_stop_at_65535(attempts: int
 
 def test_a_frame_can_be_asked_for_before_any_was_taken() -> None:
     assert Batch([records([b"one", b"two"])]).frame(1, 2)[1] == frame_of(b"two", FIRST_ID + 1, 2)
-    assert Batch([records([b"one", b"two"])]).ids == message_ids(FIRST_ID, 2)
+    assert Batch([records([b"one", b"two"])]).id(1) == message_ids(FIRST_ID, 2)[1]
+    assert Batch([records([b"one", b"two"])]).body(1) == b"two"
 
 
 def test_records_merged_from_disk_keep_their_own_ids_and_timestamps() -> None:
@@ -62,8 +74,9 @@ def test_records_merged_from_disk_keep_their_own_ids_and_timestamps() -> None:
     second = records([b"c"], base=12, first_id=FIRST_ID + 50)
     (batch,) = make_batches([first, second])
     assert (batch.base_sequence, batch.next_sequence, len(batch)) == (10, 13, 3)
-    ids, frames = batch.take(0, 3, 1 << 20)
-    assert ids == [*message_ids(FIRST_ID, 2), *message_ids(FIRST_ID + 50, 1)]
+    lines, frames = batch.take(0, 3, 1 << 20)
+    ids = [*message_ids(FIRST_ID, 2), *message_ids(FIRST_ID + 50, 1)]
+    assert lines == encode_finish(ids)
     assert [(m.id, m.body, m.timestamp_ns) for m in decode(frames)] == [
         (ids[0], b"a", TIMESTAMP),
         (ids[1], b"b", TIMESTAMP),
@@ -81,21 +94,21 @@ def test_taking_shares_the_frames_instead_of_copying_them() -> None:
 
 def test_take_stays_within_the_bytes_it_may_use() -> None:
     batch = Batch([records([b"x" * 66] * 10)])  # 100 bytes a frame
-    assert len(batch.take(0, 10, 1000)[0]) == 10
-    assert len(batch.take(0, 10, 999)[0]) == 9
-    assert len(batch.take(0, 10, 300)[0]) == 3
-    assert len(batch.take(0, 10, 301)[0]) == 3
-    assert len(batch.take(0, 10, 299)[0]) == 2
-    assert len(batch.take(0, 2, 300)[0]) == 2
-    assert len(batch.take(8, 10, 1000)[0]) == 2
+    assert len(batch.take(0, 10, 1000)[0]) == 10 * 21
+    assert len(batch.take(0, 10, 999)[0]) == 9 * 21
+    assert len(batch.take(0, 10, 300)[0]) == 3 * 21
+    assert len(batch.take(0, 10, 301)[0]) == 3 * 21
+    assert len(batch.take(0, 10, 299)[0]) == 2 * 21
+    assert len(batch.take(0, 2, 300)[0]) == 2 * 21
+    assert len(batch.take(8, 10, 1000)[0]) == 2 * 21
 
 
 @pytest.mark.parametrize("room", [0, 1, 99])
 def test_take_gives_one_message_however_large_it_is(room: int) -> None:
     batch = Batch([records([b"x" * 66] * 3)])
     for index in range(3):
-        ids, frames = batch.take(index, 3, room)
-        assert len(ids) == 1
+        lines, frames = batch.take(index, 3, room)
+        assert lines == encode_finish([batch.id(index)])
         assert len(frames) == 100
 
 
@@ -108,7 +121,7 @@ def test_take_gives_one_message_however_large_it_is(room: int) -> None:
 def test_take_is_the_longest_run_that_fits(sizes: list[int], start: int, count: int, room: int) -> None:
     start %= len(sizes)
     bodies = [bytes([index]) * size for index, size in enumerate(sizes)]
-    ids, frames = Batch([records(bodies)]).take(start, count, room)
+    lines, frames = Batch([records(bodies)]).take(start, count, room)
     expected = frame_of(bodies[start], FIRST_ID + start, 1)
     taken = 1
     for index in range(start + 1, min(start + count, len(sizes))):
@@ -118,7 +131,15 @@ def test_take_is_the_longest_run_that_fits(sizes: list[int], start: int, count: 
         expected += more
         taken += 1
     assert bytes(frames) == expected
-    assert ids == message_ids(FIRST_ID + start, taken)
+    assert lines == encode_finish(message_ids(FIRST_ID + start, taken))
+
+
+@pytest.mark.parametrize("count", [2, 255, 256, 257, 512, 700])
+@pytest.mark.parametrize("sizes", [[7], [0], [7, 8]])
+def test_messages_of_one_size_and_of_several_have_the_same_frames(count: int, sizes: list[int]) -> None:
+    bodies = [index.to_bytes(2, "big") * sizes[index % len(sizes)] for index in range(count)]
+    _, frames = Batch([records(bodies)]).take(0, count, 1 << 20)
+    assert bytes(frames) == b"".join(frame_of(body, FIRST_ID + index, 1) for index, body in enumerate(bodies))
 
 
 def run_of(*counts: int, size: int = 10, due_ns: int = 0) -> list[int]:
@@ -158,7 +179,7 @@ def test_ids_that_go_down_are_not_merged() -> None:
     made = make_batches([records([b"a"], first_id=900 << 54), records([b"b"], base=1, first_id=3 << 54)])
     assert [len(batch) for batch in made] == [1, 1]
     for batch in made:
-        assert batch.ids == sorted(batch.ids)
+        assert ids_of(batch) == sorted(ids_of(batch))
 
 
 def test_size_bytes_covers_what_is_held() -> None:

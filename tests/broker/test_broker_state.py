@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.state import MS, SECOND, next_record
+from broker.state import MS, SECOND, ids_in_flight, next_record
 from trio_nsq.broker.options import BrokerOptions
 from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.log import Log, LogReadError, MemoryLog
-from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol import encode_finish, pack_messages
 
 IDS = MessageIds(1, 1)
 
@@ -159,7 +159,7 @@ def test_a_topic_made_again_serves_nothing_of_the_old_one() -> None:
     topic.log.append([record], sync=True)
     topic.accept([record])
     consumer = deliver(broker, channel, 0, ready=10)
-    assert list(consumer.in_flight) == [b"%016x" % record.first_id]
+    assert ids_in_flight(consumer) == [b"%016x" % record.first_id]
 
 
 # ---------------------------------------------------------------------- alarms
@@ -293,7 +293,7 @@ def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.Data
             assert set(due) <= set(broker.tick(now_ns))
         elif consumers:
             channel, consumer = data.draw(st.sampled_from(consumers))
-            for message_id in list(consumer.in_flight)[:1]:
+            for message_id in ids_in_flight(consumer)[:1]:
                 if what == "requeue":
                     delay_ms = data.draw(st.integers(1, 300))
                     channel.requeue(consumer, message_id, delay_ms, now_ns)
@@ -301,12 +301,12 @@ def test_a_channel_is_never_looked_at_later_than_its_next_deadline(data: st.Data
                 elif what == "touch":
                     channel.touch(consumer, message_id, now_ns, 250)
                 else:
-                    channel.finish(consumer, [message_id], 0)
+                    channel.finish(consumer, encode_finish([message_id]), 0)
         for channel in channels:
             at_ns = channel.next_deadline_ns
             assert at_ns is None or at_ns > now_ns
             assert at_ns is None or (broker.next_deadline_ns or 0) <= at_ns
-            deadlines = [d.deadline_ns for c in channel.consumers for d in c.in_flight.values()]
+            deadlines = [d.deadline_ns for c in channel.consumers for _, d in c.in_flight]
             assert not deadlines or (at_ns is not None and at_ns <= min(deadlines))
     broker.tick(now_ns + 1000 * SECOND)
     assert broker.next_deadline_ns is None

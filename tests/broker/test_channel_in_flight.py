@@ -2,8 +2,9 @@
 
 import pytest
 
-from broker.state import MS, SECOND, Fixture, Received
-from trio_nsq.broker.state.consumer import Delivery
+from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
+from trio_nsq.broker.state.in_flight import Delivery
+from trio_nsq.protocol import encode_finish
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNED = "client does not own message"
@@ -91,13 +92,13 @@ def test_bulk_fin_does_the_good_ones_and_names_the_bad_ones_in_order() -> None:
     foreign = [m for consumer, received in delivered if consumer is other.consumer for m in received]
     assert (len(mine), len(foreign)) == (4, 1)
     ids = [UNKNOWN, mine[0].id, foreign[0].id, mine[1].id, mine[1].id, mine[2].id, b"f" * 16]
-    assert fixture.channel().finish(one.consumer, ids, 0) == [
+    assert fixture.channel().finish(one.consumer, encode_finish(ids), 0) == [
         (UNKNOWN, NOT_IN_FLIGHT),
         (foreign[0].id, NOT_OWNED),
         (mine[1].id, NOT_IN_FLIGHT),
         (b"f" * 16, NOT_IN_FLIGHT),
     ]
-    assert list(one.consumer.in_flight) == [mine[3].id]
+    assert ids_in_flight(one.consumer) == [mine[3].id]
     assert (one.consumer.finish_count, other.consumer.finish_count) == (3, 0)
 
 
@@ -106,9 +107,9 @@ def test_fin_in_bulk_and_out_of_order_finishes_exactly_those() -> None:
     subscriber = fixture.subscriber(ready=100)
     fixture.publish_many(30, each=10)
     received = subscriber.receive()
-    assert fixture.channel().finish(subscriber.consumer, (m.id for m in reversed(received[::2])), 0) == []
-    assert list(subscriber.consumer.in_flight) == [message.id for message in received[1::2]]
-    assert fixture.channel().finish(subscriber.consumer, [], 0) == []
+    assert subscriber.finish(received[-2::-2]) == []
+    assert ids_in_flight(subscriber.consumer) == [message.id for message in received[1::2]]
+    assert fixture.channel().finish(subscriber.consumer, b"", 0) == []
 
 
 # ---------------------------------------------------------------------- REQ
@@ -393,10 +394,10 @@ def test_touching_past_the_cap_for_ever_costs_no_memory() -> None:
     (message,) = subscriber.receive()
     fixture.pass_ms(900)
     subscriber.touch(message, max_msg_timeout_ms=1500)
-    (delivery,) = subscriber.consumer.in_flight.values()
+    ((_, delivery),) = subscriber.consumer.in_flight
     for _ in range(1000):
         subscriber.touch(message, max_msg_timeout_ms=1500)
-    assert list(subscriber.consumer.in_flight.values()) == [delivery]
+    assert list(subscriber.consumer.in_flight) == [(0, delivery)]
     assert len(fixture.channel()._capped) == 1
 
 
@@ -426,7 +427,7 @@ def test_a_disconnect_redelivers_at_once_with_attempts_kept() -> None:
     gone.finish(received[:4])
     gone.requeue(received[4], delay_ms=1000)
     gone.leave()
-    assert gone.consumer.in_flight == {}
+    assert ids_in_flight(gone.consumer) == []
     assert fixture.counts() == (5, 0, 1)
     assert fixture.channel().timeout_count == 0
     other = fixture.subscriber(ready=10)
@@ -454,9 +455,11 @@ def test_a_disconnect_leaves_nothing_to_time_out() -> None:
 
 def test_a_delivery_finds_each_of_its_sequences() -> None:
     ids = [b"%016x" % number for number in (5, 6, 7, 50, 51, 900)]  # ids of other topics lie in between
-    delivery = Delivery(ids, 100, 1, 0, 10)
+    delivery = Delivery(encode_finish(ids), 100, 1, 0, 10)
+    assert [delivery.id_of(sequence) for sequence in range(100, 106)] == ids
+    assert delivery.take_apart() == ids
     assert [delivery.sequence_of(message_id) for message_id in ids] == [100, 101, 102, 103, 104, 105]
-    touched = delivery.touched(ids[3], 77)
-    assert touched.sequence_of(ids[3]) == 103
+    touched = delivery.touched(103, 77)
+    assert (touched.lines, touched.sequence_of(ids[3])) == (encode_finish([ids[3]]), 103)
     assert (touched.attempts, touched.delivered_ns, touched.deadline_ns) == (1, 0, 77)
-    assert touched.touched(ids[3], 78).sequence_of(ids[3]) == 103
+    assert touched.touched(103, 78).sequence_of(ids[3]) == 103

@@ -379,7 +379,7 @@ def test_a_durable_topic_pins_no_batch_for_what_is_in_flight() -> None:
     subscriber = fixture.subscriber(ready=1)
     fixture.publish(b"a")
     subscriber.receive()
-    (delivery,) = subscriber.consumer.in_flight.values()
+    ((_, delivery),) = subscriber.consumer.in_flight
     assert delivery.held is None
 
 

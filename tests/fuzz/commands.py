@@ -219,7 +219,7 @@ def _obey(reader: CommandReader, command: Command) -> None:
 def _add(found: list[object], command: Command) -> None:
     """How FIN lines gather depends on how they arrive, so they are joined."""
     if isinstance(command, Finish) and found and isinstance(found[-1], Finish):
-        found[-1] = Finish(found[-1].ids + command.ids)
+        found[-1] = Finish(found[-1].lines + command.lines)
     else:
         found.append(command)
 

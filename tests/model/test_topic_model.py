@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log
+from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log, ids_in_flight
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import channel as channel_module
@@ -26,6 +26,7 @@ from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.channel_state import ChannelState
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import Log, MemoryLog, RecordBatch
+from trio_nsq.protocol import encode_finish
 
 EXAMPLES = os.environ.get("MODEL_EXAMPLES", "")
 SETTINGS = settings(
@@ -422,7 +423,7 @@ class TopicMachine(RuleBasedStateMachine):
         if unknown:
             ids.insert(0, b"f" * 16)
             expected.insert(0, (b"f" * 16, NOT_IN_FLIGHT))
-        assert client.channel.finish(client.consumer, ids, self.real.now_ns) == expected
+        assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == expected
 
     def requeue(self, name: str, number: int, delay_ms: int) -> None:
         client, now_ns = self.clients[name], self.real.now_ns
@@ -528,7 +529,7 @@ class TopicMachine(RuleBasedStateMachine):
         for name, client in self.clients.items():
             channel = self.naive.channels[client.channel.name]
             real, naive = client.consumer, channel.consumers[name]
-            assert set(real.in_flight) == {self.ids[number] for number in channel.held_by(name)}, name
+            assert set(ids_in_flight(real)) == {self.ids[number] for number in channel.held_by(name)}, name
             assert real.message_count == naive.message_count, name
             assert real.finish_count == naive.finish_count, name
             assert real.requeue_count == naive.requeue_count, name
@@ -585,7 +586,7 @@ class TopicMachine(RuleBasedStateMachine):
             channel = self.naive.channels[client.channel.name]
             assert set(channel.copies) == set(channel.held_by(name))
             ids = [self.ids[number] for number in channel.copies]
-            assert client.channel.finish(client.consumer, ids, self.real.now_ns) == []
+            assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == []
             assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
         if not self.real.topic.ephemeral:
             assert self.real.topic.first_needed(self.real.topic.snapshot()) == self.naive.published

@@ -20,6 +20,7 @@ from trio_nsq.protocol import (
     StartClose,
     State,
     Subscribe,
+    encode_finish,
 )
 
 LIMITS = Limits()
@@ -87,12 +88,17 @@ def read_all(reader: CommandReader, pieces: Iterable[bytes], *, eof: bool = Fals
     joined: list[object] = []
     for command in found:
         if isinstance(command, Finish) and joined and isinstance(joined[-1], Finish):
-            joined[-1] = Finish(joined[-1].ids + command.ids)
+            joined[-1] = Finish(joined[-1].lines + command.lines)
         elif isinstance(command, CommandError):
             joined.append(command.wire)
         else:
             joined.append(command)
     return joined
+
+
+def finish(ids: Sequence[bytes]) -> Finish:
+    """FIN of these messages in a row."""
+    return Finish(encode_finish(ids))
 
 
 def single_bytes(data: bytes) -> list[bytes]:

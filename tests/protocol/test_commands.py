@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from protocol.support import LIMITS, drain, int32, messages, mpub_body, read_all, reader_in, single_bytes
+from protocol.support import (
+    LIMITS,
+    drain,
+    finish,
+    int32,
+    messages,
+    mpub_body,
+    read_all,
+    reader_in,
+    single_bytes,
+)
 from trio_nsq.protocol import (
     LEGAL_STATES,
     MAGIC_V2,
@@ -123,13 +133,13 @@ CASES = [
     ),
     Case("RDY", State.SUBSCRIBED, encode_rdy(2500), b"RDY 2500\n", Ready(2500)),
     Case("RDY 0", State.SUBSCRIBED, encode_rdy(0), b"RDY 0\n", Ready(0)),
-    Case("FIN", State.SUBSCRIBED, encode_finish([ID]), b"FIN " + ID + b"\n", Finish([ID])),
+    Case("FIN", State.SUBSCRIBED, encode_finish([ID]), b"FIN " + ID + b"\n", finish([ID])),
     Case(
         "FIN of two",
         State.CLOSING,
         encode_finish([ID, ID2]),
         b"FIN " + ID + b"\nFIN " + ID2 + b"\n",
-        Finish([ID, ID2]),
+        finish([ID, ID2]),
     ),
     Case("REQ", State.SUBSCRIBED, encode_requeue(ID, 90), b"REQ " + ID + b" 90\n", Requeue(ID, 90)),
     Case("REQ at once", State.CLOSING, encode_requeue(ID, 0), b"REQ " + ID + b" 0\n", Requeue(ID, 0)),
@@ -167,7 +177,7 @@ def test_decoding_byte_by_byte(case: Case) -> None:
         # Nothing early; FIN lines are commands each.
         assert (not now) or i + 1 == len(case.wire) or isinstance(case.command, Finish)
         found += now
-    assert found == [case.command] or found == [Finish([ID]), Finish([ID2])]
+    assert found == [case.command] or found == [finish([ID]), finish([ID2])]
 
 
 def test_decoding_with_more_behind_it(case: Case) -> None:
@@ -213,7 +223,7 @@ def test_surplus_parameters_are_ignored() -> None:
     ]
     assert read_all(reader_in(State.INIT), [b"IDENTIFY x\n\0\0\0\2{}"]) == [Identify(b"{}")]
     assert read_all(reader_in(State.SUBSCRIBED), [b"FIN " + ID + b" x\nTOUCH " + ID + b" x\n"]) == [
-        Finish([ID]),
+        finish([ID]),
         Touch(ID),
     ]
     assert read_all(reader_in(State.SUBSCRIBED), [b"REQ " + ID + b" 5 x\n"]) == [Requeue(ID, 5)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.support import int32, messages, read_all, reader_in, single_bytes, split_at
+from protocol.support import finish, int32, messages, read_all, reader_in, single_bytes, split_at
 from trio_nsq.protocol import (
     CommandReader,
     Finish,
@@ -35,7 +35,7 @@ def in_state(state: State = State.SUBSCRIBED) -> CommandReader:
 def test_a_run_is_one_command(count: int, state: State) -> None:
     reader = in_state(state)
     reader.receive_data(encode_finish(ids(count)))
-    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() == finish(ids(count))
     assert reader.next_command() is None
     assert reader.take_buffered() == b""
 
@@ -48,8 +48,8 @@ def test_a_run_is_one_command(count: int, state: State) -> None:
         (b"CLS\n", StartClose()),
         (b"REQ 0123456789abcdef 5\n", Requeue(b"0123456789abcdef", 5)),
         (b"PUB t\n" + int32(21) + b"FIN 0123456789abcdef\n", Publish("PUB", "t", messages(b"FIN 0123456789abcdef\n"))),
-        (b"FIN 0123456789abcdef x\n", Finish([b"0123456789abcdef"])),
-        (b"FIN 0123456789abcdef\r\n", Finish([b"0123456789abcdef"])),
+        (b"FIN 0123456789abcdef x\n", finish([b"0123456789abcdef"])),
+        (b"FIN 0123456789abcdef\r\n", finish([b"0123456789abcdef"])),
     ],
     ids=lambda value: "",
 )  # fmt: skip
@@ -57,15 +57,15 @@ def test_a_run_ends_where_another_command_begins(count: int, behind: bytes, comm
     reader = in_state()
     run = encode_finish(ids(count))
     reader.receive_data(run + behind + run)
-    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() == finish(ids(count))
     assert reader.next_command() == command
-    assert reader.next_command() == Finish(ids(count))
+    assert reader.next_command() == finish(ids(count))
     assert reader.next_command() is None
 
 
 def test_a_run_split_at_every_byte() -> None:
     wire = encode_finish(ids(5)) + b"NOP\n" + encode_finish(ids(2))
-    expected = [Finish(ids(5)), NoOperation(), Finish(ids(2))]
+    expected = [finish(ids(5)), NoOperation(), finish(ids(2))]
     for first in range(len(wire) + 1):
         for second in range(first, len(wire) + 1):
             assert read_all(in_state(), [wire[:first], wire[first:second], wire[second:]]) == expected
@@ -74,7 +74,7 @@ def test_a_run_split_at_every_byte() -> None:
 
 def test_a_run_behind_a_publish() -> None:
     wire = b"PUB t\n" + int32(3) + b"FIN" + encode_finish(ids(20)) + b"NOP\n" + encode_finish(ids(3))
-    expected = [Publish("PUB", "t", messages(b"FIN")), Finish(ids(20)), NoOperation(), Finish(ids(3))]
+    expected = [Publish("PUB", "t", messages(b"FIN")), finish(ids(20)), NoOperation(), finish(ids(3))]
     assert read_all(in_state(), [wire]) == expected
     assert read_all(in_state(), single_bytes(wire)) == expected
 
@@ -99,22 +99,33 @@ def test_a_line_of_the_right_width_that_is_none(line: bytes, before: int, after:
     """Found as nsqd finds it, with what stands before it obeyed."""
     assert len(line) == 21
     wire = encode_finish(ids(before)) + line + encode_finish(ids(after))
-    expected = [Finish(ids(before)), INVALID_ID] if before else [INVALID_ID]
+    expected = [finish(ids(before)), INVALID_ID] if before else [INVALID_ID]
+    assert read_all(in_state(), [wire]) == expected
+    assert read_all(in_state(), single_bytes(wire)) == expected
+
+
+@pytest.mark.parametrize(
+    "line", [b"0FIN 123456789abcde\n", b"F0IN 123456789abcde\n", b"FIN0 123456789abcde\n"]
+)
+@pytest.mark.parametrize("before", [1, 16, 100])
+def test_a_line_of_the_right_width_with_another_verb(line: bytes, before: int) -> None:
+    wire = encode_finish(ids(before)) + line + encode_finish(ids(100))
+    expected = [finish(ids(before)), b"E_INVALID invalid command " + line.split(b" ")[0]]
     assert read_all(in_state(), [wire]) == expected
     assert read_all(in_state(), single_bytes(wire)) == expected
 
 
 def test_ids_need_not_be_hexadecimal() -> None:
     strange = [b"\xff" * 16, b"FIN FIN FIN FIN ".replace(b" ", b"_"), b"0123\r56789abcdef", b"\0" * 16]
-    assert read_all(in_state(), [encode_finish(strange)]) == [Finish(strange)]
-    assert read_all(in_state(), single_bytes(encode_finish(strange))) == [Finish(strange)]
+    assert read_all(in_state(), [encode_finish(strange)]) == [finish(strange)]
+    assert read_all(in_state(), single_bytes(encode_finish(strange))) == [finish(strange)]
 
 
 def test_lines_ending_in_carriage_return_and_line_feed() -> None:
     wire = b"".join(b"FIN %s\r\n" % message_id for message_id in ids(40))
-    assert read_all(in_state(), [wire]) == [Finish(ids(40))]
-    assert read_all(in_state(), [wire + encode_finish(ids(40)) + wire]) == [Finish(ids(40) * 3)]
-    assert read_all(in_state(), single_bytes(wire)) == [Finish(ids(40))]
+    assert read_all(in_state(), [wire]) == [finish(ids(40))]
+    assert read_all(in_state(), [wire + encode_finish(ids(40)) + wire]) == [finish(ids(40) * 3)]
+    assert read_all(in_state(), single_bytes(wire)) == [finish(ids(40))]
 
 
 def test_a_run_before_sub_is_refused_as_a_whole() -> None:
@@ -126,7 +137,7 @@ def test_the_end_inside_a_run() -> None:
     wire = encode_finish(ids(3))
     for size in range(len(wire)):
         whole = size // 21
-        expected = [Finish(ids(whole))] if whole else []
+        expected = [finish(ids(whole))] if whole else []
         assert read_all(in_state(), [wire[:size]], eof=True) == expected
 
 
@@ -145,9 +156,9 @@ def naive(data: bytes) -> list[object]:
         elif len(params[0]) != 16:
             return [*found, INVALID_ID]
         elif found and isinstance(found[-1], Finish):
-            found[-1] = Finish([*found[-1].ids, params[0]])
+            found[-1] = finish([*found[-1].ids, params[0]])
         else:
-            found.append(Finish([params[0]]))
+            found.append(finish([params[0]]))
     return found
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.support import (
     LIMITS,
+    finish,
     flattened,
     int32,
     message_frame,
@@ -43,7 +44,6 @@ from trio_nsq.protocol import (
     encode_cls,
     encode_dpub,
     encode_error,
-    encode_finish,
     encode_mpub,
     encode_nop,
     encode_pub,
@@ -81,8 +81,8 @@ def encode(command: Command) -> bytes:
             return encode_mpub(topic, messages)
         case Ready(count):
             return encode_rdy(count)
-        case Finish(ids):
-            return encode_finish(ids)
+        case Finish(lines):
+            return lines
         case Requeue(message_id, delay_ms):
             return encode_requeue(message_id, delay_ms)
         case Touch(message_id):
@@ -105,8 +105,8 @@ PUBLISHES = st.one_of(
 ANY_TIME = st.one_of(PUBLISHES, st.just(NoOperation()))
 BEFORE_SUB = st.one_of(ANY_TIME, st.builds(Identify, BODIES), st.builds(Auth, BODIES))
 ANSWERS = st.one_of(
-    st.builds(Finish, st.lists(IDS, min_size=1, max_size=5)),
-    st.builds(lambda message_id, count: Finish([message_id] * count), IDS, st.integers(1, 100)),
+    st.builds(finish, st.lists(IDS, min_size=1, max_size=5)),
+    st.builds(lambda message_id, count: finish([message_id] * count), IDS, st.integers(1, 100)),
     st.builds(Requeue, IDS, st.integers(0, 3_600_000)),
     st.builds(Touch, IDS),
 )
@@ -128,7 +128,7 @@ def test_any_conversation_is_read_as_it_was_sent(commands: Sequence[Command], cu
     expected: list[object] = []
     for command in commands:
         if isinstance(command, Finish) and expected and isinstance(expected[-1], Finish):
-            expected[-1] = Finish(expected[-1].ids + command.ids)
+            expected[-1] = Finish(expected[-1].lines + command.lines)
         else:
             expected.append(command)
     assert read_all(CommandReader(LIMITS), split_at(wire, cuts)) == expected

@@ -168,7 +168,7 @@ def _read(
         origin = Origin(
             topic.name,
             channel.name,
-            batch.ids[index].decode(),
+            batch.id(index).decode(),
             message.sequence,
             message.attempts,
             batch.timestamp_ns(index),

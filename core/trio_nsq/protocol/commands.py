@@ -2,7 +2,7 @@
 
 `CommandReader` consumes bytes and gives a command, raises the error to send, or says "not yet" (None).
 Sizes are checked before a body is buffered; no byte is scanned twice. A run of FIN lines, the bulk of what
-a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is split in a few calls.
+a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is checked in a few calls.
 """
 
 import re
@@ -17,10 +17,12 @@ from .names import is_valid_name
 from .states import LEGAL_STATES, State
 
 _INT32 = Struct(">i")
-_FIN_LINE_BYTES = 21
-_FIN_LINES_AT_FIRST = 16
+FINISH_LINE_BYTES = 21
+"""A FIN line as everybody sends it: one space, an id, and a line feed behind it."""
+_FIN_LINES_AT_LEAST = 16
 _ID_BYTES = 16
-_FIN_LINE = re.compile(rb"FIN [^ \n]{15}[^ \n\r]\n")
+_FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
+_HEX_DIGITS = b"0123456789abcdef"
 _MAX_DIGITS = 20
 _TOO_BIG = 2**64
 
@@ -66,11 +68,20 @@ class Ready:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
-    """FIN, one or more that came in a row; 16 bytes each, not checked for being hex."""
+    """FIN, one or more that came in a row.
 
-    ids: list[bytes]
+    Attributes:
+        lines: FINISH_LINE_BYTES each, however they came; their ids are not checked for being hex.
+    """
+
+    lines: bytes
+
+    @property
+    def ids(self) -> list[bytes]:
+        """16 bytes each."""
+        return finish_line_ids(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +165,7 @@ class CommandReader:
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"
         self._publish_topic = ""
+        self._fin_lines = _FIN_LINES_AT_LEAST  # how many to look at first: more than the last run had
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
@@ -223,20 +235,22 @@ class CommandReader:
         """Take all FIN lines of the fixed width that lie next to each other; None if the first is not."""
         if self.state not in LEGAL_STATES[b"FIN"]:
             return None
+        buffer = self._buffer
         start = end = self._position
         # The longer the run turns out to be, the more is looked at: the cost is the run's, not the buffer's.
-        at_a_time = _FIN_LINES_AT_FIRST
+        at_a_time = self._fin_lines
         while True:
-            whole = (len(self._buffer) - end) // _FIN_LINE_BYTES
-            looked_at = end + min(whole, at_a_time) * _FIN_LINE_BYTES
-            end += _finish_run(bytes(memoryview(self._buffer)[end:looked_at]))
+            whole = (len(buffer) - end) // FINISH_LINE_BYTES
+            looked_at = end + min(whole, at_a_time) * FINISH_LINE_BYTES
+            end += _finish_run(bytes(buffer[end:looked_at]))
             if end < looked_at or whole <= at_a_time:
                 break
             at_a_time *= 4
         if end == start:
             return None
         self._position = end
-        return Finish(bytes(memoryview(self._buffer)[start + 4 : end - 1]).split(b"\nFIN "))
+        self._fin_lines = max(_FIN_LINES_AT_LEAST, 4 * (end - start) // FINISH_LINE_BYTES)
+        return Finish(bytes(buffer[start:end]))
 
     def _read_line(self, line: bytes, raw: bytes) -> Command | None:
         verb, *params = line.split(b" ")
@@ -258,7 +272,7 @@ class CommandReader:
             case b"DPUB":
                 return self._read_dpub(params)
             case b"FIN":
-                return Finish([_message_id("FIN", params)])
+                return Finish(b"FIN %s\n" % _message_id("FIN", params))
             case b"RDY":
                 return self._read_rdy(params)
             case b"REQ":
@@ -421,22 +435,35 @@ def _body_error(verb: str, what: str) -> tuple[str, str]:
     return "E_BAD_BODY", f"{verb} failed to read {what}"
 
 
+def finish_line_ids(lines: bytes) -> list[bytes]:
+    """The ids in FIN lines of FINISH_LINE_BYTES each, one at least."""
+    return lines[4:-1].split(b"\nFIN ")
+
+
 def _finish_run(lines: bytes) -> int:
-    """Of these lines, 21 bytes each, how many bytes at the beginning are FIN lines and nothing else."""
-    count = len(lines) // _FIN_LINE_BYTES
-    # Column by column: how far do the lines agree with "FIN ................\n"?
-    for column, byte in ((20, b"\n"), (0, b"F"), (1, b"I"), (2, b"N"), (3, b" ")):
-        cells = lines[column::_FIN_LINE_BYTES]
-        if cells.count(byte) != count:
-            count -= len(cells.lstrip(byte))
-            lines = lines[: count * _FIN_LINE_BYTES]
-    # What looks like part of an id may end the line, the word, or be half of a line end.
-    if lines.count(b"\n") != count or lines.count(b" ") != count or b"\r" in lines[19::_FIN_LINE_BYTES]:
-        start = 0
-        while (found := _FIN_LINE.match(lines, start)) is not None:
-            start = found.end()
-        return start
-    return len(lines)
+    """Of these lines, FINISH_LINE_BYTES each, how many bytes at the beginning are FIN lines and nothing else."""
+    if _are_finish_lines(lines):
+        return len(lines)
+    count = len(lines) // FINISH_LINE_BYTES
+    for column, byte in ((20, b"\n"), (3, b" ")):
+        cells = lines[column::FINISH_LINE_BYTES]
+        count = min(count, len(cells) - len(cells.lstrip(byte)))
+    lines = lines[: count * FINISH_LINE_BYTES]
+    if _are_finish_lines(lines):
+        return len(lines)
+    # What looks like part of an id may end the line or the word, or be half of a line end.
+    run = _FIN_LINES.match(lines)
+    return run.end() if run is not None else 0
+
+
+def _are_finish_lines(lines: bytes) -> bool:
+    """All are FIN lines of ids of hex digits, as every broker gives them."""
+    count = len(lines) // FINISH_LINE_BYTES
+    return (
+        lines[20::FINISH_LINE_BYTES] == b"\n" * count
+        and lines[3::FINISH_LINE_BYTES] == b" " * count
+        and lines.translate(None, _HEX_DIGITS) == b"FIN \n" * count
+    )
 
 
 def _decimal(word: bytes) -> int | None:

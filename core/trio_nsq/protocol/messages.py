@@ -9,9 +9,9 @@ The bytes are kept as they came; the only per-message work on the publish path i
 each size once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from struct import Struct
 
 from .errors import CommandError
@@ -42,9 +42,14 @@ class MessageSet:
 
     def bodies(self) -> list[bytes]:
         """Every body, copied out, in order."""
-        data = self.data
-        ends = accumulate(map((4).__add__, self.sizes))
-        return [data[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+        data, start = self.data, 4
+        bodies: list[bytes] = []
+        add = bodies.append
+        for size in self.sizes:
+            end = start + size
+            add(data[start:end])
+            start = end + 4
+        return bodies
 
     @staticmethod
     def join(sets: Sequence["MessageSet"]) -> "MessageSet":
@@ -54,17 +59,24 @@ class MessageSet:
         return MessageSet(b"".join([s.data for s in sets]), list(chain.from_iterable(s.sizes for s in sets)))
 
 
-class _SizePrefixes(dict[int, bytes]):
-    """int32 size fields by value: the C-speed lookup that lets `pack_messages` run without a Python loop."""
+class SizePrefixes(dict[int, bytes]):
+    """int32 size fields by the size of a body: a lookup in C in place of a Python loop.
+
+    Args:
+        more: How much greater than the body the size is.
+    """
+
+    def __init__(self, more: int = 0) -> None:
+        self._more = more
 
     def __missing__(self, size: int) -> bytes:
-        prefix = _INT32.pack(size)
+        prefix = _INT32.pack(size + self._more)
         if size < 65536:  # bounds what is remembered
             self[size] = prefix
         return prefix
 
 
-_prefix = _SizePrefixes()
+_prefix = SizePrefixes()
 
 
 def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
@@ -72,11 +84,6 @@ def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
     sizes = list(map(len, bodies))
     data = b"".join(chain.from_iterable(zip(map(_prefix.__getitem__, sizes), bodies, strict=True)))
     return MessageSet(data, sizes)
-
-
-def size_prefixes(sizes: Iterable[int]) -> Iterable[bytes]:
-    """The int32 fields for `sizes`, lazily."""
-    return map(_prefix.__getitem__, sizes)
 
 
 def walk_messages(

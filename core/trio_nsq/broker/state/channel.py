@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...log import LogReadError
 from ...protocol import is_ephemeral
+from ...protocol.commands import FINISH_LINE_BYTES
 from .aside import Aside, SetAside
 from .batch import Batch
 from .channel_state import ChannelState
-from .consumer import LOOKED_AT, Consumer, Delivery
+from .consumer import Consumer
 from .deferred import DeferredMessages
+from .in_flight import LOOKED_AT, Delivery
 from .note import Reason
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting, spans
@@ -162,7 +164,7 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         """Messages sent and not answered."""
-        return sum(len(consumer.in_flight) for consumer in self.consumers)
+        return sum(consumer.in_flight.count for consumer in self.consumers)
 
     @property
     def deferred_count(self) -> int:
@@ -176,8 +178,8 @@ class Channel:
         for message in self._aside:
             yield message.sequence, message.attempts
         for consumer in self.consumers:
-            for message_id, delivery in consumer.in_flight.items():
-                yield delivery.sequence_of(message_id), delivery.attempts
+            for sequence, delivery in consumer.in_flight:
+                yield sequence, delivery.attempts
 
     def waiting_before(self, sequence: int) -> list[int]:
         """What is unfinished or deferred, and lies before a sequence, ascending.
@@ -198,7 +200,7 @@ class Channel:
         found = [sequence for sequence, _, _ in islice(self._requeued, LOOKED_AT)]
         found += [message.sequence for message in islice(self._aside, LOOKED_AT)]
         for consumer in self.consumers:
-            if (sequence := consumer.oldest_in_flight) is not None:
+            if (sequence := consumer.in_flight.oldest) is not None:
                 found.append(sequence)
         if self._fresh > 0:
             found.append(self.cursor)
@@ -287,8 +289,8 @@ class Channel:
             self._state = None
             del self.consumers[consumer]
             self._ready.pop(consumer, None)
-            for message_id, delivery in consumer.in_flight.items():
-                self._come_back(delivery.returned(message_id, Reason.CONNECTION_LOST))
+            for sequence, delivery in consumer.in_flight:
+                self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
             consumer.in_flight.clear()
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
@@ -315,41 +317,35 @@ class Channel:
 
     # ------------------------------------------------------------------ answers
 
-    def finish(self, consumer: Consumer, ids: Iterable[bytes], now_ns: int) -> list[tuple[bytes, str]]:
-        """FIN: forget these messages. Returns (id, reason) for each that is not in flight with this consumer.
+    def finish(self, consumer: Consumer, lines: bytes, now_ns: int) -> list[tuple[bytes, str]]:
+        """FIN: forget the messages of these lines. Returns (id, reason) for each that is not in flight there.
 
         `now_ns` is by the clock of the messages' timestamps.
         """
         self._state = None
         in_flight = consumer.in_flight
-        before = len(in_flight)
-        # What is in flight no longer, if anybody wants to know.
-        finished: deque[Delivery] = deque(maxlen=0 if self.e2e_latency is None else None)
-        failed: list[tuple[bytes, str]] = []
-        rest = iter(ids)
-        while True:
-            try:
-                # One C loop over all of them; a KeyError has used up just the id that is not there.
-                finished.extend(map(in_flight.pop, rest))
-                break
-            except KeyError as exc:
-                failed.append((exc.args[0], self._why_not(exc.args[0])))
-        consumer.finish_count += before - len(in_flight)
-        self.finish_count += before - len(in_flight)
-        if self.e2e_latency is not None:
-            for delivery, count in Counter(finished).items():
+        before = in_flight.count
+        # Nobody wants to know what was finished but for this.
+        finished: Counter[Delivery] | None = None if self.e2e_latency is None else Counter()
+        failed = in_flight.finish(lines, finished)
+        count = before - in_flight.count
+        consumer.finish_count += count
+        self.finish_count += count
+        if self.e2e_latency is not None and finished is not None:
+            for delivery, count in finished.items():
                 self.e2e_latency.add(now_ns - delivery.timestamp_ns, count, now_ns)
         self.refresh(consumer)
-        return failed
+        return [(message_id, self._why_not(message_id)) for message_id in failed]
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
         """REQ: deliver again after `delay_ms`; 0 is at once. Returns the reason if it is not possible."""
-        delivery = consumer.in_flight.pop(message_id, None)
-        if delivery is None:
+        taken = consumer.in_flight.take(message_id)
+        if taken is None:
             return self._why_not(message_id)
+        sequence, delivery = taken
         self._state = None
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
-        self._come_back(delivery.returned(message_id, Reason.REQUEUED), due_ns)
+        self._come_back(delivery.returned(sequence, Reason.REQUEUED), due_ns)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.refresh(consumer)
@@ -362,7 +358,7 @@ class Channel:
 
         It never makes the time shorter, so whoever watches `next_deadline_ns` need not look again.
         """
-        delivery = consumer.in_flight.get(message_id)
+        delivery = consumer.in_flight.find(message_id)
         if delivery is None:
             return self._why_not(message_id)
         latest_ns = delivery.delivered_ns + max_msg_timeout_ms * _NS_PER_MS
@@ -375,12 +371,11 @@ class Channel:
         if capped:
             self._capped_count += 1
             heappush(self._capped, (deadline_ns, self._capped_count, consumer, message_id))
-        del consumer.in_flight[message_id]
-        consumer.in_flight[message_id] = delivery.touched(message_id, deadline_ns)
+        consumer.in_flight.touch(message_id, deadline_ns)
         return None
 
     def _why_not(self, message_id: bytes) -> str:
-        owned = any(message_id in consumer.in_flight for consumer in self.consumers)
+        owned = any(consumer.in_flight.find(message_id) for consumer in self.consumers)
         return "client does not own message" if owned else "ID not in flight"
 
     # ------------------------------------------------------------------ time
@@ -413,25 +408,28 @@ class Channel:
         if self._next_timeout_ns is not None and self._next_timeout_ns <= now_ns:
             heads: list[int] = []
             for consumer in self.consumers:
-                if ids := consumer.due(now_ns, at_most - moved):
-                    self._time_out(consumer, ids)
-                    moved += len(ids)
-                if (head_ns := consumer.next_deadline_ns) is not None:
+                if due := consumer.in_flight.time_out(now_ns, at_most - moved):
+                    self._time_out(consumer, due)
+                    moved += len(due)
+                if (head_ns := consumer.in_flight.next_deadline_ns) is not None:
                     heads.append(head_ns)
             self._next_timeout_ns = min(heads, default=None)
         while self._capped and self._capped[0][0] <= now_ns and moved < at_most:
             _, _, consumer, message_id = heappop(self._capped)
-            delivery = consumer.in_flight.get(message_id)
-            if delivery is not None and delivery.deadline_ns <= now_ns:
-                self._time_out(consumer, [message_id])
+            delivery = consumer.in_flight.find(message_id)
+            if (
+                delivery is not None
+                and delivery.deadline_ns <= now_ns
+                and (taken := consumer.in_flight.take(message_id)) is not None
+            ):
+                self._time_out(consumer, [taken])
             moved += 1
         return moved
 
-    def _time_out(self, consumer: Consumer, ids: list[bytes]) -> None:
-        for message_id in ids:
-            delivery = consumer.in_flight.pop(message_id)
-            self._come_back(delivery.returned(message_id, Reason.TIMED_OUT))
-        self.timeout_count += len(ids)
+    def _time_out(self, consumer: Consumer, due: list[tuple[int, Delivery]]) -> None:
+        for sequence, delivery in due:
+            self._come_back(delivery.returned(sequence, Reason.TIMED_OUT))
+        self.timeout_count += len(due)
         self.refresh(consumer)
 
     # ------------------------------------------------------------------ delivery
@@ -486,7 +484,10 @@ class Channel:
         They do so for each consumer by itself: a turn that went round all of them could fall in step with one, which
         would then get back all that it requeues.
         """
-        requeued_first = bool(self._requeued) and (consumer.requeued_turn or self._fresh <= 0)
+        if not self._requeued:
+            consumer.requeued_turn = True
+            return self._take_fresh(consumer, count, now_ns)
+        requeued_first = consumer.requeued_turn or self._fresh <= 0
         consumer.requeued_turn = not requeued_first
         takers = (self._take_fresh, self._take_requeued)
         error: LogReadError | None = None
@@ -539,7 +540,8 @@ class Channel:
             room -= len(frame)
             measured = self.e2e_latency is not None
             timestamp_ns = batch.timestamp_ns(sequence - batch.base_sequence) if measured else 0
-            self._put_in_flight(consumer, [message_id], sequence, attempts + 1, now_ns, held, timestamp_ns)
+            line = b"FIN %s\n" % message_id
+            self._put_in_flight(consumer, line, sequence, attempts + 1, now_ns, held, timestamp_ns)
         return [b"".join(frames)] if frames else []
 
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
@@ -571,21 +573,22 @@ class Channel:
                 if cursor == end:
                     continue
                 wanted = 1
-            ids, frames = batch.take(cursor - batch.base_sequence, wanted, room)
+            lines, frames = batch.take(cursor - batch.base_sequence, wanted, room)
             if payloads and len(frames) > room and consumer.sample is None:  # each message is sampled once
                 break
             payloads.append(frames)
             held = batch if self.topic.ephemeral else None
+            taken = len(lines) // FINISH_LINE_BYTES
             if self.e2e_latency is None:
-                self._put_in_flight(consumer, ids, cursor, 1, now_ns, held)
+                self._put_in_flight(consumer, lines, cursor, 1, now_ns, held)
             else:  # a delivery for each timestamp, of which there is but one if records are large
                 at = 0
-                for timestamp_ns, same in batch.timestamps_ns(cursor - batch.base_sequence, len(ids)):
-                    run = ids[at : at + same]
+                for timestamp_ns, same in batch.timestamps_ns(cursor - batch.base_sequence, taken):
+                    run = lines[at * FINISH_LINE_BYTES : (at + same) * FINISH_LINE_BYTES]
                     self._put_in_flight(consumer, run, cursor + at, 1, now_ns, held, timestamp_ns)
                     at += same
-            self.move_to(cursor + len(ids))
-            count -= len(ids)
+            self.move_to(cursor + taken)
+            count -= taken
             room -= len(frames)
         return payloads
 
@@ -628,7 +631,7 @@ class Channel:
     def _put_in_flight(
         self,
         consumer: Consumer,
-        ids: list[bytes],
+        lines: bytes,
         sequence: int,
         attempts: int,
         now_ns: int,
@@ -636,9 +639,9 @@ class Channel:
         timestamp_ns: int = 0,
     ) -> None:
         deadline_ns = now_ns + consumer.msg_timeout_ns
-        delivery = Delivery(ids, sequence, attempts, now_ns, deadline_ns, held, timestamp_ns)
-        consumer.in_flight.update(dict.fromkeys(ids, delivery))
-        consumer.message_count += len(ids)
+        delivery = Delivery(lines, sequence, attempts, now_ns, deadline_ns, held, timestamp_ns)
+        consumer.in_flight.put(delivery)
+        consumer.message_count += delivery.left
         if self._next_timeout_ns is None or deadline_ns < self._next_timeout_ns:
             self._next_timeout_ns = deadline_ns
 
@@ -725,8 +728,7 @@ class Channel:
         given_up, taken = self._aside.take_all_waiting(), list(self._aside)
         requeued = list(self._requeued)
         for consumer in self.consumers:
-            for message_id, delivery in consumer.in_flight.items():
-                requeued.append((delivery.sequence_of(message_id), delivery.attempts, delivery.held))
+            requeued += [(each, sent.attempts, sent.held) for each, sent in consumer.in_flight]
         self.empty()
         self.cursor = to
         self._deferred = deferred
@@ -828,7 +830,7 @@ class Channel:
                 # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
                 tuple(self._holes),
                 tuple(self._requeued),
-                tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight]),
+                tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
                 self._deferred.copy(),
                 tuple(self._aside),
             )

@@ -7,8 +7,8 @@ from typing import Any
 
 from .aside import Aside
 from .batch import Batch
-from .consumer import Delivery
 from .deferred import Block, DeferredMessages
+from .in_flight import InFlightCopy
 
 _ROWS_PER_STEP = 500
 _PACKED_PER_ROW = 20
@@ -55,7 +55,7 @@ class ChannelState:
         cursor: int,
         holes: Sequence[tuple[int, int]],
         requeued: Sequence[tuple[int, int, Batch | None]],
-        in_flight: Sequence[dict[bytes, Delivery]],
+        in_flight: Sequence[InFlightCopy],
         deferred: Sequence[Block],
         aside: Sequence[Aside],
     ) -> None:
@@ -100,8 +100,7 @@ class ChannelState:
         for sequence, attempts, _ in self._requeued:
             yield sequence, attempts
         for in_flight in self._in_flight:
-            for message_id, delivery in in_flight.items():
-                yield delivery.sequence_of(message_id), delivery.attempts
+            yield from in_flight
         for message in self._aside:
             reason = () if message.reason is None else (message.reason.value,)
             yield message.sequence, message.attempts, *reason

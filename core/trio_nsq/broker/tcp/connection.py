@@ -550,7 +550,7 @@ class Connection:
         """Obey anything but a publish; False, and nothing is done, if that has to be waited for."""
         if isinstance(command, Finish):
             channel, consumer = self._subscription()
-            for message_id, reason in channel.finish(consumer, command.ids, time.time_ns()):
+            for message_id, reason in channel.finish(consumer, command.lines, time.time_ns()):
                 self._complain("FIN", message_id, reason)
             self.server.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):

@@ -1,0 +1,245 @@
+"""What a consumer has in flight, kept by runs, beside the same in a dict of single messages."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from trio_nsq.broker.state.in_flight import Delivery, InFlight, InFlightCopy
+from trio_nsq.protocol import encode_finish
+
+TIMEOUT_NS = 20
+LATER_NS = st.sampled_from([0, 5, 10, 20])
+
+
+class Sent(NamedTuple):
+    """A message in flight, as the dict has it; `delivery` is a number that its neighbours have, too."""
+
+    sequence: int
+    delivery: int
+    deadline_ns: int
+
+
+class InFlightMachine(RuleBasedStateMachine):
+    """Everything that may happen to messages in flight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = InFlight()
+        self.naive: dict[bytes, Sent] = {}
+        self.copies: list[tuple[InFlightCopy, list[tuple[int, int]]]] = []
+        self.now_ns = 0
+        self.next_id = 1 << 40
+        self.sequence = 0
+        self.deliveries = 0
+        self.gone: list[bytes] = [b"0" * 16]
+
+    @initialize(first=st.integers(0, 1))
+    def begin(self, first: int) -> None:
+        self.sequence = first
+
+    # ------------------------------------------------------------------ what happens
+
+    @rule(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5))
+    def put_many(self, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            self.put([1] * size, False, 0)
+
+    @rule(
+        gaps=st.lists(st.sampled_from([1, 1, 1, 7]), min_size=1, max_size=6),
+        goes_back=st.booleans(),
+        missing=st.sampled_from([0, 0, 0, 3]),
+    )
+    def put(self, gaps: Sequence[int], goes_back: bool, missing: int) -> None:
+        """A delivery of as many messages; the ids need not ascend from one delivery to the next."""
+        first_id = self.next_id - 1_000_000 * goes_back * (self.deliveries + 1)
+        self.sequence += missing
+        ids = [b"%016x" % (first_id + sum(gaps[:index])) for index in range(len(gaps))]
+        self.next_id += 10 * len(gaps)
+        self.deliveries += 1
+        delivery = Delivery(encode_finish(ids), self.sequence, self.deliveries, 0, self.now_ns + TIMEOUT_NS)
+        self.real.put(delivery)
+        for message_id in ids:
+            self.naive[message_id] = Sent(self.sequence, self.deliveries, self.now_ns + TIMEOUT_NS)
+            self.sequence += 1
+
+    def picked(self, data: st.DataObject) -> list[bytes]:
+        """Ids, mostly of messages that are in flight."""
+        there = list(self.naive)
+        start = data.draw(st.sampled_from([0, 0, 0, 1, 5]))
+        ids = there[start : start + data.draw(st.integers(0, 15))]
+        match data.draw(
+            st.sampled_from(["in order", "but one", "shuffled", "doubled", "other deliveries", "gone"])
+        ):
+            case "but one" if ids:
+                del ids[data.draw(st.integers(0, len(ids) - 1))]
+            case "shuffled":
+                ids = data.draw(st.permutations(ids))
+            case "doubled":
+                ids += ids[: data.draw(st.integers(0, 3))]
+            case "other deliveries":
+                ids.sort(key=lambda message_id: self.naive[message_id].delivery % 3)
+            case "gone":
+                where = data.draw(st.integers(0, len(ids)))
+                ids[where:where] = data.draw(st.lists(st.sampled_from(self.gone), max_size=3))
+            case "one":
+                ids = [data.draw(st.sampled_from([*there[:10], *self.gone[-5:]]))]
+            case _:
+                pass
+        return ids
+
+    @rule(data=st.data(), counted=st.booleans())
+    def finish(self, data: st.DataObject, counted: bool) -> None:
+        ids = self.picked(data)
+        finished: Counter[Delivery] = Counter()
+        failed = self.real.finish(encode_finish(ids), finished if counted else None)
+        gone = [self.naive.pop(message_id, None) for message_id in ids]
+        assert failed == [message_id for message_id, sent in zip(ids, gone, strict=True) if sent is None]
+        if counted:
+            expected = Counter((sent.delivery, sent.deadline_ns) for sent in gone if sent is not None)
+            told: Counter[tuple[int, int]] = Counter()
+            for delivery, count in finished.items():
+                told[delivery.attempts, delivery.deadline_ns] += count
+            assert told == expected
+        self.gone += ids
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        for message_id in self.picked(data)[:2]:
+            sent = self.naive.pop(message_id, None)
+            taken = self.real.take(message_id)
+            assert (taken is None) is (sent is None)
+            if taken is not None and sent is not None:
+                assert sent == Sent(taken[0], taken[1].attempts, taken[1].deadline_ns)
+            self.gone.append(message_id)
+
+    @rule(data=st.data())
+    def find(self, data: st.DataObject) -> None:
+        for message_id in self.picked(data)[:2]:
+            delivery, sent = self.real.find(message_id), self.naive.get(message_id)
+            assert (delivery is None) is (sent is None)
+            if delivery is not None and sent is not None:
+                assert (delivery.attempts, delivery.deadline_ns) == (sent.delivery, sent.deadline_ns)
+
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data(), passed_ns=LATER_NS)
+    def touch(self, data: st.DataObject, passed_ns: int) -> None:
+        self.now_ns += passed_ns
+        message_id = data.draw(st.sampled_from(list(self.naive)))
+        sent = self.naive.pop(message_id)
+        deadline_ns = self.now_ns + TIMEOUT_NS
+        self.real.touch(message_id, deadline_ns)
+        self.naive[message_id] = sent._replace(deadline_ns=deadline_ns)
+
+    @rule(passed_ns=LATER_NS, at_most=st.sampled_from([1, 2, 4, 1000]))
+    def time_out(self, passed_ns: int, at_most: int) -> None:
+        self.now_ns += passed_ns
+        due = [each for each, sent in self.naive.items() if sent.deadline_ns <= self.now_ns][:at_most]
+        assert [
+            Sent(sequence, delivery.attempts, delivery.deadline_ns)
+            for sequence, delivery in self.real.time_out(self.now_ns, at_most)
+        ] == [self.naive.pop(message_id) for message_id in due]
+        self.gone += due
+
+    @rule()
+    def copy(self) -> None:
+        """A checkpoint begins to be written."""
+        rows = [(sent.sequence, sent.delivery) for sent in self.naive.values()]
+        self.copies.append((self.real.copy(), sorted(rows)))
+
+    @rule(really=st.integers(0, 5))
+    def clear(self, really: int) -> None:
+        if really:
+            return  # there should be much most of the time
+        self.real.clear()
+        self.gone += self.naive
+        self.naive.clear()
+
+    # ------------------------------------------------------------------ what is always true
+
+    @invariant()
+    def they_agree(self) -> None:
+        assert [
+            Sent(sequence, delivery.attempts, delivery.deadline_ns) for sequence, delivery in self.real
+        ] == list(self.naive.values())
+        assert [delivery.id_of(sequence) for sequence, delivery in self.real] == list(self.naive)
+        assert len(self.real) == self.real.count == len(self.naive)
+        deadlines_ns = [sent.deadline_ns for sent in self.naive.values()]
+        assert self.real.next_deadline_ns == min(deadlines_ns, default=None)
+        assert self.real.oldest == min((sent.sequence for sent in self.naive.values()), default=None)
+
+    @invariant()
+    def copies_stay_as_they_were(self) -> None:
+        for copy, rows in self.copies:
+            assert sorted(copy) == rows
+
+    @invariant()
+    def nothing_is_kept_of_what_is_gone(self) -> None:
+        real = self.real
+        assert {delivery for _, delivery in real} == set(real._deliveries)
+        assert set(real._runs) == {
+            each for each in real._deliveries if each.left > 1 and not each.is_apart
+        } | {each for each in real._runs if each.left == 1}
+        assert real._apart == sum(each.is_apart for each in real._deliveries)
+        if not self.naive:
+            assert not real._by_id
+
+
+InFlightMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
+TestInFlight = InFlightMachine.TestCase
+
+
+class CountingInFlight(InFlight):
+    """Says how many runs were taken apart, which only costs time."""
+
+    taken_apart = 0
+
+    def _take_apart(self) -> None:
+        self.taken_apart += 1
+        super()._take_apart()
+
+
+def in_flight_of(ids: Sequence[bytes], each: int) -> CountingInFlight:
+    """These messages, sent so many at a time."""
+    in_flight = CountingInFlight()
+    for start in range(0, len(ids), each):
+        in_flight.put(Delivery(encode_finish(ids[start : start + each]), start, 1, 0, 10))
+    return in_flight
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 195, 1000])
+def test_what_is_answered_in_order_is_not_taken_apart(piece: int) -> None:
+    ids = [b"%016x" % number for number in range(500)]
+    in_flight = in_flight_of(ids, 50)
+    for start in range(0, 500, piece):
+        assert in_flight.finish(encode_finish(ids[start : start + piece])) == []
+    assert (in_flight.count, in_flight.taken_apart) == (0, 0)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 195, 1000])
+def test_a_message_that_is_answered_late_costs_only_its_own_run(piece: int) -> None:
+    """Both when it is passed over, and when its answer comes amidst the others."""
+    ids = [b"%016x" % number for number in range(500)]
+    answers = [*ids[:30], *ids[31:300], ids[30], *ids[300:]]
+    in_flight = in_flight_of(ids, 50)
+    for start in range(0, 500, piece):
+        assert in_flight.finish(encode_finish(answers[start : start + piece])) == []
+    assert (in_flight.count, in_flight.taken_apart) == (0, 1)
+
+
+def test_what_is_requeued_in_turn_is_not_taken_apart() -> None:
+    ids = [b"%016x" % number for number in range(10)]
+    in_flight = in_flight_of(ids, 10)
+    ((_, delivery), *_) = in_flight
+    assert in_flight.finish(encode_finish(ids[:3])) == []
+    assert in_flight.take(ids[3]) == (3, delivery)
+    assert in_flight.finish(encode_finish(ids[4:9])) == []
+    assert in_flight.find(ids[9]) is delivery
+    assert in_flight.take(ids[9]) == (9, delivery)
+    assert (in_flight.count, in_flight.taken_apart) == (0, 0)
