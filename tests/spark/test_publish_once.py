@@ -23,7 +23,6 @@ from trio_nsq.spark.publish_once import (
     BrokerAway,
     Outcome,
     PublishInDoubt,
-    publish_batch,
 )
 
 PUBLISHED, REPEATED, UNKNOWN = Outcome
@@ -35,6 +34,19 @@ OURS: Answer = (200, "", b'{"producer":"p","number":null}')
 NO_TOPIC: Answer = (404, "", b'{"message":"TOPIC_NOT_FOUND"}')
 NSQD: Answer = (404, "", b'{"message":"NOT_FOUND"}')
 OK: Answer = (200, "", b"OK")
+
+
+def publish_batch(
+    address: str,
+    topic: str,
+    bodies: Sequence[bytes],
+    producer: str,
+    number: int,
+    defer_ms: int = 0,
+    **how: Any,
+) -> Outcome:
+    with BatchPublisher(address, topic, producer, **how) as publisher:
+        return publisher.publish(bodies, number, defer_ms)
 
 
 class Script:

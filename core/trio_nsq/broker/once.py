@@ -70,9 +70,8 @@ class OncePublisher:
             return False
         this = self._under_way[key] = _UnderWay()
         try:
-            with trio.CancelScope(
-                shield=True
-            ):  # bounded by the disk: it may be stored, and others wait to hear of it
+            # Bounded by the disk: it may be stored, and others wait to hear of it.
+            with trio.CancelScope(shield=True):
                 note = note_of_batch(name.producer, name.number)
                 await self._server.publish(topic, [Publication(messages, due_ns, note)])
         except PublishRefused as exc:

@@ -240,22 +240,6 @@ class BatchPublisher:
         return BrokerAway(self._address, "what answers is not an NSQ broker")
 
 
-def publish_batch(
-    address: str,
-    topic: str,
-    bodies: Sequence[bytes],
-    producer: str,
-    number: int,
-    defer_ms: int = 0,
-    *,
-    tls: TLSFiles | None = None,
-    patience_s: float = PATIENCE_S,
-) -> Outcome:
-    """Publish a single batch. Arguments and errors as those of `BatchPublisher`, which serves for more than one."""
-    with BatchPublisher(address, topic, producer, tls, patience_s) as publisher:
-        return publisher.publish(bodies, number, defer_ms)
-
-
 def _connect(connection: http.client.HTTPConnection) -> None:
     connection.connect()
     connection.sock.settimeout(SILENCE_S)

@@ -68,7 +68,9 @@ class _Holder(Enum):
     TASK = auto()
 
 
-_NOBODY, _POLLER, _TASK = _Holder  # to look a member up in its class takes longer than the rest of such a comparison
+_NOBODY, _POLLER, _TASK = (
+    _Holder  # to look a member up in its class takes longer than the rest of such a comparison
+)
 
 
 class Connection:
