@@ -207,6 +207,11 @@ class Publisher:
         self._round = False
         self._write_gathered()
 
+    @property
+    def is_busy(self) -> bool:
+        """A thread is at some topic's log."""
+        return bool(self._busy)
+
     def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if there is no room for these, whose records have so many bytes."""
         messages = sum(len(publication.messages) for publication in publications)

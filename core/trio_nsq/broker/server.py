@@ -118,7 +118,9 @@ class Server:
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
         self.publisher = Publisher(options, ids, nursery, self._published)
-        self.poller = Poller(self.publisher.begin_round, self.publisher.end_round)
+        self.poller = Poller(
+            self.publisher.begin_round, self.publisher.end_round, lambda: self.publisher.is_busy
+        )
         self.holder = Holder()
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE

@@ -38,11 +38,18 @@ class Poller:
 
     Args:
         begin_round, end_round: Called before clients are served, and when all who had sent something are.
+        is_busy: Whether a thread will soon need the event loop, which therefore is not to be kept waiting.
     """
 
-    def __init__(self, begin_round: Callable[[], None], end_round: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        begin_round: Callable[[], None],
+        end_round: Callable[[], None],
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._begin_round = begin_round
         self._end_round = end_round
+        self._is_busy = is_busy
         self._epoll: select.epoll | None = None  # while `run` runs
         self._clients: dict[int, Client] = {}
         # In order, and each once: news of a client that is here already give it no second turn.
@@ -83,7 +90,7 @@ class Poller:
 
     def _wait_awake(self, epoll: select.epoll) -> bool:
         """Whether somebody soon sends something."""
-        if not self._stays_awake:
+        if not self._stays_awake or self._is_busy():
             return False
         over_s = perf_counter() + _AWAKE_S
         while perf_counter() < over_s:
