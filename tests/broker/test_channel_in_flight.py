@@ -48,6 +48,27 @@ def test_a_message_of_another_client_is_not_owned() -> None:
     assert owner.finish([message]) == []
 
 
+def test_wrong_answers_leave_what_others_have_in_flight_as_it_is() -> None:
+    fixture = Fixture()
+    owner, other = fixture.subscriber(ready=10), fixture.subscriber(ready=0)
+    fixture.publish(*[b"%d" % number for number in range(5)])
+    received = owner.receive()
+    owner.finish(received[:1])
+    stranger = Received(UNKNOWN, b"", 1, 0)
+    assert other.finish([stranger, received[0], received[4], received[1], received[4]]) == [
+        (UNKNOWN, NOT_IN_FLIGHT),
+        (received[0].id, NOT_IN_FLIGHT),
+        (received[4].id, NOT_OWNED),
+        (received[1].id, NOT_OWNED),
+        (received[4].id, NOT_OWNED),
+    ]
+    assert other.requeue(received[2]) == other.touch(received[2]) == NOT_OWNED
+    assert not any(delivery.is_apart for _, delivery in owner.consumer.in_flight)
+    owner.finish(received[2:3])  # out of order
+    assert other.touch(received[2]) == NOT_IN_FLIGHT
+    assert other.touch(received[3]) == NOT_OWNED
+
+
 @pytest.mark.parametrize("ending", ["FIN", "REQ", "timeout", "empty", "leave"])
 def test_only_the_connection_that_holds_a_message_can_answer_for_it(ending: str) -> None:
     fixture = Fixture()

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import trio
+import trio.testing
 
 from broker.support import (
     PATIENCE_S,
@@ -92,6 +94,44 @@ async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() ->
         poller.remove(talker.sock.fileno())
         talker.sock.close()
         talker.other.close()
+
+
+class CountedPolls:
+    """An epoll that nobody sends anything to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
+        self.count += 1
+        return []
+
+
+async def test_nobody_is_waited_for_awake_while_others_need_the_event_loop() -> None:
+    epoll: Any = CountedPolls()
+    busy = False
+    poller = Poller(lambda: None, lambda: None, lambda: busy)
+
+    def waits(until_s: float = math.inf) -> bool:
+        poller._stays_awake = True
+        epoll.count = 0
+        assert not poller._wait_awake(epoll, until_s)
+        return bool(epoll.count)
+
+    await trio.testing.wait_all_tasks_blocked()
+    assert waits()
+    assert not waits(until_s=0)
+    busy = True
+    assert not waits()
+    busy = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.lowlevel.checkpoint)
+        assert not waits()
+    assert waits()
+    assert not poller._wait_awake(epoll, math.inf)
+    epoll.count = 0
+    assert not poller._wait_awake(epoll, math.inf)  # it was in vain the last time
+    assert not epoll.count
 
 
 async def count_turns(turns: list[int]) -> None:

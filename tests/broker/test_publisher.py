@@ -12,7 +12,7 @@ import trio.testing
 from broker.support import HeldFiles, connected, pub, running_broker, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
-from trio_nsq.log import Files
+from trio_nsq.log import Files, MemoryLog, RecordBatch
 
 
 async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
@@ -39,6 +39,34 @@ async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: 
             for client in (first, second, third):
                 await client.ok()
         assert syncs == 2
+
+
+async def test_what_publishers_have_sent_behind_a_publish_is_one_write_when_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    append = MemoryLog.append
+
+    def counted(log: MemoryLog, batches: Sequence[RecordBatch], *, sync: bool) -> None:
+        writes.append(sum(batch.count for batch in batches))
+        append(log, batches, sync=sync)
+
+    monkeypatch.setattr(MemoryLog, "append", counted)
+    files = HeldFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
+        first, *others = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(4)]
+        await first.publish("t", b"makes the segment")
+        files.hold("sync")
+        await first.send(pub("t", b"held"))
+        await files.reached()
+        for client in others:
+            await client.send(pub("t", b"stored") + pub("e#ephemeral", b"a") + pub("e#ephemeral", b"b"))
+        await settle()
+        files.release()
+        for client in others:
+            for _ in range(3):
+                await client.ok()
+    assert writes == [6]
 
 
 async def test_client_that_leaves_while_its_publish_is_stored(tmp_path: Path) -> None:

@@ -654,3 +654,19 @@ def test_handing_over_in_the_middle_of_a_line_forgets_how_far_it_was_searched() 
     assert reader.take_buffered() == b"x" * 100
     reader.receive_data(b"NOP\n")
     assert reader.next_command() == NoOperation()
+
+
+def test_what_is_missing_of_a_body_is_known_once_its_size_is() -> None:
+    reader = reader_in(State.INIT)
+    steps = [
+        (b"MPUB t\n", 0),
+        (int32(4 + 4 + 100), 108),
+        (int32(1) + int32(100), 100),
+        (b"x" * 60, 40),
+        (b"x" * 40, 0),
+    ]
+    for data, missing in steps:
+        reader.receive_data(data)
+        command = reader.next_command()
+        assert reader.missing_bytes == missing
+    assert isinstance(command, Publish)

@@ -15,6 +15,7 @@ from trio_nsq.protocol import (
     Requeue,
     StartClose,
     State,
+    commands,
     encode_finish,
 )
 
@@ -182,3 +183,22 @@ FRAGMENTS = st.sampled_from(
 def test_the_same_as_line_by_line(data: bytes, cuts: Sequence[int]) -> None:
     assert read_all(in_state(), [data]) == naive(data)
     assert read_all(in_state(), split_at(data, cuts)) == naive(data)
+
+
+def test_after_a_long_run_no_more_is_looked_at_than_what_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    finish_run = commands._finish_run
+
+    def counted(lines: bytes) -> int:
+        looked_at.append(len(lines))
+        return finish_run(lines)
+
+    monkeypatch.setattr(commands, "_finish_run", counted)
+    reader = in_state()
+    reader.receive_data(encode_finish(ids(2000)))
+    assert reader.next_command() == finish(ids(2000))
+    looked_at.clear()
+    reader.receive_data(b"".join(b"FIN %s\r\n" % each for each in ids(500)))  # no run: each line is longer
+    for each in ids(500):
+        assert reader.next_command() == finish([each])
+    assert sum(looked_at) < 3 * 2000 * 21 + 500 * 16 * 21

@@ -281,7 +281,12 @@ class Publisher:
                 self._stored(topic, records, took_s, synced=self._options.sync == "always")
             except Exception as exc:
                 error = exc
-        group.finish(None if error is None else self._refusal(topic, error))
+        # All who hear of it may publish again: that is one write, and takes no longer than a turn.
+        self.begin_round()
+        try:
+            group.finish(None if error is None else self._refusal(topic, error))
+        finally:
+            self.end_round()
 
     # ------------------------------------------------------------------ in the caller's turn
 

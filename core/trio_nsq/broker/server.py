@@ -34,6 +34,7 @@ from .storage.saver import Saver
 from .tcp.connection import Connection
 from .tcp.holding import Holder
 from .tcp.poller import Poller
+from .tcp.wire import LARGE_RECEIVE_BYTES
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -68,6 +69,7 @@ class Server:
         process: What the process itself uses.
         poller: Hears what clients send.
         holder: Sends what waits for more to be sent with it.
+        large_buffer: What comes of a large body is received into it, and copied out of it at once.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -121,6 +123,7 @@ class Server:
         self.poller = Poller(
             self.publisher.begin_round, self.publisher.end_round, lambda: self.publisher.is_busy
         )
+        self.large_buffer = memoryview(bytearray(LARGE_RECEIVE_BYTES))
         self.holder = Holder()
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE

@@ -192,6 +192,13 @@ class CommandReader:
         self._position = self._scanned = 0
         return rest
 
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come of a body that has begun, at least; 0 if none has."""
+        if self._body is None or self._body.size < 0:
+            return 0
+        return self._body.size - (len(self._buffer) - self._position)
+
     def next_command(self) -> Command | None:
         """The next command, or None: feed me more.
 
@@ -247,6 +254,7 @@ class CommandReader:
                 break
             at_a_time *= 4
         if end == start:
+            self._fin_lines = _FIN_LINES_AT_LEAST
             return None
         self._position = end
         self._fin_lines = max(_FIN_LINES_AT_LEAST, 4 * (end - start) // FINISH_LINE_BYTES)

@@ -170,10 +170,10 @@ class Endpoints:
     def _messages(self, request: Request) -> MessageSet:
         if "binary" in request.query and request.query["binary"] not in _FALSE:
             return self._binary(request.body)
-        messages = pack_messages([line for line in request.body.split(b"\n") if line])
-        if max(messages.sizes, default=0) > self._limits.max_msg_size:
+        bodies = [line for line in request.body.split(b"\n") if line]
+        if max(map(len, bodies), default=0) > self._limits.max_msg_size:
             raise HTTPError(413, "MSG_TOO_BIG")
-        return messages
+        return pack_messages(bodies)
 
     def _binary(self, body: bytes) -> MessageSet:
         # Status 413 for malformed batches is nsqd's, and clients know it.
@@ -195,7 +195,7 @@ class Endpoints:
     def _begin(
         self, request: Request, read: Callable[[Request], MessageSet], then: Callable[[Response], None]
     ) -> bool:
-        """Store what a request publishes; False if it asks for more than that, or has to be waited for, or refused."""
+        """Store what a request publishes; False if it asks for more than that, or has to be waited for, or is wrong."""
         if not _MORE.isdisjoint(request.query):
             return False
         try:
@@ -207,8 +207,11 @@ class Endpoints:
                 then(_OK if error is None else _refusal(error).response())
 
             return self._server.submit(topic, [Publication(messages)], answer)
-        except (HTTPError, PublishRefused):
+        except HTTPError:
             return False
+        except PublishRefused as exc:
+            then(_refusal(exc).response())
+            return True
 
     async def _publish(self, request: Request, topic: str, messages: MessageSet, due_ns: int) -> Response:
         batch = batch_given(request)

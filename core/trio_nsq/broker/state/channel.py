@@ -335,13 +335,13 @@ class Channel:
             for delivery, count in finished.items():
                 self.e2e_latency.add(now_ns - delivery.timestamp_ns, count, now_ns)
         self.refresh(consumer)
-        return [(message_id, self._why_not(message_id)) for message_id in failed]
+        return list(zip(failed, self._why_not(failed), strict=True)) if failed else []
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
         """REQ: deliver again after `delay_ms`; 0 is at once. Returns the reason if it is not possible."""
         taken = consumer.in_flight.take(message_id)
         if taken is None:
-            return self._why_not(message_id)
+            return self._why_not([message_id])[0]
         sequence, delivery = taken
         self._state = None
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
@@ -360,7 +360,7 @@ class Channel:
         """
         delivery = consumer.in_flight.find(message_id)
         if delivery is None:
-            return self._why_not(message_id)
+            return self._why_not([message_id])[0]
         latest_ns = delivery.delivered_ns + max_msg_timeout_ms * _NS_PER_MS
         deadline_ns = now_ns + consumer.msg_timeout_ns
         capped = deadline_ns > latest_ns
@@ -374,9 +374,10 @@ class Channel:
         consumer.in_flight.touch(message_id, deadline_ns)
         return None
 
-    def _why_not(self, message_id: bytes) -> str:
-        owned = any(consumer.in_flight.find(message_id) for consumer in self.consumers)
-        return "client does not own message" if owned else "ID not in flight"
+    def _why_not(self, ids: list[bytes]) -> list[str]:
+        ascending = sorted(set(ids))
+        owned = set().union(*[consumer.in_flight.holding(ascending) for consumer in self.consumers])
+        return ["client does not own message" if each in owned else "ID not in flight" for each in ids]
 
     # ------------------------------------------------------------------ time
 

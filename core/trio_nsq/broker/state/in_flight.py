@@ -10,7 +10,7 @@ To look for a message that is not the next one of the oldest run, runs are taken
 each message is taken apart but once, so no order of answers makes this expensive.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
@@ -138,8 +138,11 @@ class InFlight:
 
     def __iter__(self) -> Iterator[tuple[int, Delivery]]:
         """(sequence, delivery) of each message."""
+        left: dict[Delivery, list[int]] = {}
+        for message_id, delivery in self._by_id.items():
+            left.setdefault(delivery, []).append(delivery.sequence_of(message_id))
         for delivery in self._deliveries:
-            for sequence in self._left_of(delivery):
+            for sequence in left[delivery] if delivery in left else self._left_of(delivery):
                 yield sequence, delivery
 
     def put(self, delivery: Delivery) -> None:
@@ -249,6 +252,17 @@ class InFlight:
     def find(self, message_id: bytes) -> Delivery | None:
         """What a message was sent with; None if it is not in flight."""
         return self._runs[0] if self._comes_next(message_id) else self._find_by_id(message_id)
+
+    def holding(self, ids: list[bytes]) -> set[bytes]:
+        """Those of these ids, ascending, that are in flight; no run is taken apart."""
+        found = self._by_id.keys() & ids
+        for run in self._runs:
+            start = len(run.lines) - run.left * FINISH_LINE_BYTES
+            first, last = run.lines[start + 4 : start + 20], run.lines[-17:-1]
+            for message_id in ids[bisect_left(ids, first) : bisect_right(ids, last)]:
+                if run.lines.find(b"FIN %s\n" % message_id, start) >= 0:
+                    found.add(message_id)
+        return found
 
     def _comes_next(self, message_id: bytes) -> bool:
         """It is the first message of the oldest run."""

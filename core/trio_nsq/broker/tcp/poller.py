@@ -18,6 +18,8 @@ _CLIENTS_PER_ROUND = 64
 _AWAKE_S = 0.000_05
 """Who waits for an answer before sending the next thing mostly does so within this time. Going to sleep and being woken
 takes as long, and as much of the processor: so if nobody slept longer the last time, that is waited for awake."""
+_AWAKE_AT_MOST_S = 0.001
+"""Then trio looks who else needs a turn."""
 # Edge-triggered: a client is registered once, and told each time that something comes.
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -81,16 +83,18 @@ class Poller:
                     awake_s = perf_counter()
                     self._stays_awake = awake_s - fell_asleep_s < 2 * _AWAKE_S
                     turn_over_s = awake_s + _TURN_S
-                    while self._serve_round(epoll) or self._wait_awake(epoll):
+                    while self._serve_round(epoll) or self._wait_awake(epoll, awake_s + _AWAKE_AT_MOST_S):
                         if perf_counter() > turn_over_s:
                             await trio.lowlevel.checkpoint()
                             turn_over_s = perf_counter() + _TURN_S
             finally:
                 self._epoll = None
 
-    def _wait_awake(self, epoll: select.epoll) -> bool:
-        """Whether somebody soon sends something."""
-        if not self._stays_awake or self._is_busy():
+    def _wait_awake(self, epoll: select.epoll, until_s: float) -> bool:
+        """Whether somebody soon sends something, if nobody else needs the event loop."""
+        if not self._stays_awake or perf_counter() > until_s or self._is_busy():
+            return False
+        if trio.lowlevel.current_statistics().tasks_runnable:
             return False
         over_s = perf_counter() + _AWAKE_S
         while perf_counter() < over_s:

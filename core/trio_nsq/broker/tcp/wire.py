@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HANDSHAKE_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 64 * 1024
+LARGE_RECEIVE_BYTES = 256 * 1024
+"""For the rest of a large body. A buffer of this size for each read would cost those more who have little to say."""
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 1024 * 1024
 
