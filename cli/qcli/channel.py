@@ -6,7 +6,7 @@ import click
 
 from .administration import Action, action_command
 from .channel_seek import command as seek
-from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
 from .completing import complete_topic
 from .errors import Failure
 from .exit_codes import ExitCode
@@ -96,14 +96,10 @@ command.add_command(seek)
 )
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
 @asks_broker
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused.",
+@output_format(
+    "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused.",
+    "text",
+    "json",
 )
 def list_channels(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
     """List the channels of a broker, or of a topic, by name."""

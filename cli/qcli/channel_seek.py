@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .broker_log import not_readable
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_channel
 from .errors import Failure
 from .exit_codes import ExitCode
@@ -64,15 +64,7 @@ from .positions import BrokerPosition
 )
 @option("Where to", "--dry-run", is_flag=True, help="Only say what it would do.")
 @option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without asking.")
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a line or two for people. json: an object, see below.",
-)
+@output_format("text: a line or two for people. json: an object, see below.", "text", "json")
 def command(
     wanted: Source,
     nsqd_tcp_address: str,

@@ -60,6 +60,12 @@ def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
 
 
+def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
+    """`--format`; the first of the formats is the default."""
+    choice = click.Choice(formats)
+    return option("Output", "--format", "form", type=choice, default=formats[0], show_default=True, help=text)
+
+
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:
     """The visible options of a command by heading, in the order in which they were declared."""
     found: dict[str, list[click.Option]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .bodies import with_bodies
-from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .commands import DocumentedCommand, DocumentedGroup, Example, option, output_format
 from .completing import complete_channel
 from .errors import Failure
 from .exit_codes import ExitCode
@@ -69,15 +69,7 @@ def command() -> None:
     show_default=True,
     help="How many, at most: those that are due first.",
 )
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="table: for people, bodies cut short. json: an object per line, see below.",
-)
+@output_format("table: for people, bodies cut short. json: an object per line, see below.", "table", "json")
 def list_deferred(
     wanted: Source, nsqd_tcp_address: str, nsqd_http_address: str, count: int, form: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from .bodies import body_of, with_bodies
-from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .commands import DocumentedCommand, DocumentedGroup, Example, option, output_format
 from .completing import complete_source, complete_topic
 from .errors import Failure
 from .exit_codes import ExitCode
@@ -141,15 +141,7 @@ _at_most = option(
 )
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
 @asks_broker
-@option(
-    OUTPUT,
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="table: for people. json: an object per line, see below.",
-)
+@output_format("table: for people. json: an object per line, see below.", "table", "json")
 def list_letters(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
     """Count the dead letters that wait, by where they come from and why."""
     topics = [topic] if topic is not None else _dead_letter_topics(nsqd_http_address)
@@ -231,15 +223,12 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     show_default=True,
     help="How many, at most: the oldest; 0: all.",
 )
-@option(
-    OUTPUT,
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "raw"]),
-    default="table",
-    show_default=True,
-    help="table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
+@output_format(
+    "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
     "line feed after each.",
+    "table",
+    "json",
+    "raw",
 )
 def show(
     topic: str,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .exit_codes import ExitCode
 from .log_findings import describe, shown
 from .log_paths import NOT_A_LOG, Place, places
@@ -97,15 +97,7 @@ _WRITE_BYTES = 256 * 1024
     metavar="N",
     help="End after N messages, or record batches, of all topics together.",
 )
-@option(
-    OUTPUT,
-    "--format",
-    "form",
-    type=click.Choice(["raw", "json"]),
-    default="raw",
-    show_default=True,
-    help="raw: bodies as they are. json: an object per message and line, see below.",
-)
+@output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
 @option(
     OUTPUT,
     "--delimiter",

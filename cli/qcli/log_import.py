@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .errors import Failure, translate
 from .exit_codes import ExitCode
 from .log_findings import finding_lines, finding_record
@@ -86,15 +86,7 @@ _LEFT_COLUMNS = 4
     "skip: import the others. replace: delete them, with their messages.",
 )
 @option("Import", "--dry-run", is_flag=True, help="Read everything and report, but make and change nothing.")
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a table, and a line per finding. json: an object per topic, see below.",
-)
+@output_format("text: a table, and a line per finding. json: an object per topic, see below.", "text", "json")
 def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool, form: str) -> int:
     """Import the data folder of an nsqd 1.3.0 that has been stopped.
 

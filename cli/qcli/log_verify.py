@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, output_format
 from .exit_codes import ExitCode
 from .log_findings import finding_lines, finding_record, shown
 from .log_paths import NOT_A_LOG, Place, is_data_folder, places
@@ -53,15 +53,7 @@ _LEFT_COLUMNS = 2
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a table, and a line per finding. json: an object per topic, see below.",
-)
+@output_format("text: a table, and a line per finding. json: an object per topic, see below.", "text", "json")
 def command(path: Path, form: str) -> int:
     """Check every header and checksum of a data folder, of one topic, or of one segment file.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from . import params
-from .commands import option
+from .commands import option, output_format
 from .connecting import http_connection, tcp_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -109,14 +109,10 @@ def works_in_bulk(reachable: str, told: str) -> Callable[[_F], _F]:
             help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. "
             f"{reachable} to be reachable from everywhere.",
         ),
-        option(
-            "Output",
-            "--format",
-            "form",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="text: a summary for people, on standard error. json: an object on standard output, see below.",
+        output_format(
+            "text: a summary for people, on standard error. json: an object on standard output, see below.",
+            "text",
+            "json",
         ),
         option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {told}; errors only."),
     )

@@ -11,7 +11,7 @@ import click
 
 from .bodies import body_of, with_bodies
 from .broker_log import not_readable, note_gap
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_source
 from .exit_codes import ExitCode
 from .log_positions import moment
@@ -78,15 +78,12 @@ STATES = ("requeued", "fresh", "deferred")
     multiple=True,
     help="Of a channel: only those in this state; may be given several times.",
 )
-@option(
-    OUTPUT,
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "raw"]),
-    default="table",
-    show_default=True,
-    help="table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
+@output_format(
+    "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
     "line feed after each.",
+    "table",
+    "json",
+    "raw",
 )
 def command(
     wanted: Source,

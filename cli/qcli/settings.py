@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .commands import DocumentedCommand, Example, did_you_mean, option
+from .commands import DocumentedCommand, Example, did_you_mean, output_format
 from .completing import complete_channel, complete_topic
 from .exit_codes import ExitCode
 from .extensions import get_json, put_json
@@ -245,14 +245,10 @@ def _settings_command(kind: str) -> DocumentedCommand:
 
 
 def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return option(
-        "Output",
-        "--format",
-        "form",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help=f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
+    return output_format(
+        f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
+        "text",
+        "json",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_source
 from .errors import Failure
 from .exit_codes import ExitCode
@@ -59,14 +59,9 @@ FORMATS = ("table", "json", "csv", "tsv")
     "wanted", metavar="[TOPIC[/CHANNEL]]", required=False, type=source, shell_complete=complete_source
 )
 @asks_broker
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
-    help="table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
+@output_format(
+    "table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
+    *FORMATS,
 )
 @option("Output", "--once", is_flag=True, help="One report, also on a terminal.")
 @option(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_source
 from .connecting import Connecting, refuse_plain_http, tcp_connection
 from .errors import Failure, leaves, not_connected
@@ -124,15 +124,7 @@ def _lookupd(text: str) -> str:
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
 @tcp_connection
 @to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
-@option(
-    OUTPUT,
-    "--format",
-    "form",
-    type=click.Choice(["raw", "json"]),
-    default="raw",
-    show_default=True,
-    help="raw: bodies as they are. json: an object per message and line, see below.",
-)
+@output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
 @option(
     OUTPUT,
     "--delimiter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .administration import Action, action_command
-from .commands import DocumentedCommand, DocumentedGroup, Example, option
+from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
 from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import json_lines, plain_table, write
@@ -82,15 +82,11 @@ for _command in settings_commands("topic"):
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
 @asks_broker
-@option(
-    "Output",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="text: a topic per line, followed by its channels. json: an object per line, with the keys "
+@output_format(
+    "text: a topic per line, followed by its channels. json: an object per line, with the keys "
     "topic, channels (names) and paused.",
+    "text",
+    "json",
 )
 def list_topics(nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
     """List the topics of a broker, by name, with their channels."""
