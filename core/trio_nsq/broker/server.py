@@ -67,6 +67,7 @@ class Server:
         connections: Those open now, oldest first.
         start_time_s, start_time_ns: Unix seconds; and the same by `now_ns`, to measure how long it runs.
         process: What the process itself uses.
+        clock_s: trio's clock, without the steps that `trio.current_time` takes to find it.
         poller: Hears what clients send.
         holder: Sends what waits for more to be sent with it.
         large_buffer: What comes of a large body is received into it, and copied out of it at once.
@@ -276,11 +277,11 @@ class Server:
                 self.broker.watch(channel, channel.next_due_ns)
             if self.broker.next_deadline_ns != known_ns:
                 self._timer_moved.set()
-        if hungry := [channel for channel in topic.channels.values() if channel.hungry]:
-            for channel in hungry[:_CHANNELS_PER_TURN]:
-                self.pump(channel)
-            for channel in hungry[_CHANNELS_PER_TURN:]:
-                self._line_up(channel)
+        hungry = [channel for channel in topic.channels.values() if channel.hungry]
+        for channel in hungry[:_CHANNELS_PER_TURN]:
+            self.pump(channel)
+        for channel in hungry[_CHANNELS_PER_TURN:]:
+            self._line_up(channel)
         topic.make_room()
 
     def pump_topic(self, topic: Topic) -> None:

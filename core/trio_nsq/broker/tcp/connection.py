@@ -65,9 +65,8 @@ class _Holder(Enum):
     TASK = auto()
 
 
-_NOBODY, _POLLER, _TASK = (
-    _Holder  # to look a member up in its class takes longer than the rest of such a comparison
-)
+# To look a member up in its class takes longer than the rest of such a comparison.
+_NOBODY, _POLLER, _TASK = _Holder
 
 
 class Connection:
@@ -393,7 +392,7 @@ class Connection:
         """Send what `send_delivered` held back."""
         self._is_held = False
         if not self._gone:
-            self._send_held_at_s = trio.current_time() + self.settings.output_buffer_timeout_ms / 1000
+            self._send_held_at_s = self.server.clock_s() + self.settings.output_buffer_timeout_ms / 1000
             self._flush()
 
     def _can_take_more(self) -> bool:

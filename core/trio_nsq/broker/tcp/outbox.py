@@ -72,7 +72,7 @@ class Outbox:
         """Send what there is, as much as the socket takes without waiting."""
         if (self._plain or self._wire) and not self.full:
             self._send()
-            if self._wire or self._plain:
+            if self._plain or self._wire:
                 self.full = True
                 self._emptied = trio.Event()
                 self._became_full.set()
