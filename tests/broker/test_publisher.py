@@ -4,6 +4,7 @@ import errno
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -196,3 +197,85 @@ async def test_read_error_half_way_keeps_what_was_sent_and_the_publishers_answer
         clock.jump(1)
         rest = [(await consumer.message()).body for _ in range(3)]
         assert (first.body, rest) == (body, [body, b"fresh", b"another"])
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
+    tmp_path: Path, sync: str
+) -> None:
+    async with running_broker(tmp_path / "d", sync=sync) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c", ready_count=10)
+            await client.send(pub("t", b"body"))
+            assert await client.frame() == (0, b"OK")
+            assert (await client.message()).body == b"body"
+
+
+class TopicsFiles(HeldFiles):
+    """Keeps account of the files that are being synced, and fails on those of some topics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: set[str] = set()
+        self.syncing: set[int] = set()
+        self.most = 0
+        """As many were synced at the same time."""
+
+    def sync(self, fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().parent.stem in self.failing:
+            raise OSError(errno.EIO, "broken")
+        self.syncing.add(fd)
+        self.most = max(self.most, len(self.syncing))
+        try:
+            super().sync(fd)
+        finally:
+            self.syncing.remove(fd)
+
+
+async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path) -> None:
+    files = TopicsFiles()
+    topics = [f"t{n}" for n in range(20)]
+    async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in topics]
+        for topic, client in zip(topics, clients, strict=True):
+            await client.publish(topic, b"makes the segment")
+        files.most = 0
+        files.failing = {"t5", "t17"}
+        files.hold("sync")
+        for topic, client in zip(topics, clients, strict=True):
+            await client.send(pub(topic, topic.encode()))
+        await settle()
+        assert 1 <= len(files.syncing) <= 2
+        files.release()
+        for topic, client in zip(topics, clients, strict=True):
+            if topic in files.failing:
+                assert (await client.error()).startswith("E_PUB_FAILED ")
+            else:
+                await client.ok()
+        assert files.most <= 2
+        files.failing = set()
+        for topic in topics:  # nobody was forgotten: not those that failed either
+            async with connected(bound.tcp_address) as client:
+                await client.publish(topic, b"next")
+                await client.subscribe(topic, "c", ready_count=10)
+                bodies = [(await client.message()).body for _ in range(2 + (topic not in {"t5", "t17"}))]
+                stored = [b"makes the segment", *([topic.encode()] if len(bodies) == 3 else []), b"next"]
+                assert bodies == stored
+
+
+async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = HeldFiles()
+    options: dict[str, Any] = {"sync": "interval", "sync_every": 10**9, "sync_timeout_ms": 10**9}
+    async with (
+        running_broker(tmp_path / "d", files=files, **options) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", b"makes the segment")
+        await settle()
+        files.hold("sync")
+        for _ in range(17):
+            await client.publish("t", b"x" * 1_000_000)
+        await files.reached()
+        files.release()
