@@ -12,7 +12,7 @@ help:           ## this list
 
 setup: $(READY) ## make .venv with the project and its development tools
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml hatch_build.py core/trio_nsq/protocol/bulk.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@echo 'Installing into $(VENV); the first time this takes a minute.'
 	$(PYTHON) -m venv $(VENV)
@@ -57,3 +57,4 @@ docs: $(READY)  ## docs/api: the API reference of the client, from its docstring
 
 clean:          ## remove what the other targets made
 	rm -rf $(VENV) docs/api .mypy_cache .ruff_cache .pytest_cache tests/interop/.build
+	rm -f core/trio_nsq/protocol/*.so

@@ -16,6 +16,7 @@ import pytest
 
 import trio_nsq
 from interop.build import PeerUnavailable, go_program
+from trio_nsq.protocol import bulk
 
 FAILURES = (RuntimeError, OSError, subprocess.SubprocessError, pytest.fail.Exception)
 """Of the load, of a broker, and, the last one, of starting or stopping one. What was measured before is not lost."""
@@ -75,6 +76,7 @@ def _machine(data_path: Path) -> dict[str, Any]:
         "data_file_system": _said("stat", "-f", "-c", "%T", str(data_path)),
         "python": platform.python_version(),
         "trio_nsq": trio_nsq.__version__,
+        "compiled": bulk.COMPILED,
     }
 
 

@@ -199,7 +199,9 @@ def _obey(reader: CommandReader, command: Command) -> None:
         assert is_valid_name(command.topic)
         assert sizes
         assert all(1 <= size <= LIMITS.max_msg_size for size in sizes)
-        assert [*map(len, command.messages.bodies())] == sizes
+        bodies = command.messages.bodies()
+        assert [*map(len, bodies)] == sizes
+        assert b"".join(map(sized, bodies)) == command.messages.data
         assert 0 <= command.defer_ms <= LIMITS.max_defer_ms
     elif isinstance(command, Finish):
         assert reader.state is not State.INIT

@@ -19,11 +19,21 @@ from fuzz.commands import Commands, Identities
 from fuzz.engine import Failure, Target, make, run_in_processes, try_input
 from fuzz.frames import Frames
 from fuzz.lookupd import Lookupd
+from fuzz.records import Payloads
 from fuzz.requests import Requests
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for target in (Commands(), Identities(), Frames(), SnappyStream(), DeflateStream(), Requests(), Lookupd())
+    for target in (
+        Commands(),
+        Identities(),
+        Frames(),
+        SnappyStream(),
+        DeflateStream(),
+        Requests(),
+        Lookupd(),
+        Payloads(),
+    )
 }
 
 

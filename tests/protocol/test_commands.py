@@ -656,17 +656,64 @@ def test_handing_over_in_the_middle_of_a_line_forgets_how_far_it_was_searched() 
     assert reader.next_command() == NoOperation()
 
 
-def test_what_is_missing_of_a_body_is_known_once_its_size_is() -> None:
+@pytest.mark.parametrize("verb", ["PUB", "MPUB"])
+def test_what_is_missing_of_a_large_body_is_known_and_put_together_once(verb: str) -> None:
     reader = reader_in(State.INIT)
-    steps = [
-        (b"MPUB t\n", 0),
-        (int32(4 + 4 + 100), 108),
-        (int32(1) + int32(100), 100),
-        (b"x" * 60, 40),
-        (b"x" * 40, 0),
-    ]
-    for data, missing in steps:
-        reader.receive_data(data)
-        command = reader.next_command()
-        assert reader.missing_bytes == missing
+    content = b"".join(int32(1000) + bytes([n % 256]) * 1000 for n in range(100))
+    if verb == "MPUB":
+        line, body = b"MPUB t\n" + int32(4 + len(content)) + int32(100), content
+    else:
+        line, body = b"PUB t\n", int32(len(content)) + content
+    reader.receive_data(line + body[:1500])
+    assert reader.next_command() is None
+    for start in range(1500, len(body), 10_000):
+        assert reader.missing_bytes == len(body) - start
+        reader.receive_data(body[start : start + 10_000])
+        if start + 10_000 < len(body):
+            assert reader.next_command() is None
+    assert reader.missing_bytes == 0
+    received = reader._buffer
+    command = reader.next_command()
     assert isinstance(command, Publish)
+    assert command.messages.data == body
+    assert command.messages.data is received  # it is not copied again
+    assert command.messages.sizes == ([1000] * 100 if verb == "MPUB" else [len(content)])
+    assert reader.next_command() is None
+    reader.receive_data(b"NOP\n")
+    assert reader.next_command() == NoOperation()
+
+
+def test_behind_a_large_body_the_next_command_is_found_and_a_small_one_is_not_waited_for() -> None:
+    reader = reader_in(State.INIT)
+    body = int32(100_000) + b"x" * 100_000
+    reader.receive_data(b"PUB t\n" + body[:10])
+    assert reader.next_command() is None
+    assert reader.missing_bytes == len(body) - 10
+    reader.receive_data(body[10:] + b"PUB t\n" + body[:90_000])
+    assert isinstance(reader.next_command(), Publish)
+    assert reader.next_command() is None
+    assert reader.missing_bytes == 0  # so little is read as everything is
+    reader.receive_data(body[90_000:] + b"NOP\n")
+    assert isinstance(reader.next_command(), Publish)
+    assert reader.next_command() == NoOperation()
+
+
+@pytest.mark.parametrize(
+    ("size", "received", "text"),
+    [
+        (1000, 99 * 1004 + 4, "MPUB failed to read message(99) body size"),
+        (1000, 99 * 1004 + 8, "MPUB failed to read message body"),
+        (0, 99 * 1004, "MPUB invalid message(1) body size 0"),
+    ],
+)
+def test_end_in_the_middle_of_a_large_body(size: int, received: int, text: str) -> None:
+    reader = reader_in(State.INIT)
+    sizes = [1000, size, *[1000] * 98]
+    body = int32(100) + b"".join(int32(each) + bytes(each) for each in sizes)
+    reader.receive_data(b"MPUB t\n" + int32(100 * 1004 + 4) + body[:600])
+    assert reader.next_command() is None
+    reader.receive_data(body[600:received])
+    reader.receive_eof()
+    with pytest.raises(CommandError) as caught:
+        reader.next_command()
+    assert (caught.value.code, caught.value.text) == ("E_BAD_MESSAGE", text)

@@ -12,6 +12,7 @@ import trio_nsq.protocol
 FOLDER = Path(str(trio_nsq.protocol.__file__)).parent
 MODULES = sorted(FOLDER.glob("*.py"))
 ALLOWED = {
+    "__future__",
     "bisect",
     "collections",
     "dataclasses",
@@ -19,6 +20,7 @@ ALLOWED = {
     "itertools",
     "json",
     "math",
+    "mypy_extensions",  # for the type checker only
     "re",
     "snappy",
     "struct",

@@ -34,7 +34,6 @@ from .storage.saver import Saver
 from .tcp.connection import Connection
 from .tcp.holding import Holder
 from .tcp.poller import Poller
-from .tcp.wire import LARGE_RECEIVE_BYTES
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -70,7 +69,6 @@ class Server:
         clock_s: trio's clock, without the steps that `trio.current_time` takes to find it.
         poller: Hears what clients send.
         holder: Sends what waits for more to be sent with it.
-        large_buffer: What comes of a large body is received into it, and copied out of it at once.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -124,7 +122,6 @@ class Server:
         self.poller = Poller(
             self.publisher.begin_round, self.publisher.end_round, lambda: self.publisher.is_busy
         )
-        self.large_buffer = memoryview(bytearray(LARGE_RECEIVE_BYTES))
         self.holder = Holder()
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
@@ -614,6 +611,7 @@ class Server:
 def default_node_id() -> int:
     """As nsqd: from the host name, 0..1023."""
     from hashlib import md5
-    from zlib import crc32
+
+    from zlib_ng.zlib_ng import crc32
 
     return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024

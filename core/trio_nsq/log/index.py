@@ -14,7 +14,8 @@ import sys
 from array import array
 from bisect import bisect_right
 from struct import Struct
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 SUFFIX = ".index"
 _MAGIC = b"\x89NSQIDX\n"

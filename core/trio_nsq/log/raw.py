@@ -6,7 +6,8 @@ records that follow it. A sequence that is missing between two records is missin
 """
 
 from collections.abc import Iterable
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .errors import LogError
 from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload

@@ -14,20 +14,20 @@ can be trusted to tell how far the record reaches, even when the payload is dama
 file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
 when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
 behind it the note, most often empty: whatever the log's owner wishes to know of these messages besides.
-Checksums are zlib's CRC-32.
+Checksums are zlib's CRC-32, as zlib-ng computes it, which takes a twelfth of the time.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from struct import Struct, error
-from zlib import crc32
+from struct import Struct
 
-from ..protocol.messages import MessageSet
+from zlib_ng.zlib_ng import crc32
+
+from ..protocol.messages import MAX_INT32, MessageSet, read_sizes
 
 MAGIC = b"NSQB"
 _HEADER = Struct(">4sIIIIIQQQQ")
 _CHECKED = Struct(">IIIIQQQQ")
-_INT32 = Struct(">i")
 HEADER_BYTES = _HEADER.size
 
 
@@ -160,15 +160,9 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
     if len(payload) != header.length or crc32(payload) != header.payload_crc:
         return None
     sizes: list[int] = []
-    add, unpack, offset = sizes.append, _INT32.unpack_from, 0
-    try:
-        for _ in range(header.count):
-            (size,) = unpack(payload, offset)
-            add(size)
-            offset += 4 + size
-    except error:
-        return None
-    if offset != len(payload) - header.note_bytes:
+    end = len(payload) - header.note_bytes
+    offset = read_sizes(payload, 0, end, header.count, 0, min(end, MAX_INT32), sizes)
+    if offset != end or len(sizes) != header.count:
         return None
     data, note = (payload[:offset], payload[offset:]) if header.note_bytes else (payload, b"")
     messages = MessageSet(data, sizes)

@@ -12,7 +12,8 @@ from errno import EIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, NotASegmentError
 from .files import Files

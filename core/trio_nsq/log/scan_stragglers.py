@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from errno import EIO
 from pathlib import Path
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError
 from .files import Files

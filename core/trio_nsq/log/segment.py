@@ -21,7 +21,8 @@ from pathlib import Path
 from struct import Struct
 from threading import Lock
 from typing import TypeVar
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, LogWriteError, NotASegmentError
 from .files import Files

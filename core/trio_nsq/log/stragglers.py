@@ -21,7 +21,8 @@ from itertools import accumulate
 from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, LogWriteError
 from .files import Files

@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from struct import Struct
 from typing import IO, NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from .diskqueue import QueueMessage
 

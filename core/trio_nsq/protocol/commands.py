@@ -19,6 +19,8 @@ from .states import LEGAL_STATES, State
 _INT32 = Struct(">i")
 FINISH_LINE_BYTES = 21
 """A FIN line as everybody sends it: one space, an id, and a line feed behind it."""
+_LARGE_BYTES = 64 * 1024
+"""If so much of a body is missing, nothing is looked at until all of it has come."""
 _FIN_LINES_AT_LEAST = 16
 _ID_BYTES = 16
 _FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
@@ -131,7 +133,7 @@ class _Body:
     defer_ms: int = 0
     size: int = -1  # not yet read
     count: int = -1  # MPUB: not yet read
-    walked: int = 0  # MPUB: offset in the body up to which message sizes are checked
+    walked: int = 0  # MPUB: up to where, from the first message on, sizes are checked
     sizes: list[int] | None = None
 
 
@@ -161,6 +163,9 @@ class CommandReader:
         self.greeted = False
         self._eof = False
         self._body: _Body | None = None
+        # What comes of a large body is put together once, when all of it is there.
+        self._pieces: list[bytes] = []
+        self._pieces_missing = 0  # bytes
         # The last PUB or MPUB line, its line feed included, its verb and topic: publishers repeat themselves.
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"
@@ -169,6 +174,12 @@ class CommandReader:
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
+        if self._pieces_missing:
+            self._pieces.append(data)
+            self._pieces_missing -= len(data)
+            if self._pieces_missing <= 0:
+                self._join_pieces()
+            return
         if self._position == len(self._buffer):
             # What comes now is mostly whole: it is left as it is, and a body costs one copy.
             self._buffer, self._position, self._scanned = data, 0, 0
@@ -183,21 +194,30 @@ class CommandReader:
 
     def receive_eof(self) -> None:
         """Note that nothing more will come: an incomplete body is now an error, an incomplete line is not."""
+        self._join_pieces()
         self._eof = True
+
+    def _join_pieces(self) -> None:
+        if self._pieces:
+            self._buffer = b"".join(self._pieces)
+            self._pieces, self._pieces_missing = [], 0
 
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
-        rest = bytes(memoryview(self._buffer)[self._position :])
+        rest = self._copied(self._position, len(self._buffer))
         self._buffer = b""
         self._position = self._scanned = 0
         return rest
 
+    def _copied(self, start: int, end: int) -> bytes:
+        buffer = self._buffer
+        # Nothing is copied if that is all there is.
+        return buffer[start:end] if isinstance(buffer, bytes) else bytes(memoryview(buffer)[start:end])
+
     @property
     def missing_bytes(self) -> int:
-        """What is still to come of a body that has begun, at least; 0 if none has."""
-        if self._body is None or self._body.size < 0:
-            return 0
-        return self._body.size - (len(self._buffer) - self._position)
+        """What is still to come of a large body that has begun; 0 if there is none."""
+        return self._pieces_missing
 
     def next_command(self) -> Command | None:
         """The next command, or None: feed me more.
@@ -374,12 +394,12 @@ class CommandReader:
         if body.verb == "MPUB":
             return self._read_mpub(body, available)
         if available < 4 + body.size:
-            return self._incomplete(*_body_error(body.verb, "body"))
+            return self._incomplete(*_body_error(body.verb, "body"), 4 + body.size - available)
         start = self._position
         end = start + 4 + body.size
         self._position, self._body = end, None
         if body.topic:
-            data = bytes(memoryview(buffer)[start:end])
+            data = self._copied(start, end)
             verb: PublishVerb = "DPUB" if body.verb == "DPUB" else "PUB"
             return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms)
         content = bytes(memoryview(buffer)[start + 4 : end])
@@ -401,34 +421,46 @@ class CommandReader:
         return size
 
     def _read_mpub(self, body: _Body, available: int) -> Command | None:
-        start = self._position
         if body.sizes is None:
             if available < 4:
                 return self._incomplete("E_BAD_BODY", "MPUB failed to read message count")
-            body.count = _INT32.unpack_from(self._buffer, start)[0]
+            body.count = _INT32.unpack_from(self._buffer, self._position)[0]
             if not 0 < body.count <= (self._limits.max_body_size - 4) // 5:
                 raise CommandError("E_BAD_BODY", f"MPUB invalid message count {body.count}")
-            body.sizes, body.walked = [], 4
-        end = start + min(available, body.size)
-        body.walked = (
-            walk_messages(self._buffer, start + body.walked, end, body.count, self._limits, body.sizes)
-            - start
-        )
-        done = len(body.sizes) == body.count
-        if body.walked != body.size if done else body.walked > body.size - 4:
-            # nsqd never compares the two, and believes the messages; we say what is wrong.
-            raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
-        if available < body.size:
-            what = "message body" if body.walked > available else f"message({len(body.sizes)}) body size"
-            return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}")
-        data = bytes(memoryview(self._buffer)[start + 4 : start + body.size])
-        self._position, self._body = start + body.size, None
+            body.sizes = []
+            self._position += 4
+            available -= 4
+        start, size = self._position, body.size - 4  # of all messages
+        if available < size:
+            end = start + available
+            walked = walk_messages(
+                self._buffer, start + body.walked, end, body.count, self._limits, body.sizes
+            )
+            body.walked = walked - start
+            self._check_walked(body, size)
+            what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
+            return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", size - available)
+        data = self._copied(start, start + size)
+        body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
+        self._check_walked(body, size)
+        self._position, self._body = start + size, None
         return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
 
-    def _incomplete(self, code: str, text: str) -> Command | None:
+    def _check_walked(self, body: _Body, size: int) -> None:
+        """Raise CommandError if the messages that were walked do not fit what all of them are to take."""
+        assert body.sizes is not None
+        if body.walked != size if len(body.sizes) == body.count else body.walked > size - 4:
+            # nsqd never compares the two, and believes the messages; we say what is wrong.
+            raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
+
+    def _incomplete(self, code: str, text: str, missing_bytes: int = 0) -> Command | None:
         """Say "not yet", or that it will never be."""
         if self._eof:
             raise CommandError(code, text)
+        if missing_bytes > _LARGE_BYTES:
+            self._pieces = [self._copied(self._position, len(self._buffer))]
+            self._pieces_missing = missing_bytes
+            self._buffer, self._position = b"", 0
         return None
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 from urllib.parse import quote, unquote
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from ..log import DiskLog, Files, OpenFiles, reasonable_limit
 from ..log.segment import Segment

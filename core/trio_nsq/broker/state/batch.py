@@ -1,11 +1,12 @@
 """Messages ready to be sent: the frames of a batch, built once and shared by every channel and client."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, groupby
-from struct import Struct, unpack
+from collections.abc import Sequence
+from itertools import groupby
+from struct import Struct
 
 from ...log import RecordBatch
+from ...protocol.bulk import add_frames
 from ...protocol.commands import FINISH_LINE_BYTES
 from ...protocol.frames import MESSAGE_FRAME_BYTES, FrameType
 from ...protocol.messages import SizePrefixes
@@ -19,12 +20,8 @@ _LAST_DIGITS = 16**3
 _DIGITS = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)])
 """What the ids of neighbours differ in, with a mark where the rest belongs."""
 _SIZE_BYTES = 4
-_LESS_SIZE = MESSAGE_FRAME_BYTES - _SIZE_BYTES
-_FRAME_SIZES = SizePrefixes(_LESS_SIZE)
-_FRAME_HEAD = Struct(">iiqH")
+_FRAME_SIZES = SizePrefixes(MESSAGE_FRAME_BYTES - _SIZE_BYTES)
 _COMMON_HEADER = Struct(">iqH")
-_HEAD_AND_ID = Struct("30s")
-_CUT_AT_ONCE = 256
 _ATTEMPTS = Struct(">H")
 _TIMESTAMP = Struct(">q")
 _TIMESTAMP_OFFSET = 4 + 4
@@ -77,14 +74,16 @@ class Batch:
     def _build(self, records: Sequence[RecordBatch]) -> None:
         parts: list[bytes] = []
         lines: list[bytes] = []
-        sizes: list[int] = []
+        offsets = [0]
         for record in records:
-            parts += _frame_parts(record)
-            lines.append(_finish_lines(record.first_id, record.count))
-            sizes += record.messages.sizes
+            messages, first_id, count = record.messages, record.first_id, record.count
+            lines.append(_finish_lines(first_id, count))
+            common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, 1)
+            heads = common + b"%016x" % first_id if count == 1 else _before_ids(common, first_id, count)
+            add_frames(messages.data, messages.sizes, heads, _FRAME_SIZES, parts, offsets)
         self._frames = b"".join(parts)
         self._lines = b"".join(lines)
-        self._offsets = list(accumulate(map(MESSAGE_FRAME_BYTES.__add__, sizes), initial=0))
+        self._offsets = offsets
         self._records = None
 
     def take(self, index: int, count: int, max_bytes: int) -> tuple[bytes, memoryview]:
@@ -189,27 +188,3 @@ def _before_ids(head: bytes, first_id: int, count: int) -> bytes:
         first_id += some
         count -= some
     return b"".join(pieces)
-
-
-def _frame_parts(record: RecordBatch) -> list[bytes]:
-    """The frames of the messages, with attempts = 1, in pieces."""
-    sizes, count = record.messages.sizes, record.count
-    if count == 1:
-        head = _FRAME_HEAD.pack(_LESS_SIZE + sizes[0], FrameType.MESSAGE, record.timestamp_ns, 1)
-        return [head, b"%016x" % record.first_id, record.messages.data[_SIZE_BYTES:]]
-    common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, 1)
-    heads = _before_ids(common, record.first_id, count)
-    parts = [b""] * (3 * count)
-    parts[0::3] = map(_FRAME_SIZES.__getitem__, sizes)
-    parts[1::3] = _cut(heads, count)
-    parts[2::3] = record.messages.bodies()
-    return parts
-
-
-def _cut(heads: bytes, count: int) -> Iterable[bytes]:
-    """So many pieces of the size of `_HEAD_AND_ID`."""
-    if (
-        count <= _CUT_AT_ONCE
-    ):  # four times as fast; but `struct` keeps formats that were used, so they have to be short
-        return unpack(_HEAD_AND_ID.format * count, heads)
-    return chain.from_iterable(_HEAD_AND_ID.iter_unpack(heads))

@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from ...log import Files, OpenFiles, reasonable_limit
 from ...protocol import is_valid_name

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from weakref import WeakKeyDictionary
-from zlib import crc32
 
 import trio
+from zlib_ng.zlib_ng import crc32
 
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts

@@ -45,7 +45,7 @@ from ..publisher import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
 from .guard import Guard
-from .wire import RECEIVE_BYTES, Wire
+from .wire import LARGE_RECEIVE_BYTES, RECEIVE_BYTES, Wire
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -221,14 +221,9 @@ class Connection:
     def _receive_now(self) -> bytes:
         """What the socket has. Raises OSError, BlockingIOError if it has nothing."""
         try:
-            # More than usual, if that is of one body: the commands that are read have to be obeyed in one turn.
-            large = self.server.large_buffer
-            if (wanted := min(self._reader.missing_bytes, len(large))) > RECEIVE_BYTES:
-                received = self._sock.recv_into(large, wanted)
-                data = bytes(large[:received])
-            else:
-                wanted = RECEIVE_BYTES
-                data = self._sock.recv(wanted)
+            # What is missing of a large body, and nothing else: then the reader need not cut it out.
+            wanted = min(self._reader.missing_bytes, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
+            data = self._sock.recv(wanted)
         except BlockingIOError:
             self._unread = False
             raise
