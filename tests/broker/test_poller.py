@@ -96,6 +96,22 @@ async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() ->
         talker.other.close()
 
 
+async def test_what_many_clients_send_while_others_are_served_belongs_to_the_same_round() -> None:
+    served: list[str] = []
+    poller = Poller(lambda: served.append("round"), lambda: None)
+    talkers = [Talker(f"{n}", served, poller) for n in range(8)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        with trio.fail_after(PATIENCE_S):
+            while not any(each.split().count("0") > 1 for each in " ".join(served).split("round")):
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    for talker in talkers:
+        poller.remove(talker.sock.fileno())
+        talker.sock.close()
+        talker.other.close()
+
+
 class CountedPolls:
     """An epoll that nobody sends anything to."""
 
