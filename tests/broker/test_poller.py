@@ -288,6 +288,45 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
     assert records(tmp_path / "d") == [1] * 5 + [5]
 
 
+@BOTH
+async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
+    tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over: list[Connection] = []
+    hand_over = Connection._hand_over
+
+    def noted(connection: Connection, what: bytes | Exception | None) -> None:
+        handed_over.append(connection)
+        hand_over(connection, what)
+
+    monkeypatch.setattr(Connection, "_hand_over", noted)
+    async with running_broker(tmp_path / "d", sync=sync) as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"makes the segment")
+        for _ in range(3):
+            # All that is missing is read, and whether that was all there is nobody knows.
+            await client.publish("t", *[b"x" * 1000] * 300)
+        await client.send(mpub("t", *[b"x" * 1000] * 300) + pub("t", b"behind it"))
+        await oks(client, 2)
+        assert not handed_over
+
+
+@BOTH
+async def test_what_comes_while_the_log_stores_is_read_afterwards(tmp_path: Path, sync: str) -> None:
+    files = HeldFiles()
+    async with (
+        running_broker(tmp_path / "d", files=files, sync=sync, max_bytes_per_file=300_000) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", b"makes the segment")
+        files.hold("write", "sync")
+        await client.send(mpub("t", *[b"x" * 1000] * 300))  # that is a new file: a thread writes it
+        await files.reached()
+        await client.send(pub("t", b"behind it"))
+        await settle()  # the poller has heard of it, and can do nothing
+        files.release()
+        await oks(client, 2)
+
+
 async def test_commands_that_come_while_the_log_stores_wait_for_it(tmp_path: Path) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound:

@@ -26,6 +26,9 @@ class Poller(Protocol):
     def remove(self, fd: int) -> None:
         """Forget a client; before its socket is closed."""
 
+    def look_again(self, fd: int) -> None:
+        """Serve a client soon that was left alone although its socket may have something."""
+
 
 class _Holder(Enum):
     """Who reads a client's requests."""
@@ -215,7 +218,7 @@ class PolledConnection(Connection):
             return
         self._go_on()
         if self._unread and self._holder is _Holder.NOBODY:
-            self._hand_over()  # the poller may be asleep
+            self._poller.look_again(self._sock.fileno())
 
     def _send_response(self) -> None:
         """Send what answers the first request, as much as the socket takes without waiting."""

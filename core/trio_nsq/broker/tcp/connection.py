@@ -512,7 +512,7 @@ class Connection:
         else:
             self._go_on()
         if self._unread and self._holder is _NOBODY:
-            self._hand_over(None)  # the poller may be asleep
+            self.server.poller.look_again(self._sock.fileno())
 
     def _answer_publishes(self, error: PublishRefused | None) -> None:
         publishes, self._publishes = self._publishes, []

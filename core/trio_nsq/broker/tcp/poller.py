@@ -60,6 +60,7 @@ class Poller:
         self._clients: dict[int, Client] = {}
         # In order, and each once: news of a client that is here already give it no second turn.
         self._again: dict[Client, None] = {}
+        self._in_round = False
         self._stays_awake = False
 
     def add(self, fd: int, client: Client) -> None:
@@ -73,6 +74,13 @@ class Poller:
         del self._clients[fd]
         if self._epoll is not None:
             self._epoll.unregister(fd)
+
+    def look_again(self, fd: int) -> None:
+        """Serve a client soon that was left alone although its socket may have something."""
+        if self._in_round:
+            self._again[self._clients[fd]] = None
+        elif self._epoll is not None:
+            self._epoll.modify(fd, _EVENTS)  # that tells of what is there, and wakes us if need be
 
     async def run(self) -> None:
         """Serve clients; runs until cancelled."""
@@ -124,6 +132,7 @@ class Poller:
         again: list[Client] = []
         turn_over_s = perf_counter() + _TURN_S
         self._begin_round()
+        self._in_round = True
         try:
             while True:
                 for client in clients:
@@ -135,7 +144,8 @@ class Poller:
                     break
                 self._note(epoll.poll(0, _CLIENTS_PER_ROUND))
                 clients, self._again = self._again, {}
-            self._again = dict.fromkeys(late + again)
+            self._again |= dict.fromkeys(late + again)
         finally:
             self._end_round()
+            self._in_round = False
         return True
