@@ -41,7 +41,7 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
 soak: $(READY)  ## the fault tests in full, an hour: 50 kills, power cuts at every moment, damage to every byte
-	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults tests/spark -s $(ARGS)
+	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
 
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate
