@@ -223,7 +223,7 @@ SETTINGS = [
         STORAGE,
         POSITIVE,
         2500,
-        help="With --sync interval: sync a topic's file after so many messages.",
+        help="With --sync interval: sync a topic's file after so many messages, or 16 MiB.",
     ),
     Setting(
         "sync-timeout",
