@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.tcp import connection
+from trio_nsq.broker.tcp import poller as poller_module
 from trio_nsq.broker.tcp.connection import Connection
 from trio_nsq.broker.tcp.poller import Poller
 from trio_nsq.log import DiskLog, MemoryLog
@@ -96,18 +98,37 @@ async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() ->
         talker.other.close()
 
 
-async def test_what_many_clients_send_while_others_are_served_belongs_to_the_same_round() -> None:
+class Prompter(Talker):
+    """A client that lets others say something when it is served, and has more itself."""
+
+    def __init__(self, name: str, served: list[str], poller: Poller, others: list[Talker]) -> None:
+        super().__init__(name, served, poller)
+        self._others = others
+
+    def serve(self) -> bool:
+        while self._others:
+            self._others.pop().other.send(b"x")
+        return super().serve()
+
+
+def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(poller_module, "_TURN_S", 1000)
     served: list[str] = []
     poller = Poller(lambda: served.append("round"), lambda: None)
-    talkers = [Talker(f"{n}", served, poller) for n in range(8)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
-        with trio.fail_after(PATIENCE_S):
-            while not any(each.split().count("0") > 1 for each in " ".join(served).split("round")):
-                await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-    for talker in talkers:
-        poller.remove(talker.sock.fileno())
+    late = Talker("late", served, poller)
+    late.sock.recv(1)
+    talkers = [Prompter(f"{n}", served, poller, [late] if n == 3 else []) for n in range(8)]
+    with select.epoll() as epoll:
+        for talker in [late, *talkers]:
+            epoll.register(talker.sock, select.EPOLLIN | select.EPOLLET)
+        for _ in range(2):
+            assert poller._serve_round(epoll)
+    first, second = " ".join(served).split("round")[1:]
+    assert first.split() == [*"01234567", "late"]
+    assert sorted(second.split()) == [*"01234567", "late"]
+    for talker in [late, *talkers]:
         talker.sock.close()
         talker.other.close()
 

@@ -1,6 +1,7 @@
 """Group commit: what happens to publishers when a thread is slow, fails, or meets a mistake of ours."""
 
 import errno
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,10 +11,18 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import HeldFiles, connected, pub, running_broker, settle
+from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
-from trio_nsq.log import Files, MemoryLog, RecordBatch
+from trio_nsq.broker import BrokerOptions, publisher
+from trio_nsq.broker.errors import PublishRefused
+from trio_nsq.broker.publisher import Publication, Publisher
+from trio_nsq.broker.state.broker import MessageIds
+from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.state.topic import Topic
+from trio_nsq.log import DiskLog, Files, MemoryLog, RecordBatch
+from trio_nsq.protocol import pack_messages
 
 
 async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
@@ -279,3 +288,127 @@ async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
             await client.publish("t", b"x" * 1_000_000)
         await files.reached()
         files.release()
+
+
+async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    syncs = 0
+
+    class Counting(FailingFiles):
+        def sync(self, fd: int) -> None:
+            nonlocal syncs
+            syncs += 1
+            super().sync(fd)
+
+    files = Counting()
+    async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=1) as api:
+        await api.tcp.publish("t", b"makes the segment")
+        await settle()
+        files.sync_fails, syncs = True, 0
+        await api.tcp.publish("t", b"x")
+        while (await api.get("/ping")).text == "OK":
+            pass
+        for _ in range(20):
+            await api.get("/ping")
+        assert syncs == 1
+        files.sync_fails = False
+
+
+class Busy:
+    """A topic to which somebody publishes again as soon as what he published is stored."""
+
+    def __init__(self, tested: Publisher, folder: Path, files: Files | None = None) -> None:
+        self.stored = 0
+        self.goes_on = True
+        self._publisher = tested
+        self.topic = Topic(folder.name, DiskLog(folder, files=files or Files()), BatchCache(10**7), 10)
+
+    def publish(self) -> None:
+        self._publisher.submit(self.topic, [Publication(pack_messages([b"x"]))], self._then)
+
+    def _then(self, error: PublishRefused | None) -> None:
+        assert error is None
+        self.stored += 1
+        if self.goes_on:
+            self.publish()
+
+
+async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        options = BrokerOptions(data_path=tmp_path)
+        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
+        busy = [Busy(tested, tmp_path / f"t{n}") for n in range(5)]
+        for one in busy:
+            one.publish()
+            one.publish()
+        with trio.fail_after(PATIENCE_S):
+            for one in busy:
+                assert await tested.roll(one.topic)
+            with trio.move_on_after(0):
+                await tested.roll(busy[0].topic)
+            stored = [one.stored for one in busy]
+            while not all(one.stored > before for one, before in zip(busy, stored, strict=True)):
+                await trio.lowlevel.checkpoint()
+        for one in busy:
+            one.goes_on = False
+    assert not tested._in_line
+    for one in busy:
+        one.topic.log.close()
+
+
+class GatedFiles(Files):
+    """A real file system where the syncs of a topic wait at a gate, if it has one."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, threading.Event] = {}
+
+    def sync(self, fd: int) -> None:
+        name = Path(f"/proc/self/fd/{fd}").readlink().parent.name
+        if name in self.gates:
+            assert self.gates[name].wait(PATIENCE_S)
+        super().sync(fd)
+
+
+async def test_what_is_stored_is_told_while_a_thread_goes_on_with_other_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_MIN_THREADS", 1)
+    monkeypatch.setattr(publisher, "_TURN_S", 0)
+    files = GatedFiles()
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        first, second, third = [Busy(tested, tmp_path / name, files) for name in ("t1", "t2", "t3")]
+        for one in (first, second, third):
+            one.goes_on = False
+            one.publish()
+        while not third.stored:
+            await trio.lowlevel.checkpoint()
+        files.gates = {"t1": threading.Event(), "t3": threading.Event()}
+        for one in (first, second, third):
+            one.publish()  # the thread takes the first, and both others next
+            await settle()
+        files.gates["t1"].set()
+        with trio.fail_after(PATIENCE_S):
+            while second.stored < 2:
+                await trio.lowlevel.checkpoint()
+        assert third.stored == 1
+        files.gates["t3"].set()
+    assert [one.stored for one in (first, second, third)] == [2, 2, 2]
+    for one in (first, second, third):
+        one.topic.log.close()
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_path: Path, sync: str) -> None:
+    options: dict[str, Any] = {"sync": sync, "topic_defaults": TopicSettings(max_messages=1)}
+    async with (
+        running_broker(tmp_path / "d", **options) as bound,
+        connected(bound.tcp_address) as client,
+        connected(bound.tcp_address) as consumer,
+    ):
+        await consumer.subscribe("t", "c", ready_count=100)
+        await client.publish("t", b"makes the segment")
+        await client.send(pub("t", b"1") + b"NOP\n" + pub("t", b"2") + b"NOP\n" + pub("t", b"3"))
+        for _ in range(3):
+            await client.ok()

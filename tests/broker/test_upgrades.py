@@ -17,6 +17,7 @@ from snappy import StreamCompressor, StreamDecompressor
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
 from trio_nsq.broker.errors import StartupError
+from trio_nsq.broker.tcp.connection import Connection
 from trio_nsq.protocol import OK_FRAME
 
 COMPRESSIONS = [None, "snappy", "deflate"]
@@ -181,6 +182,31 @@ async def test_the_end_of_the_deflate_stream_ends_the_connection(tmp_path: Path)
         await client.stream.stream.send_all(packer.compress(pub("t", b"x")) + packer.flush())  # type: ignore[attr-defined]
         await client.ok()
         assert await client.frame() is None
+
+
+async def test_what_is_missing_of_a_body_says_nothing_of_what_is_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be read byte by byte."""
+    reads = 0
+    receive = Connection._receive_now
+
+    def counted(connection: Connection) -> bytes:
+        nonlocal reads
+        reads += 1
+        return receive(connection)
+
+    packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    command = pub("t", b"x" * 200_000)
+    nothing = b"\0\0\0\xff\xff" * 20_000  # empty blocks
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await upgrade(client, None, "deflate")
+        monkeypatch.setattr(Connection, "_receive_now", counted)
+        wire = packer.compress(command[:-1]) + packer.flush(zlib.Z_SYNC_FLUSH) + nothing
+        wire += packer.compress(command[-1:]) + packer.flush(zlib.Z_SYNC_FLUSH)
+        await client.stream.stream.send_all(wire)  # type: ignore[attr-defined]
+        await client.ok()
+    assert reads < 1000
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["upgraded", "early"])

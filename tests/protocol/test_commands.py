@@ -33,6 +33,7 @@ from trio_nsq.protocol import (
     State,
     Subscribe,
     Touch,
+    commands,
     encode_auth,
     encode_cls,
     encode_dpub,
@@ -717,3 +718,38 @@ def test_end_in_the_middle_of_a_large_body(size: int, received: int, text: str) 
     with pytest.raises(CommandError) as caught:
         reader.next_command()
     assert (caught.value.code, caught.value.text) == ("E_BAD_MESSAGE", text)
+
+
+@pytest.mark.parametrize("step", [1, 100, 4095, 4096, 60_000])
+def test_a_large_body_that_comes_bit_by_bit_is_kept_in_few_pieces(step: int) -> None:
+    reader = reader_in(State.INIT)
+    body = int32(300_000) + bytes(range(250)) * 1200
+    reader.receive_data(b"PUB t\n" + body[:10])
+    assert reader.next_command() is None
+    for start in range(10, len(body), step):
+        assert len(reader._pieces) <= 2 + start // 4096
+        assert reader.next_command() is None
+        reader.receive_data(body[start : start + step])
+    command = reader.next_command()
+    assert isinstance(command, Publish)
+    assert command.messages.data == body
+
+
+def test_what_was_searched_for_a_line_is_forgotten_with_a_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_LARGE_BYTES", 16)
+    reader = reader_in(State.INIT)
+    reader.receive_data(b"PUB " + b"t" * 60)
+    assert reader.next_command() is None
+    reader.receive_data(b"\n" + int32(30) + b"x")
+    assert reader.next_command() is None
+    reader.receive_data(b"x" * 29 + b"NOP\n")
+    assert isinstance(reader.next_command(), Publish)
+    assert reader.next_command() == NoOperation()
+
+
+def test_handing_over_in_the_middle_of_a_large_body() -> None:
+    reader = reader_in(State.INIT)
+    reader.receive_data(b"PUB t\n" + int32(100_000) + b"x" * 10)
+    assert reader.next_command() is None
+    reader.receive_data(b"y" * 10)
+    assert reader.take_buffered() == int32(100_000) + b"x" * 10 + b"y" * 10

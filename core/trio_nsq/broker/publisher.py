@@ -13,6 +13,7 @@ Publishers are told that something is stored before it is sent on: they can prep
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,10 +33,15 @@ from .state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_THREADS = 2
-"""Syncs of two files at once are faster than one after the other; but each thread that is at work keeps the event loop
-waiting for Python's lock. With 100 topics, each synced for itself, a thread for every topic delivered 47,000 messages a
-second, 4 threads 63,000, and 2 up to 76,000."""
+_MIN_THREADS = 2
+_MAX_THREADS = 16
+_COMMIT_S = 0.000_5
+"""Each thread that is at work keeps the event loop waiting for Python's lock: where a commit takes no longer than this,
+two are best, each with several topics. (With 100 topics, each synced for itself, a thread for every topic delivered
+47,000 messages a second, four threads 63,000, and two 60,000 to 76,000.) Where the disk is slower, there are more:
+syncs of several files at once take little longer than one."""
+_SMOOTHING = 1 / 16
+"""How much one commit counts in the average of what they take."""
 
 _ROUNDS_AT_A_TIME = 16
 """After so many rounds of commits a thread lets go of its topics: others may want them for themselves."""
@@ -156,9 +162,11 @@ class Publisher:
         self._published = published
         self._gathering: dict[Topic, _Group] = {}
         self._threads = 0  # that append
+        self._commit_s = 0.0  # what a commit takes, on average
         self._queue: dict[Topic, None] = {}  # what gathers there waits for one of them
         # A thread may be at the topic's log, or will be; the event is set when it no longer is.
         self._busy: dict[Topic, trio.Event] = {}
+        self._in_line: dict[Topic, deque[trio.Event]] = {}  # who has the log next, before any commit
         # Those of them where it appends, and what: until the event loop knows that it is stored.
         self._committing: dict[Topic, list[_Group]] = {}
         self._taking = Lock()  # of what has gathered, of topics in the queue, and of ids
@@ -275,9 +283,13 @@ class Publisher:
         self._start_thread()
 
     def _start_thread(self) -> None:
-        if self._threads < _THREADS:
+        if self._threads < self._wanted_threads:
             self._threads += 1
             self._nursery.start_soon(self._commit)
+
+    @property
+    def _wanted_threads(self) -> int:
+        return max(_MIN_THREADS, min(int(self._commit_s / _COMMIT_S), _MAX_THREADS))
 
     async def _commit(self) -> None:
         """Store groups of some topics until none is left, or others are to have these topics."""
@@ -288,35 +300,55 @@ class Publisher:
                 await trio.to_thread.run_sync(self._commit_rounds, topics, token)
             finally:
                 self._threads -= 1
-                for topic in topics:
-                    del self._committing[topic]
-                    self._release(topic)
+                self._let_go(topics)
                 if self._queue:
                     self._start_thread()
 
+    def _let_go(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            del self._committing[topic]
+            self._release(topic)
+
     def _release(self, topic: Topic) -> None:
+        """Let whoever is in line have a topic's log, or, if nobody is, a commit if one is due."""
+        if line := self._in_line.get(topic):
+            line.popleft().set()
+            return
         self._busy.pop(topic).set()
         if topic in self._gathering:
             self._start_commit(topic)
 
     def _commit_rounds(self, topics: list[Topic], token: trio.lowlevel.TrioToken) -> None:
-        """In a thread. `topics` are those it has, and are extended."""
+        """In a thread. `topics` are those it has: those from the queue come in, those where nothing gathers go out."""
         for _ in range(_ROUNDS_AT_A_TIME):
             commits: list[_Commit] = []
             with self._taking:
-                # The others come for theirs.
-                for topic in list(islice(self._queue, -(-len(self._queue) // _THREADS))):
+                # The other threads come for theirs.
+                for topic in list(islice(self._queue, -(-len(self._queue) // self._wanted_threads))):
                     del self._queue[topic]
                     topics.append(topic)
                 for topic in topics:
+                    if topic in self._in_line:
+                        continue
                     if (group := self._gathering.pop(topic, None)) is not None:
                         self._committing[topic].append(group)
                         commits.append(_Commit(topic, group))
-            if not commits:
-                return
+                if not commits:
+                    return
+                if len(commits) < len(topics):
+                    active = {commit.topic: None for commit in commits}
+                    token.run_sync_soon(self._let_go, [topic for topic in topics if topic not in active])
+                    topics[:] = active
+            done: list[_Commit] = []
+            began_s = perf_counter()
             for commit in commits:
                 self._store(commit)
-            token.run_sync_soon(self._note_committed, commits)
+                done.append(commit)
+                if perf_counter() > began_s + _TURN_S:  # nobody has to wait for all the others
+                    token.run_sync_soon(self._note_committed, done)
+                    done, began_s = [], perf_counter()
+            if done:
+                token.run_sync_soon(self._note_committed, done)
 
     def _store(self, commit: _Commit) -> None:
         """In a thread."""
@@ -329,10 +361,12 @@ class Publisher:
         commit.took_s = perf_counter() - began_s
 
     def _note_committed(self, commits: Sequence[_Commit]) -> None:
-        # All who hear of it may publish again: that is one write, and takes no longer than a turn.
+        # All who hear of it may publish again: that is one write.
         self.begin_round()
         try:
+            stored: list[Topic] = []
             for commit in commits:
+                self._commit_s += _SMOOTHING * (commit.took_s - self._commit_s)
                 self._committing[commit.topic].remove(commit.group)
                 if commit.error is None:
                     try:
@@ -340,12 +374,11 @@ class Publisher:
                         self._stored(commit.topic, commit.records, commit.took_s, synced=synced)
                     except Exception as exc:
                         commit.error = exc
-                commit.group.finish(
-                    None if commit.error is None else self._refusal(commit.topic, commit.error)
-                )
-            for commit in commits:
-                if commit.error is None:
-                    self._deliver(commit.topic)
+                error = None if commit.error is None else self._refusal(commit.topic, commit.error)
+                if self._tell(commit.topic, commit.group, error):
+                    stored.append(commit.topic)
+            for topic in stored:
+                self._deliver(topic)
         finally:
             self.end_round()
 
@@ -385,9 +418,7 @@ class Publisher:
                 self._start_commit(topic)
             return False
         del self._gathering[topic]
-        error = self._write_now(topic, group.publications)
-        group.finish(error)
-        return error is None
+        return self._tell(topic, group, self._write_now(topic, group.publications))
 
     def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> PublishRefused | None:
         try:
@@ -419,7 +450,7 @@ class Publisher:
             synced = await self.in_thread(topic, topic.log.sync)
         finally:
             if not synced:  # also when it was cancelled
-                self._note_unsynced(topic, unsynced.messages, unsynced.size)  # for the next time
+                self._add_unsynced(topic, unsynced.messages, unsynced.size)  # for the next time
         if synced:
             self.sync_duration.observe(perf_counter() - began_s)
             self.sync_count += 1
@@ -460,6 +491,15 @@ class Publisher:
                 self._note_unsynced(topic, messages, sum([record.record_bytes for record in records]))
         topic.accept(records)
 
+    def _tell(self, topic: Topic, group: _Group, error: PublishRefused | None) -> bool:
+        """Tell those who published; whether what they did is still to be sent on."""
+        # Where there may be no room for what they publish next, consumers come first: they make some.
+        first = error is None and topic.may_refuse
+        if first:
+            self._deliver(topic)
+        group.finish(error)
+        return error is None and not first
+
     def _deliver(self, topic: Topic) -> None:
         """Have what was stored sent on. Publishers know already that it is stored, whatever comes of this."""
         try:
@@ -468,13 +508,17 @@ class Publisher:
             logger.exception("%s: what was published could not be sent on", topic.name)
 
     def _note_unsynced(self, topic: Topic, messages: int, size: int) -> None:
+        unsynced = self._add_unsynced(topic, messages, size)
+        if unsynced.messages >= self._options.sync_every or unsynced.size >= _SYNC_BYTES:
+            self._sync_soon.set()
+
+    def _add_unsynced(self, topic: Topic, messages: int, size: int) -> _Unsynced:
         unsynced = self._unsynced.get(topic)
         if unsynced is None:
             unsynced = self._unsynced[topic] = _Unsynced()
         unsynced.messages += messages
         unsynced.size += size
-        if unsynced.messages >= self._options.sync_every or unsynced.size >= _SYNC_BYTES:
-            self._sync_soon.set()
+        return unsynced
 
     def _refusal(self, topic: Topic, error: Exception) -> PublishRefused:
         if isinstance(error, LogError):
@@ -500,8 +544,7 @@ class Publisher:
         Returns:
             False if that failed; the error is noted in `health`.
         """
-        await self.idle(topic)
-        self._busy[topic] = trio.Event()
+        await self._take_over(topic)
         if alone:
             self._committing[topic] = []
         try:
@@ -513,6 +556,27 @@ class Publisher:
             self._committing.pop(topic, None)  # before the next commit begins
             self._release(topic)
         return True
+
+    async def _take_over(self, topic: Topic) -> None:
+        """Have a topic's log when nobody else does; `_release` it then."""
+        self._write_gathered()
+        if topic not in self._busy:
+            self._busy[topic] = trio.Event()
+            return
+        turn = trio.Event()
+        line = self._in_line.setdefault(topic, deque())
+        line.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._release(topic)
+            else:
+                line.remove(turn)
+            raise
+        finally:
+            if not line:
+                self._in_line.pop(topic, None)
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""

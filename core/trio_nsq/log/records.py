@@ -23,7 +23,8 @@ from struct import Struct
 
 from zlib_ng.zlib_ng import crc32
 
-from ..protocol.messages import MAX_INT32, MessageSet, read_sizes
+from ..protocol.bulk import MAX_INT32
+from ..protocol.messages import MessageSet, read_sizes
 
 MAGIC = b"NSQB"
 _HEADER = Struct(">4sIIIIIQQQQ")

@@ -19,6 +19,8 @@ COMPILED_FROM = ""
 """SHA-256 of this file, in hexadecimal, where it is compiled."""
 COMPILED = bool(COMPILED_FROM)
 _HEAD_BYTES = 30  # what a message frame has between its size and the body
+_MESSAGE_FRAME = 2
+MAX_INT32 = 2**31 - 1
 
 
 def walk_sizes(
@@ -89,3 +91,43 @@ def add_frames(
         start += size + 4
         at += size + 4 + _HEAD_BYTES
         offsets.append(at)
+
+
+def split_frames(
+    data: bytes,
+    start: i64,
+    biggest: i64,
+    ids: list[bytes],
+    bodies: list[bytes],
+    timestamps_ns: list[int],
+    attempts: list[int],
+) -> i64:
+    """Take message frames, up to what is none, or is not whole.
+
+    Args:
+        data: Frames, one after the other.
+        start: Where the first of them lies, not negative.
+        biggest: The largest size that a frame may say it has, below 2**31.
+        ids, bodies, timestamps_ns, attempts: Extended with what the frames hold, see `MessageRun`.
+
+    Returns:
+        Where the next frame lies.
+    """
+    available: i64 = len(data)
+    while available - start >= 4 + _HEAD_BYTES:
+        size: i64 = data[start] << 24 | data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
+        kind: i64 = data[start + 4] << 24 | data[start + 5] << 16 | data[start + 6] << 8 | data[start + 7]
+        end = start + 4 + size
+        if kind != _MESSAGE_FRAME or size < _HEAD_BYTES or size > biggest or end > available:
+            break
+        high: i64 = data[start + 8]
+        if high > 127:
+            high -= 256
+        middle: i64 = data[start + 9] << 16 | data[start + 10] << 8 | data[start + 11]
+        low: i64 = data[start + 12] << 24 | data[start + 13] << 16 | data[start + 14] << 8 | data[start + 15]
+        timestamps_ns.append(high << 56 | middle << 32 | low)
+        attempts.append(data[start + 16] << 8 | data[start + 17])
+        ids.append(data[start + 18 : start + 34])
+        bodies.append(data[start + 34 : end])
+        start = end
+    return start

@@ -1,7 +1,7 @@
 """Commands, the client's half of the conversation, as the broker reads them.
 
 `CommandReader` consumes bytes and gives a command, raises the error to send, or says "not yet" (None).
-Sizes are checked before a body is buffered; no byte is scanned twice. A run of FIN lines, the bulk of what
+The size of a body is checked before it is buffered; no byte is scanned twice. A run of FIN lines, the bulk of what
 a busy consumer sends, becomes one `Finish`: they are 21 bytes each, so a run is checked in a few calls.
 """
 
@@ -20,7 +20,9 @@ _INT32 = Struct(">i")
 FINISH_LINE_BYTES = 21
 """A FIN line as everybody sends it: one space, an id, and a line feed behind it."""
 _LARGE_BYTES = 64 * 1024
-"""If so much of a body is missing, nothing is looked at until all of it has come."""
+"""If more than that is missing of a body, nothing is looked at until all of it has come."""
+_PIECE_BYTES = 4096
+"""What comes in smaller pieces is gathered: an object for each would take more memory than what is in them."""
 _FIN_LINES_AT_LEAST = 16
 _ID_BYTES = 16
 _FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
@@ -164,7 +166,7 @@ class CommandReader:
         self._eof = False
         self._body: _Body | None = None
         # What comes of a large body is put together once, when all of it is there.
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._pieces_missing = 0  # bytes
         # The last PUB or MPUB line, its line feed included, its verb and topic: publishers repeat themselves.
         self._publish_line = b"\n"
@@ -175,7 +177,12 @@ class CommandReader:
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
         if self._pieces_missing:
-            self._pieces.append(data)
+            if len(data) >= _PIECE_BYTES:
+                self._pieces.append(data)
+            elif isinstance(last := self._pieces[-1], bytearray):
+                last += data
+            else:
+                self._pieces.append(bytearray(data))
             self._pieces_missing -= len(data)
             if self._pieces_missing <= 0:
                 self._join_pieces()
@@ -204,6 +211,7 @@ class CommandReader:
 
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
+        self._join_pieces()
         rest = self._copied(self._position, len(self._buffer))
         self._buffer = b""
         self._position = self._scanned = 0
@@ -460,7 +468,7 @@ class CommandReader:
         if missing_bytes > _LARGE_BYTES:
             self._pieces = [self._copied(self._position, len(self._buffer))]
             self._pieces_missing = missing_bytes
-            self._buffer, self._position = b"", 0
+            self._buffer, self._position, self._scanned = b"", 0, 0
         return None
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
+from .bulk import COMPILED, MAX_INT32, split_frames
 from .errors import FrameError
 from .limits import MIB
 
@@ -179,22 +180,41 @@ class FrameReader:
     def _message_run(self) -> MessageRun:
         """The message frame that lies ready, and those after it up to whatever is not one, whole and in order."""
         run = MessageRun([], [], [], [])
-        add_id, add_body = run.ids.append, run.bodies.append
-        add_timestamp, add_attempts = run.timestamps_ns.append, run.attempts.append
-        unpack, biggest = _MESSAGE.unpack_from, self._max_frame_bytes
-        data, start = self._data, self._position
-        available = len(data)
-        while available - start >= MESSAGE_FRAME_BYTES:
-            size, frame_type, timestamp_ns, attempts, message_id = unpack(data, start)
-            if frame_type != FrameType.MESSAGE or not 4 + MESSAGE_HEADER_BYTES <= size <= biggest:
-                break  # the next event, or error
-            end = start + 4 + size
-            if end > available:
-                break
-            add_id(message_id)
-            add_body(data[start + MESSAGE_FRAME_BYTES : end])
-            add_timestamp(timestamp_ns)
-            add_attempts(attempts)
-            start = end
-        self._position = start
+        biggest = min(self._max_frame_bytes, MAX_INT32)
+        self._position = _split_frames(
+            self._data, self._position, biggest, run.ids, run.bodies, run.timestamps_ns, run.attempts
+        )
         return run
+
+
+def _unpack_frames(
+    data: bytes,
+    start: int,
+    biggest: int,
+    ids: list[bytes],
+    bodies: list[bytes],
+    timestamps_ns: list[int],
+    attempts: list[int],
+) -> int:
+    """As `split_frames`, in the way that is fastest where it is not compiled."""
+    add_id, add_body = ids.append, bodies.append
+    add_timestamp, add_attempts = timestamps_ns.append, attempts.append
+    unpack, available = _MESSAGE.unpack_from, len(data)
+    while available - start >= MESSAGE_FRAME_BYTES:
+        size, frame_type, timestamp_ns, delivered, message_id = unpack(data, start)
+        end = start + 4 + size
+        if (
+            frame_type != FrameType.MESSAGE
+            or not 4 + MESSAGE_HEADER_BYTES <= size <= biggest
+            or end > available
+        ):
+            break
+        add_id(message_id)
+        add_body(data[start + MESSAGE_FRAME_BYTES : end])
+        add_timestamp(timestamp_ns)
+        add_attempts(delivered)
+        start = end
+    return start
+
+
+_split_frames = split_frames if COMPILED else _unpack_frames

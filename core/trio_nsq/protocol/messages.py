@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
 
-from .bulk import COMPILED, split_bodies, walk_sizes
+from .bulk import COMPILED, MAX_INT32, split_bodies, walk_sizes
 from .errors import CommandError
 from .limits import Limits
 
 _INT32 = Struct(">i")
-MAX_INT32 = 2**31 - 1
 
 
 @dataclass(slots=True)

@@ -222,7 +222,8 @@ class Connection:
         """What the socket has. Raises OSError, BlockingIOError if it has nothing."""
         try:
             # What is missing of a large body, and nothing else: then the reader need not cut it out.
-            wanted = min(self._reader.missing_bytes, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
+            missing = self._reader.missing_bytes if self.wire.bare else 0
+            wanted = min(missing, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
             data = self._sock.recv(wanted)
         except BlockingIOError:
             self._unread = False

@@ -130,6 +130,7 @@ class Poller:
             return False
         late: list[Client] = []
         again: list[Client] = []
+        served: set[Client] = set()
         turn_over_s = perf_counter() + _TURN_S
         self._begin_round()
         self._in_round = True
@@ -142,8 +143,12 @@ class Poller:
                         again.append(client)
                 if late or len(clients) < _MANY_CLIENTS:
                     break
+                # Who was served has had his turn: all wait for the end of the round.
+                served.update(clients)
                 self._note(epoll.poll(0, _CLIENTS_PER_ROUND))
-                clients, self._again = self._again, {}
+                again += [client for client in self._again if client in served]
+                clients = {client: None for client in self._again if client not in served}
+                self._again = {}
             self._again |= dict.fromkeys(late + again)
         finally:
             self._end_round()
