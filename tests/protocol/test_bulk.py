@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from struct import pack, unpack_from
 from types import ModuleType
 from zlib import crc32
 
@@ -20,6 +21,7 @@ from protocol.support import int32, messages, read_all, reader_in
 from trio_nsq.log import RecordBatch, RecordHeader
 from trio_nsq.log.records import decode_payload
 from trio_nsq.protocol import Limits, MessageSet, State, bulk
+from trio_nsq.protocol.frames import _unpack_frames
 from trio_nsq.protocol.messages import SizePrefixes, _unpack_sizes
 
 PACKAGE = Path(trio_nsq.__path__[0])
@@ -157,6 +159,66 @@ def test_an_end_behind_the_data_is_an_error(form: ModuleType) -> None:
     for size in range(len(THREE) + 1):
         with pytest.raises(IndexError):
             form.walk_sizes(THREE[:size], 0, 2**40, 4, 0, 2**31 - 1, [])
+
+
+# ------------------------------------------------------------------------------------------------ frames that come
+
+SPLITS: dict[str, Callable[..., int]] = {
+    "unpacking": _unpack_frames,
+    **{name: form.split_frames for name, form in FORMS.items()},
+}
+INT64 = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, -1, 255, 2**32, -(2**63), 2**63 - 1]))
+FRAMES = st.lists(
+    st.builds(
+        lambda size, kind, timestamp_ns, attempts, body: (
+            pack(">iiqH", len(body) + 30 + size, kind, timestamp_ns, attempts) + b"0123456789abcdef" + body
+        ),
+        st.sampled_from([0, 0, 0, 0, 1, -1, -31, 2**31 - 100]),
+        st.sampled_from([2, 2, 2, 2, 0, 1, 3, -2, 2**24 + 2]),
+        INT64,
+        st.integers(0, 65535),
+        st.binary(max_size=9),
+    ),
+    max_size=6,
+).map(b"".join)
+Split = tuple[list[bytes], list[bytes], list[int], list[int]]
+
+
+def naive_split(data: bytes, start: int, biggest: int) -> tuple[int, Split]:
+    found: Split = ([], [], [], [])
+    while start + 34 <= len(data):
+        size, kind, timestamp_ns, attempts = unpack_from(">iiqH", data, start)
+        if kind != 2 or not 30 <= size <= biggest or start + 4 + size > len(data):
+            break
+        found[0].append(data[start + 18 : start + 34])
+        found[1].append(data[start + 34 : start + 4 + size])
+        found[2].append(timestamp_ns)
+        found[3].append(attempts)
+        start += 4 + size
+    return start, found
+
+
+@given(FRAMES, st.integers(0, 8), st.integers(0, 3), st.sampled_from([0, 30, 34, 1000, 2**31 - 1]))
+@example(b"", 0, 0, 1000)
+@example(bytes(33), 0, 0, 1000)
+def test_frames_are_split(data: bytes, cut: int, skipped: int, biggest: int) -> None:
+    data = data[: len(data) - cut]
+    starts = [0]
+    while (at := naive_split(data, starts[-1], 2**31 - 1)[0]) != starts[-1]:
+        starts.append(at)
+    start = starts[min(skipped, len(starts) - 1)]
+    expected = naive_split(data, start, biggest)
+    for name, split in SPLITS.items():
+        found: Split = ([], [], [], [])
+        assert (split(data, start, biggest, *found), found) == expected, name
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_only_bytes_are_split(name: str) -> None:
+    if name == "compiled":
+        for data in (bytearray(40), memoryview(bytes(40)), "x" * 40):
+            with pytest.raises(TypeError):
+                FORMS[name].split_frames(data, 0, 1000, [], [], [], [])
 
 
 # ------------------------------------------------------------------------------------------------ bodies and frames
@@ -319,7 +381,12 @@ import sys, pytest, trio_nsq.protocol.bulk as it
 assert it.__file__ == sys.argv[1] and not it.COMPILED, it.__file__
 sys.exit(pytest.main([*sys.argv[2:], "-q", "-p", "no:cacheprovider"]))
 """
-    names = ["protocol/test_mpub.py", "log/test_log_records.py", "broker/test_batch.py"]
+    names = [
+        "protocol/test_mpub.py",
+        "protocol/test_frames.py",
+        "log/test_log_records.py",
+        "broker/test_batch.py",
+    ]
     command = [sys.executable, "-c", program, str(tmp_path / "trio_nsq/protocol/bulk.py")]
     environment = {"PYTHONPATH": str(tmp_path)} | {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
