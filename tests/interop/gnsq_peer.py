@@ -92,6 +92,7 @@ def sub(options: argparse.Namespace) -> None:
         max_in_flight=options.max_in_flight,
         max_tries=0,
         max_backoff_duration=1,
+        requeue_delay=500,  # ms; without, all may be back and finished before it has begun to back off
         **connection(options),
     )
     consumer.on_error.connect(fatal)
