@@ -254,7 +254,7 @@ class CommandReader:
         if end - position >= MAX_LINE_BYTES:
             raise LineTooLong
         self._position = end + 1
-        line = bytes(memoryview(buffer)[position:end])
+        line = self._copied(position, end)
         return self._read_line(line.removesuffix(b"\r"), line)
 
     def _read_magic(self) -> bool:
@@ -277,7 +277,7 @@ class CommandReader:
         while True:
             whole = (len(buffer) - end) // FINISH_LINE_BYTES
             looked_at = end + min(whole, at_a_time) * FINISH_LINE_BYTES
-            end += _finish_run(bytes(buffer[end:looked_at]))
+            end += _finish_run(self._copied(end, looked_at))
             if end < looked_at or whole <= at_a_time:
                 break
             at_a_time *= 4
@@ -286,7 +286,7 @@ class CommandReader:
             return None
         self._position = end
         self._fin_lines = max(_FIN_LINES_AT_LEAST, 4 * (end - start) // FINISH_LINE_BYTES)
-        return Finish(bytes(buffer[start:end]))
+        return Finish(self._copied(start, end))
 
     def _read_line(self, line: bytes, raw: bytes) -> Command | None:
         verb, *params = line.split(b" ")
@@ -381,7 +381,7 @@ class CommandReader:
             end = start + 4 + size
             if 0 < size <= self._limits.max_msg_size and end <= len(buffer):
                 self._position = end
-                messages = MessageSet(bytes(memoryview(buffer)[start:end]), [size])
+                messages = MessageSet(self._copied(start, end), [size])
                 return Publish("PUB", self._publish_topic, messages)
         return self._expect_body(_Body(verb, self._publish_topic))
 
@@ -410,7 +410,7 @@ class CommandReader:
             data = self._copied(start, end)
             verb: PublishVerb = "DPUB" if body.verb == "DPUB" else "PUB"
             return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms)
-        content = bytes(memoryview(buffer)[start + 4 : end])
+        content = self._copied(start + 4, end)
         return Identify(content) if body.verb == "IDENTIFY" else Auth(content)
 
     def _body_size(self, verb: str, size: int) -> int:
