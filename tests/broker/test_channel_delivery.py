@@ -496,7 +496,7 @@ def test_a_read_that_fails_puts_nothing_in_flight_and_loses_nothing() -> None:
 
 def test_what_was_granted_before_a_read_failed_is_sent() -> None:
     log = UnreadableLog(max_messages=1000)
-    fixture = Fixture(log)
+    fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     fixture.publish(b"cached")
     fixture.publish(b"not cached")
     one, other = fixture.subscriber(ready=100), fixture.subscriber(ready=100)
@@ -514,7 +514,7 @@ def test_what_was_granted_before_a_read_failed_is_sent() -> None:
 
 def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> None:
     log = UnreadableLog(max_messages=1000)
-    fixture = Fixture(log)
+    fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     fixture.publish(b"a")
     fixture.publish(b"b")
     subscriber = fixture.subscriber(ready=100)
@@ -527,7 +527,7 @@ def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> Non
 
 def test_requeued_messages_survive_a_read_that_fails() -> None:
     log = UnreadableLog(max_messages=1000)
-    fixture = Fixture(log)
+    fixture = Fixture(log, mem_queue_size=16)  # batches are not merged
     bodies = [b"a", b"b", b"c", b"d"]
     for body in bodies:
         fixture.publish(body)

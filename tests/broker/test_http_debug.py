@@ -129,7 +129,7 @@ async def test_memory_tells_of_the_process_and_of_the_cache(tmp_path: Path) -> N
     async with running_api(tmp_path / "d", cache_bytes=1_000_000) as api:
         await api.tcp.publish("big", b"x" * 100_000)
         await api.tcp.publish("small", b"x")
-        await api.tcp.publish("small", b"x")
+        await api.tcp.publish("small", b"x" * 100_000)
         memory = (await api.get("/debug/memory")).json()
         assert 1_000_000 < memory["rss_bytes"] <= memory["peak_rss_bytes"]
         assert memory["gc"]["objects"] > 1000

@@ -16,6 +16,8 @@ MERGE_MESSAGES = 256
 MERGE_BYTES = 64 * 1024
 """Small neighbouring records read from disk become one batch up to about this size: delivering costs per batch."""
 
+_BYTES_BESIDES = 128
+"""About what a message costs besides its body: its header, its FIN line and its place."""
 _LAST_DIGITS = 16**3
 _DIGITS = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)])
 """What the ids of neighbours differ in, with a mark where the rest belongs."""
@@ -62,14 +64,35 @@ class Batch:
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
         self.channel = only_channel(records[0].note) if self.due_ns else None
-        self.size_bytes = sum([len(r.messages.data) for r in records]) + 128 * len(self)
-        self._records: Sequence[RecordBatch] | None = records
+        self.size_bytes = sum([len(r.messages.data) for r in records]) + _BYTES_BESIDES * len(self)
+        self._records: list[RecordBatch] | None = list(records)
         self._frames = b""
         self._lines = b""
         self._offsets: list[int] = []
 
     def __len__(self) -> int:
         return self.next_sequence - self.base_sequence
+
+    def absorb(self, record: RecordBatch, max_messages: int, max_bytes: int) -> int:
+        """Take in the record that follows, so that all are delivered together.
+
+        Returns:
+            By how much `size_bytes` has grown. 0, and nothing is done, if the batch would be larger than it may be, or
+            has been delivered.
+        """
+        count, records = record.count, self._records
+        size_bytes = len(record.messages.data) + _BYTES_BESIDES * count
+        if (
+            records is None
+            or len(self) + count > max_messages
+            or self.size_bytes + size_bytes > max_bytes
+            or not _follows(record, records[-1])
+        ):
+            return 0
+        records.append(record)
+        self.next_sequence = record.next_sequence
+        self.size_bytes += size_bytes
+        return size_bytes
 
     def _build(self, records: Sequence[RecordBatch]) -> None:
         parts: list[bytes] = []
@@ -151,11 +174,7 @@ def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
     for record in records:
         fits = (
             group
-            and not record.due_ns
-            and not group[-1].due_ns
-            and record.base_sequence == group[-1].next_sequence
-            # `Delivery` looks for ids by bisection. They go down where the node id was changed in between.
-            and record.first_id >= group[-1].first_id + group[-1].count
+            and _follows(record, group[-1])
             and messages + record.count <= MERGE_MESSAGES
             and size + len(record.messages.data) <= MERGE_BYTES
         )
@@ -168,6 +187,17 @@ def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
     if group:
         batches.append(Batch(group))
     return batches
+
+
+def _follows(record: RecordBatch, last: RecordBatch) -> bool:
+    """Whether a record may be in the same batch as another, right behind it."""
+    return (
+        not record.due_ns
+        and not last.due_ns
+        and record.base_sequence == last.next_sequence
+        # `Delivery` looks for ids by bisection. They go down where the node id was changed in between.
+        and record.first_id >= last.first_id + last.count
+    )
 
 
 def _finish_lines(first_id: int, count: int) -> bytes:

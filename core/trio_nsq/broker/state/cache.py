@@ -15,7 +15,7 @@ class BatchCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._batches: OrderedDict[Key, Batch] = OrderedDict()
         self.size_bytes = 0
 
@@ -39,7 +39,15 @@ class BatchCache:
         self.discard(key)
         self._batches[key] = batch
         self.size_bytes += batch.size_bytes
-        while self.size_bytes > self._max_bytes and len(self._batches) > 1:
+        self._make_room()
+
+    def note_grown(self, by_bytes: int) -> None:
+        """The batch that was used last has become larger."""
+        self.size_bytes += by_bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self.size_bytes > self.max_bytes and len(self._batches) > 1:
             _, old = self._batches.popitem(last=False)
             self.size_bytes -= old.size_bytes
 

@@ -19,7 +19,7 @@ from typing import Any
 from ...log import Log, RecordBatch
 from ...log.times import sequence_at
 from ...protocol import is_ephemeral
-from .batch import Batch, make_batches
+from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
@@ -35,6 +35,8 @@ _STEP_COST = 1000
 """A message counts 1: a step takes about half a millisecond."""
 _REDELIVERY_READ_BYTES = 16 * 1024
 """Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+_BATCHES_KEPT = 16
+"""Batches that are merged are at most a sixteenth of what may be kept: they are forgotten together, too."""
 _READ_BATCHES = 64
 """As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
 
@@ -196,6 +198,10 @@ class Topic:
         # cache, unless it had no room: it alone holds them, so that its limit is one.
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_messages = 0
+        self._largest_merged = (
+            min(MERGE_MESSAGES, mem_queue_size // _BATCHES_KEPT),
+            min(MERGE_BYTES, cache.max_bytes // _BATCHES_KEPT),
+        )
         # The same of batches that were read, the latest last.
         self._read: deque[tuple[int, int]] = deque(maxlen=_READ_BATCHES)
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
@@ -243,6 +249,12 @@ class Topic:
             self.message_bytes += record.messages.body_bytes
             if record.note:
                 self._take_note(record)
+        if not (len(records) == 1 and self._extend_newest(records[0])):
+            self._remember_all(records)
+        self.distribute()
+        self._follow_log()
+
+    def _remember_all(self, records: Sequence[RecordBatch]) -> None:
         for batch in make_batches(records):
             if batch.due_ns:
                 held = batch if self.ephemeral else None
@@ -250,8 +262,6 @@ class Topic:
                 self._waiting.add(Waiting(sequences, batch.due_ns, batch.channel, held))
             else:
                 self._remember(batch)
-        self.distribute()
-        self._follow_log()
 
     def _take_note(self, record: RecordBatch) -> None:
         if batch := batch_number(record.note):
@@ -264,7 +274,23 @@ class Topic:
     def _remember(self, batch: Batch) -> None:
         self._cache.put(self.name, batch)
         self._recent.append((batch.base_sequence, batch.next_sequence))
-        self._recent_messages += len(batch)
+        self._note_recent(len(batch))
+
+    def _extend_newest(self, record: RecordBatch) -> bool:
+        """Remember a record with those before it, if they have not been delivered yet: that makes deliveries large."""
+        if not self._recent:
+            return False
+        first = self._recent[-1][0]
+        newest = self._cache.get((self.name, first))
+        if newest is None or not (grown_bytes := newest.absorb(record, *self._largest_merged)):
+            return False
+        self._cache.note_grown(grown_bytes)
+        self._recent[-1] = first, newest.next_sequence
+        self._note_recent(record.count)
+        return True
+
+    def _note_recent(self, count: int) -> None:
+        self._recent_messages += count
         # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
         while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
             start, after = self._recent.popleft()
