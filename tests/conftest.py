@@ -1,11 +1,14 @@
 """Fixtures for all tests."""
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 import trio.testing
+
+from trio_nsq.broker.publisher import Publisher
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +27,18 @@ def _logging_is_put_back() -> Iterator[None]:
     logger.setLevel(level)
 
 
+def _works(thread: threading.Thread) -> bool:
+    """Whether it is one of trio's that has something to do."""
+    if " from " not in thread.name:  # they are named so while they run a function: see trio.to_thread.run_sync
+        return False
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code is Publisher._wait_for_queue.__code__:
+            return bool(frame.f_locals["self"]._queue)
+        frame = frame.f_back
+    return True
+
+
 @pytest.fixture
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
     """Jumps to the next deadline when nothing else is left to do; work in threads, too, is something to do.
@@ -35,8 +50,7 @@ def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
     jump = clock._autojump
 
     def jump_unless_threads_work() -> None:
-        # trio's threads are named so while they have work: see trio.to_thread.run_sync.
-        if not any(" from " in thread.name for thread in threading.enumerate()):
+        if not any(map(_works, threading.enumerate())):
             jump()
 
     monkeypatch.setattr(clock, "_autojump", jump_unless_threads_work)  # the class cannot be subclassed

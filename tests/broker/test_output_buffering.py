@@ -60,12 +60,12 @@ async def test_after_a_pause_a_message_goes_at_once_and_the_next_waits(
             assert await client.here() == []
             clock.jump(0.249)
             assert await client.here() == []
-            clock.jump(0.001)
+            clock.jump(0.006)
             assert await client.here() == [b"2", b"3"]
             clock.jump(0.2)
             await publisher.publish("t", b"4")
             assert await client.here() == []
-            clock.jump(0.05)
+            clock.jump(0.055)
             assert await client.here() == [b"4"]
             clock.jump(0.3)
             await publisher.publish("t", b"5")
@@ -102,8 +102,8 @@ async def test_the_last_message_that_a_client_can_take_does_not_wait(
                 assert await client.here() == [b"%d" % number for number in range(ready)]
 
 
-@pytest.mark.parametrize("command", [b"RDY 0\n", b"RDY 1\n"])
-async def test_a_client_that_wants_no_more_gets_what_was_held_back(
+@pytest.mark.parametrize("command", [b"RDY 0\n", b"RDY 1\n", b"CLS\n"])
+async def test_what_a_client_that_wants_no_more_was_to_wait_for_goes_to_another(
     tmp_path: Path, clock: trio.testing.MockClock, command: bytes
 ) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
@@ -112,10 +112,28 @@ async def test_a_client_that_wants_no_more_gets_what_was_held_back(
             await publisher.publish("t", b"2")
             assert await client.here() == [b"1"]
             await client.send(command)
-            assert await client.here() == [b"2"]
+            await settle()
+            async with watching(bound.tcp_address) as other:
+                clock.jump(0.255)
+                message = await other.message()
+                assert (message.body, message.attempts) == (b"2", 1)
 
 
-async def test_a_paused_channel_holds_nothing_back(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_without_a_timer_a_client_that_wants_no_more_gets_what_was_held_back(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_timeout=-1) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                assert await client.here() == []
+                await client.send(b"RDY 0\n")
+                assert await client.here() == [b"1"]
+
+
+async def test_in_a_paused_channel_messages_go_on_waiting(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
             await publisher.publish("t", b"1")
@@ -123,7 +141,23 @@ async def test_a_paused_channel_holds_nothing_back(tmp_path: Path, clock: trio.t
             assert await client.here() == [b"1"]
             async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
                 await api.post("/channel/pause?topic=t&channel=c")
-            assert await client.here() == [b"2"]
+                clock.jump(0.3)
+                assert await client.here() == []
+                await api.post("/channel/unpause?topic=t&channel=c")
+                assert await client.here() == [b"2"]
+
+
+async def test_without_a_timer_a_pause_sends_what_was_held_back(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_timeout=-1) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                assert await client.here() == []
+                async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
+                    await api.post("/channel/pause?topic=t&channel=c")
+                assert await client.here() == [b"1"]
 
 
 async def test_a_channel_is_paused_while_somebody_subscribes(tmp_path: Path) -> None:
@@ -159,8 +193,8 @@ async def test_every_answer_takes_the_messages_along(tmp_path: Path, clock: trio
             await publisher.publish("t", b"3")
             assert await client.here() == []
             await client.send(b"FIN 0123456789abcdef\n")
-            assert (await client.message()).body == b"3"
             assert (await client.error()).startswith("E_FIN_FAILED")
+            assert (await client.message()).body == b"3"
 
 
 async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
@@ -171,7 +205,7 @@ async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockCl
             await publisher.publish("t", b"2")
             await client.send(b"FIN %b\n" % first.id)
             assert await client.here() == []
-            clock.jump(0.25)
+            clock.jump(0.255)
             assert await client.here() == [b"2"]
 
 

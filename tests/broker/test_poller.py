@@ -111,7 +111,7 @@ class Prompter(Talker):
         return super().serve()
 
 
-def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
+async def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(poller_module, "_TURN_S", 1000)
@@ -431,6 +431,7 @@ async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
         await settle()
         assert not stored
         log.go_on.set()
+        await tested.close()
     assert stored == [None, None]
     assert log.next_sequence == 2
 

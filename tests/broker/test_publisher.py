@@ -241,7 +241,10 @@ class TopicsFiles(HeldFiles):
             self.syncing.remove(fd)
 
 
-async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path) -> None:
+async def test_a_few_threads_store_for_all_topics_each_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_MAX_THREADS", 2)  # it is not the disk that makes them wait
     files = TopicsFiles()
     topics = [f"t{n}" for n in range(20)]
     async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
@@ -352,6 +355,7 @@ async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_pa
                 await trio.lowlevel.checkpoint()
         for one in busy:
             one.goes_on = False
+        await tested.close()
     assert not tested._in_line
     for one in busy:
         one.topic.log.close()
@@ -394,6 +398,7 @@ async def test_what_is_stored_is_told_while_a_thread_goes_on_with_other_topics(
                 await trio.lowlevel.checkpoint()
         assert third.stored == 1
         files.gates["t3"].set()
+        await tested.close()
     assert [one.stored for one in (first, second, third)] == [2, 2, 2]
     for one in (first, second, third):
         one.topic.log.close()

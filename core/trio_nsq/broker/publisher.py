@@ -2,7 +2,8 @@
 
 With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
 of them go into the next: the more publishers wait, the more messages a sync carries. A few threads do so for all
-topics, each for several at a time. They take what has gathered by themselves, and so never wait for the event loop.
+topics, each for several at a time, and stay: to begin one takes as long as a sync. They take what has gathered by
+themselves, and so never wait for the event loop. But they are told of it only when nobody has anything more to send.
 
 With `--sync=interval`, and for ephemeral topics, a publish is written in the caller's turn, and syncs follow on a
 schedule; what many clients publish in one round of the poller is one write. But what begins a new file waits for the
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from threading import Lock
+from threading import Condition
 from time import perf_counter
 
 import trio
@@ -49,6 +50,9 @@ _ROUNDS_AT_A_TIME = 16
 _SYNC_BYTES = 16 * 1024 * 1024
 """With `--sync=interval` so much is synced, however few messages that are: a file is synced before the next is begun,
 and all publishers of its topic wait for that."""
+
+_GATHER_S = 0.001
+"""So long a commit may be put off because there is always somebody who has something to send."""
 
 _TURN_S = 0.005
 """Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
@@ -107,15 +111,17 @@ class _Group:
 
 @dataclass(slots=True)
 class _Commit:
-    """What a thread has done with a group.
+    """What is done with a group.
 
     Attributes:
+        sync: It is synced, too.
         records: What was stored; if there is an `error`, nothing was.
         took_s: How long that took.
     """
 
     topic: Topic
     group: _Group
+    sync: bool
     records: Sequence[RecordBatch] = ()
     took_s: float = 0.0
     error: Exception | None = None
@@ -135,14 +141,18 @@ class Publisher:
     Args:
         options: The sync mode and its numbers.
         ids: Where message ids come from.
-        nursery: Runs the commits; cancel it only after `close`.
-        published: Called with a topic whenever messages were added to it, and their publishers have been told.
+        nursery: Runs the commits, until `close`; cancelled before, those that have begun are finished.
+        published: Called with a topic whenever messages were added to it. Their publishers have been told before,
+            unless the topic may refuse messages.
+        call_soon: Called in a thread, with a function and its arguments: calls it in the event loop, best in a round.
+            None: trio does.
 
     Attributes:
         health: Empty, or what the last write of any log failed with.
         append_duration: What writing to a log took each time, its sync included with `--sync=always`.
         sync_duration: What syncing a log took each time, where that is done by itself.
         sync_count: How often a log was brought to stable storage.
+        in_round: What is submitted gathers for now.
     """
 
     def __init__(
@@ -151,30 +161,36 @@ class Publisher:
         ids: MessageIds,
         nursery: trio.Nursery,
         published: Callable[[Topic], None],
+        call_soon: Callable[..., None] | None = None,
     ) -> None:
         self.health = ""
         self.append_duration = Histogram()
         self.sync_duration = Histogram()
         self.sync_count = 0
+        self.in_round = False
         self._options = options
         self._ids = ids
         self._nursery = nursery
         self._published = published
+        self._call_soon = call_soon or trio.lowlevel.current_trio_token().run_sync_soon
         self._gathering: dict[Topic, _Group] = {}
-        self._threads = 0  # that append
+        self._threads = self._idle_threads = 0  # those that append, and how many of them wait for the queue
+        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         self._commit_s = 0.0  # what a commit takes, on average
         self._queue: dict[Topic, None] = {}  # what gathers there waits for one of them
+        self._queued_s = 0.0  # since when something does
         # A thread may be at the topic's log, or will be; the event is set when it no longer is.
         self._busy: dict[Topic, trio.Event] = {}
         self._in_line: dict[Topic, deque[trio.Event]] = {}  # who has the log next, before any commit
         # Those of them where it appends, and what: until the event loop knows that it is stored.
         self._committing: dict[Topic, list[_Group]] = {}
-        self._taking = Lock()  # of what has gathered, of topics in the queue, and of ids
+        # Of what has gathered, of topics in the queue, and of ids; threads wait for it while the queue is empty.
+        self._taking = Condition()
         self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
-        self._round = self._writing = False
+        self._writing = False
         self._unsynced: dict[Topic, _Unsynced] = {}
         self._sync_soon = trio.Event()
-        self._closed = False
+        self._closed = self._ending = False
 
     async def publish(
         self, topic: Topic, publications: Sequence[Publication], *, gather: bool = False
@@ -240,19 +256,32 @@ class Publisher:
             group.then.append(then)
         if topic.ephemeral or self._options.sync == "interval":
             self._in_turn[topic] = None
-            if not (self._round or gather):
+            if not (self.in_round or gather):
                 self._write_gathered()
         elif topic not in self._busy:
             self._start_commit(topic)
 
     def begin_round(self) -> None:
-        """Let what is submitted gather, until `end_round`."""
-        self._round = True
+        """Let what is submitted gather: until `end_round`, or where it needs a thread until `start_commits`."""
+        self.in_round = True
 
     def end_round(self) -> None:
         """Write what has gathered and needs no thread, and let every submit do so from now on."""
-        self._round = False
         self._write_gathered()
+        self.in_round = False
+        if self._queue and perf_counter() > self._queued_s + _GATHER_S:
+            self.start_commits()
+
+    def start_commits(self) -> None:
+        """Have threads store what has gathered for them. To be called when nobody has anything more to send."""
+        if not self._queue:
+            return
+        with self._taking:
+            self._taking.notify(len(self._queue))
+            too_few = self._idle_threads < len(self._queue) and self._threads < self._wanted_threads
+            self._threads += too_few
+        if too_few:
+            self._nursery.start_soon(self._host_thread)
 
     @property
     def is_busy(self) -> bool:
@@ -278,31 +307,57 @@ class Publisher:
     def _start_commit(self, topic: Topic) -> None:
         self._busy[topic] = trio.Event()
         self._committing[topic] = []
+        if not self._queue:
+            self._queued_s = perf_counter()
         with self._taking:
             self._queue[topic] = None
-        self._start_thread()
-
-    def _start_thread(self) -> None:
-        if self._threads < self._wanted_threads:
-            self._threads += 1
-            self._nursery.start_soon(self._commit)
+        if not self.in_round:
+            self.start_commits()
 
     @property
     def _wanted_threads(self) -> int:
         return max(_MIN_THREADS, min(int(self._commit_s / _COMMIT_S), _MAX_THREADS))
 
-    async def _commit(self) -> None:
-        """Store groups of some topics until none is left, or others are to have these topics."""
-        token = trio.lowlevel.current_trio_token()
-        topics: list[Topic] = []
-        with trio.CancelScope(shield=True):  # bounded by the disk: publishers wait for an answer
-            try:
-                await trio.to_thread.run_sync(self._commit_rounds, topics, token)
-            finally:
-                self._threads -= 1
-                self._let_go(topics)
-                if self._queue:
-                    self._start_thread()
+    async def _host_thread(self) -> None:
+        ended = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_threads_if_cancelled, ended)
+            await trio.to_thread.run_sync(self._commit_all, limiter=self._limiter)
+            ended.set()
+
+    async def _end_threads_if_cancelled(self, ended: trio.Event) -> None:
+        """They cannot be."""
+        try:
+            await ended.wait()
+        except trio.Cancelled:
+            self._end_threads()
+            raise
+
+    def _end_threads(self) -> None:
+        """Let the threads come to their end, when they have stored what has gathered."""
+        with self._taking:
+            self._ending = True
+            self._taking.notify_all()
+
+    def _commit_all(self) -> None:
+        """In a thread: wait for topics in the queue, and store what gathers there, until the end."""
+        while self._wait_for_queue():
+            topics: list[Topic] = []
+            self._commit_rounds(topics)
+            if topics:
+                self._call_soon(self._let_go, topics)
+
+    def _wait_for_queue(self) -> bool:
+        """In a thread. False: it is not needed any more."""
+        with self._taking:
+            while not self._queue:
+                if self._ending or self._threads > self._wanted_threads:
+                    self._threads -= 1
+                    return False
+                self._idle_threads += 1
+                self._taking.wait()
+                self._idle_threads -= 1
+            return True
 
     def _let_go(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
@@ -318,69 +373,54 @@ class Publisher:
         if topic in self._gathering:
             self._start_commit(topic)
 
-    def _commit_rounds(self, topics: list[Topic], token: trio.lowlevel.TrioToken) -> None:
-        """In a thread. `topics` are those it has: those from the queue come in, those where nothing gathers go out."""
+    def _commit_rounds(self, topics: list[Topic]) -> None:
+        """In a thread: store groups of some topics until none is left, or others are to have these topics.
+
+        `topics` are those it has: those from the queue come in, those where nothing gathers go out.
+        """
         for _ in range(_ROUNDS_AT_A_TIME):
-            commits: list[_Commit] = []
-            with self._taking:
-                # The other threads come for theirs.
-                for topic in list(islice(self._queue, -(-len(self._queue) // self._wanted_threads))):
-                    del self._queue[topic]
-                    topics.append(topic)
-                for topic in topics:
-                    if topic in self._in_line:
-                        continue
-                    if (group := self._gathering.pop(topic, None)) is not None:
-                        self._committing[topic].append(group)
-                        commits.append(_Commit(topic, group))
-                if not commits:
-                    return
-                if len(commits) < len(topics):
-                    active = {commit.topic: None for commit in commits}
-                    token.run_sync_soon(self._let_go, [topic for topic in topics if topic not in active])
-                    topics[:] = active
+            commits = self._take(topics)
+            if not commits:
+                return
             done: list[_Commit] = []
             began_s = perf_counter()
             for commit in commits:
                 self._store(commit)
                 done.append(commit)
                 if perf_counter() > began_s + _TURN_S:  # nobody has to wait for all the others
-                    token.run_sync_soon(self._note_committed, done)
+                    self._call_soon(self._note_committed, done)
                     done, began_s = [], perf_counter()
             if done:
-                token.run_sync_soon(self._note_committed, done)
+                self._call_soon(self._note_committed, done)
 
-    def _store(self, commit: _Commit) -> None:
-        """In a thread."""
-        began_s = perf_counter()
-        try:
-            commit.records = self._records(commit.topic, commit.group.publications)
-            commit.topic.log.append(commit.records, sync=self._options.sync == "always")
-        except Exception as exc:
-            commit.error = exc
-        commit.took_s = perf_counter() - began_s
+    def _take(self, topics: list[Topic]) -> list[_Commit]:
+        """In a thread: what has gathered in these topics, and in some of the queue. It lets go of the others."""
+        commits: list[_Commit] = []
+        sync = self._options.sync == "always"
+        with self._taking:
+            # The other threads come for theirs.
+            for topic in list(islice(self._queue, -(-len(self._queue) // self._wanted_threads))):
+                del self._queue[topic]
+                topics.append(topic)
+            for topic in topics:
+                if topic not in self._in_line and (group := self._gathering.pop(topic, None)) is not None:
+                    self._committing[topic].append(group)
+                    commits.append(_Commit(topic, group, sync))
+            if commits and len(commits) < len(topics):
+                active = {commit.topic: None for commit in commits}
+                self._call_soon(self._let_go, [topic for topic in topics if topic not in active])
+                topics[:] = active
+        return commits
 
     def _note_committed(self, commits: Sequence[_Commit]) -> None:
-        # All who hear of it may publish again: that is one write.
-        self.begin_round()
-        try:
-            stored: list[Topic] = []
-            for commit in commits:
-                self._commit_s += _SMOOTHING * (commit.took_s - self._commit_s)
-                self._committing[commit.topic].remove(commit.group)
-                if commit.error is None:
-                    try:
-                        synced = self._options.sync == "always"
-                        self._stored(commit.topic, commit.records, commit.took_s, synced=synced)
-                    except Exception as exc:
-                        commit.error = exc
-                error = None if commit.error is None else self._refusal(commit.topic, commit.error)
-                if self._tell(commit.topic, commit.group, error):
-                    stored.append(commit.topic)
-            for topic in stored:
-                self._deliver(topic)
-        finally:
-            self.end_round()
+        stored: list[Topic] = []
+        for commit in commits:
+            self._commit_s += _SMOOTHING * (commit.took_s - self._commit_s)
+            self._committing[commit.topic].remove(commit.group)
+            if self._note_stored(commit):
+                stored.append(commit.topic)
+        for topic in stored:
+            self._deliver(topic)
 
     # ------------------------------------------------------------------ in the caller's turn
 
@@ -417,18 +457,9 @@ class Publisher:
             if topic not in self._busy:
                 self._start_commit(topic)
             return False
-        del self._gathering[topic]
-        return self._tell(topic, group, self._write_now(topic, group.publications))
-
-    def _write_now(self, topic: Topic, publications: Sequence[Publication]) -> PublishRefused | None:
-        try:
-            records = self._records(topic, publications)
-            began_s = perf_counter()
-            topic.log.append(records, sync=False)
-            self._stored(topic, records, perf_counter() - began_s, synced=False)
-        except Exception as exc:
-            return self._refusal(topic, exc)
-        return None
+        commit = _Commit(topic, self._gathering.pop(topic), sync=False)
+        self._store(commit)
+        return self._note_stored(commit)
 
     async def sync_on_schedule(self) -> None:
         """Sync what was written, after every so many messages or so much time; runs until cancelled."""
@@ -480,28 +511,47 @@ class Publisher:
             sequence += len(messages.sizes)
         return records
 
-    def _stored(self, topic: Topic, records: Sequence[RecordBatch], took_s: float, *, synced: bool) -> None:
+    def _store(self, commit: _Commit) -> None:
+        try:
+            records = self._records(commit.topic, commit.group.publications)
+            began_s = perf_counter()
+            commit.topic.log.append(records, sync=commit.sync)
+            commit.took_s = perf_counter() - began_s
+            commit.records = records
+        except Exception as exc:
+            commit.error = exc
+
+    def _note_stored(self, commit: _Commit) -> bool:
+        """Tell those who published; whether what they did is still to be sent on."""
+        topic, error = commit.topic, None
+        if commit.error is None:
+            try:
+                self._accept(commit)
+            except Exception as exc:
+                commit.error = exc
+        if commit.error is not None:
+            error = self._refusal(topic, commit.error)
+        # Where there may be no room for what they publish next, consumers come first: they make some.
+        first = error is None and topic.may_refuse
+        if first:
+            self._deliver(topic)
+        commit.group.finish(error)
+        return error is None and not first
+
+    def _accept(self, commit: _Commit) -> None:
+        topic, records = commit.topic, commit.records
         if not topic.ephemeral:
             self.health = ""
-            self.append_duration.observe(took_s)
-            if synced:
+            self.append_duration.observe(commit.took_s)
+            if commit.sync:
                 self.sync_count += 1
             else:
                 messages = records[-1].next_sequence - records[0].base_sequence
                 self._note_unsynced(topic, messages, sum([record.record_bytes for record in records]))
         topic.accept(records)
 
-    def _tell(self, topic: Topic, group: _Group, error: PublishRefused | None) -> bool:
-        """Tell those who published; whether what they did is still to be sent on."""
-        # Where there may be no room for what they publish next, consumers come first: they make some.
-        first = error is None and topic.may_refuse
-        if first:
-            self._deliver(topic)
-        group.finish(error)
-        return error is None and not first
-
     def _deliver(self, topic: Topic) -> None:
-        """Have what was stored sent on. Publishers know already that it is stored, whatever comes of this."""
+        """Have what was stored sent on: it is stored, whatever comes of this."""
         try:
             self._published(topic)
         except Exception:
@@ -592,9 +642,11 @@ class Publisher:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True
         self._write_gathered()
+        self.start_commits()
         for topic in list(self._busy):
             await self.idle(topic)
         await self._sync_all()
+        self._end_threads()
 
 
 def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:

@@ -83,7 +83,6 @@ async def _serve_folder(
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         jobs = (
             server.poller.run,
-            server.holder.run,
             server.run_timers,
             server.save_on_schedule,
             server.publisher.sync_on_schedule,

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ from .state.topic import StateError, Topic
 from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .storage.saver import Saver
 from .tcp.connection import Connection
-from .tcp.holding import Holder
 from .tcp.poller import Poller
 
 if TYPE_CHECKING:
@@ -47,6 +45,9 @@ _NS_PER_S = 1_000_000_000
 _CHANNELS_PER_TURN = 16
 _GRANTS_PER_TURN = 16
 """So much is delivered at a time, however much there is; then every client has its turn again."""
+_IN_LINE_S = 0.025
+"""While there is always a client to be served, deliveries may wait so long: what comes meanwhile is sent with it. It is
+the least that a client may ask for (`--min-output-buffer-timeout`)."""
 _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
 
@@ -68,7 +69,6 @@ class Server:
         process: What the process itself uses.
         clock_s: trio's clock, without the steps that `trio.current_time` takes to find it.
         poller: Hears what clients send.
-        holder: Sends what waits for more to be sent with it.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -102,7 +102,9 @@ class Server:
         self._clock_offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
         self.start_time_ns = self.now_ns()
         self._timer_moved = trio.Event()
-        self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
+        # Where something is to be delivered when nobody has anything to send, and when, by `time.perf_counter`, at the
+        # latest.
+        self._in_line: dict[Channel, float] = {}
         self._unreadable: set[Channel] = set()  # their messages could not be read lately
         self._clients: dict[Consumer, Connection] = {}
         self._deleting: dict[str, trio.Event] = {}
@@ -118,11 +120,10 @@ class Server:
             raise StartupError(f"--data-path: cannot write to {folder.path}: {exc.strerror}") from exc
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
-        self.publisher = Publisher(options, ids, nursery, self._published)
+        self.publisher = Publisher(options, ids, nursery, self._published, self._call_soon)
         self.poller = Poller(
-            self.publisher.begin_round, self.publisher.end_round, lambda: self.publisher.is_busy
+            self.publisher.begin_round, self._end_round, lambda: self.publisher.is_busy, self._idle
         )
-        self.holder = Holder()
         self.readers = Readers(self.serves)
         reserved = first_id + ID_RESERVE
         self._saver = Saver(
@@ -194,26 +195,23 @@ class Server:
         return self._clock_offset_ns + int(self.clock_s() * _NS_PER_S)
 
     async def run_timers(self) -> None:
-        """Move what is due when it is due, serve channels in line, and sleep in between; runs until cancelled."""
+        """Move what is due when it is due, and sleep in between; runs until cancelled."""
         while True:
             self._timer_moved = trio.Event()
             for channel in self.broker.tick(self.now_ns()):
                 self.broker.changed.add(channel.topic.name)
                 self._dead_letters.look_at(channel)
-                if channel.hungry:
-                    self._in_line[channel] = None
-            for channel in list(islice(self._in_line, _CHANNELS_PER_TURN)):
-                del self._in_line[channel]
-                self.pump(channel)
-            due_ns = self.now_ns() if self._in_line else self.broker.next_deadline_ns
+                self._line_up(channel)
+            due_ns = self.broker.next_deadline_ns
             wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)
             with trio.move_on_after(wait_s):
                 await self._timer_moved.wait()
 
     def _line_up(self, channel: Channel) -> None:
-        """Go on with a channel once others have had their turn."""
-        self._in_line[channel] = None
-        self._timer_moved.set()
+        """Deliver to a channel when others have had their turn."""
+        self._in_line.setdefault(channel, time.perf_counter() + _IN_LINE_S)
+        if not self.publisher.in_round:
+            self.poller.wake()
 
     def watch(self, channel: Channel, at_ns: int) -> None:
         """See to it that the channel is looked at by `at_ns`."""
@@ -274,12 +272,48 @@ class Server:
                 self.broker.watch(channel, channel.next_due_ns)
             if self.broker.next_deadline_ns != known_ns:
                 self._timer_moved.set()
-        hungry = [channel for channel in topic.channels.values() if channel.hungry]
-        for channel in hungry[:_CHANNELS_PER_TURN]:
-            self.pump(channel)
-        for channel in hungry[_CHANNELS_PER_TURN:]:
-            self._line_up(channel)
+        pumped = 0
+        in_round = self.publisher.in_round
+        for channel in topic.channels.values():
+            if channel in self._in_line or not channel.hungry:
+                continue
+            if pumped == _CHANNELS_PER_TURN or (in_round and channel.can_wait):
+                self._line_up(channel)
+            else:
+                self.pump(channel)
+                pumped += 1
         topic.make_room()
+
+    # ------------------------------------------------------------------ in rounds of the poller
+
+    def _call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        self.poller.call_soon(call, *args)
+
+    def _end_round(self) -> None:
+        self.publisher.end_round()
+        if self._in_line:
+            now_s = time.perf_counter()
+            while self._in_line and next(iter(self._in_line.values())) <= now_s:
+                self._deliver_next()
+
+    def _idle(self) -> bool:
+        """Nobody has sent anything: do what could wait. True: there may be more of it."""
+        self.publisher.start_commits()
+        if not self._in_line:
+            return False
+        self._deliver_next()
+        return True
+
+    def _deliver_next(self) -> None:
+        channel = next(iter(self._in_line))
+        del self._in_line[channel]
+        try:
+            self.pump(channel)
+        except Exception:
+            # A mistake of ours: it must not reach other channels.
+            logger.exception("%s/%s: nothing could be delivered", channel.topic.name, channel.name)
+
+    # ------------------------------------------------------------------ delivery
 
     def pump_topic(self, topic: Topic) -> None:
         """Send what is ready in any of a topic's channels, and look out for what is deferred there."""
@@ -290,10 +324,26 @@ class Server:
         if self._stopping:
             return  # what one client had would only go to the next, to be taken from it in its turn
         self._dead_letters.look_at(channel)
-        if channel.can_deliver:
+        if channel.can_deliver and not self._waits(channel):
             self._deliver(channel)
         if (due_ns := channel.next_due_ns) is not None:
             self.watch(channel, due_ns)  # it may just have been put off
+
+    def _waits(self, channel: Channel) -> bool:
+        """Whether what can be delivered waits for more to be sent with it."""
+        if not channel.can_wait:
+            return False
+        if channel in self._in_line:
+            return True
+        if (until_ns := channel.wait_until_ns) <= self.now_ns():
+            return False
+        self.watch(channel, until_ns)
+        return True
+
+    def send_waiting(self, channel: Channel) -> None:
+        """Deliver what waits for more to be sent with it."""
+        if channel.can_deliver and not self._stopping:
+            self._deliver(channel)
 
     def _deliver(self, channel: Channel) -> None:
         now_ns = self.now_ns()
@@ -445,7 +495,7 @@ class Server:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
 
     async def pause(self, channel: Channel) -> None:
-        """Send nothing more to a channel's clients, durably; what is held back for them goes out. Raises SaveError."""
+        """Send nothing more to a channel's clients, durably; what is in their buffers goes out. Raises SaveError."""
         channel.paused = True
         for consumer in channel.consumers:
             self._clients[consumer].send_delivered()

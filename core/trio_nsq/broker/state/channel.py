@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...log import LogReadError
 from ...protocol import is_ephemeral
 from ...protocol.commands import FINISH_LINE_BYTES
+from ...protocol.frames import MESSAGE_FRAME_BYTES
 from .aside import Aside, SetAside
 from .batch import Batch
 from .channel_state import ChannelState
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MAX_GRANT_BYTES = 256 * 1024
 """What one consumer gets in one round of `dispatch`, unless a single message is larger."""
 _NS_PER_MS = 1_000_000
+_WAIT_STEPS = 50
+"""Messages may wait longer than a consumer has said by a fiftieth of that."""
 _CONSUMERS_AT_ONCE = 16
 _REQUEUED_AT_ONCE = 256
 """Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
@@ -89,6 +92,10 @@ class Channel:
         # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
         self._unserved = 0
         self._share = 0
+        self._buffer_bytes = self._buffer_ns = 0  # the least of any consumer's
+        self._sent_ns = 0  # when something was sent last
+        # The topic's `message_bytes` when there was nothing left to be sent; None while there is.
+        self._sent_bytes: int | None = None
         self._ahead_ns = 0  # as `dispatch` was told
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
@@ -278,6 +285,7 @@ class Channel:
     def add(self, consumer: Consumer) -> None:
         """Let a consumer compete for the messages."""
         self.consumers[consumer] = None
+        self._note_buffers()
         self.refresh(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -288,12 +296,17 @@ class Channel:
         if consumer in self.consumers:
             self._state = None
             del self.consumers[consumer]
+            self._note_buffers()
             self._ready.pop(consumer, None)
             for sequence, delivery in consumer.in_flight:
                 self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
             consumer.in_flight.clear()
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
+
+    def _note_buffers(self) -> None:
+        self._buffer_bytes = min([consumer.buffer_bytes for consumer in self.consumers], default=0)
+        self._buffer_ns = min([consumer.buffer_ns for consumer in self.consumers], default=0)
 
     def _come_back(self, message: Aside, due_ns: int = 0) -> None:
         """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
@@ -435,6 +448,30 @@ class Channel:
 
     # ------------------------------------------------------------------ delivery
 
+    @property
+    def can_wait(self) -> bool:
+        """Messages that can be delivered may wait for more, to be sent with them, for a while: see `wait_until_ns`.
+
+        As in nsqd (NSQ protocol: output buffering) they may not when they fill the client's buffer, or are as many as
+        it can take. But they do not wait in that buffer, where nobody else could have them, and where each would cost
+        a delivery of its own. Where there are several consumers, all have the patience of the least patient. Nothing
+        waits where there may be no room for what comes next.
+        """
+        if not self._buffer_ns or self._sent_bytes is None or self.topic.settings.is_limited:
+            return False
+        count, consumers = self.ready_count, len(self._ready)
+        if -(-count // consumers) >= next(iter(self._ready)).window:
+            return False
+        frame_bytes = self.topic.message_bytes - self._sent_bytes + count * MESSAGE_FRAME_BYTES
+        return frame_bytes < consumers * self._buffer_bytes
+
+    @property
+    def wait_until_ns(self) -> int:
+        """Until when they may: so long after something was sent, so that a message after a pause goes at once."""
+        # Many channels are to be served when somebody wakes for one.
+        step_ns = self._buffer_ns // _WAIT_STEPS
+        return -(-(self._sent_ns + self._buffer_ns) // step_ns) * step_ns
+
     def dispatch(self, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
         """A round of delivery: what is ready, split evenly over the consumers that can take it.
 
@@ -477,6 +514,9 @@ class Channel:
             # To the end of the line, so that a single message goes to each in turn.
             del self._ready[consumer]
             self.refresh(consumer)
+        self._sent_bytes = None if self.ready_count else self.topic.message_bytes
+        if grants:
+            self._sent_ns = now_ns
         return grants
 
     def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:

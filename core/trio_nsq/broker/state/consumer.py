@@ -14,6 +14,8 @@ class Consumer:
         msg_timeout_ms: How long a message may be in flight here.
         close: Called when the channel is deleted: ends the connection.
         sample: Decides for one message whether it is sent; if not, the channel forgets it. None: all are sent.
+        buffer_bytes: Messages for it may wait for more of them while their frames have fewer bytes than this.
+        buffer_ms: For how long they may, see `Channel.can_wait`; 0: not at all.
 
     Attributes:
         ready_count: RDY: be sent messages while fewer than this are in flight.
@@ -25,6 +27,8 @@ class Consumer:
 
     __slots__ = (
         "blocked",
+        "buffer_bytes",
+        "buffer_ns",
         "close",
         "finish_count",
         "in_flight",
@@ -37,8 +41,15 @@ class Consumer:
     )
 
     def __init__(
-        self, msg_timeout_ms: int, close: Callable[[], None], sample: Callable[[], bool] | None = None
+        self,
+        msg_timeout_ms: int,
+        close: Callable[[], None],
+        sample: Callable[[], bool] | None = None,
+        buffer_bytes: int = 0,
+        buffer_ms: int = 0,
     ) -> None:
+        self.buffer_bytes = buffer_bytes
+        self.buffer_ns = buffer_ms * _NS_PER_MS
         self.msg_timeout_ns = msg_timeout_ms * _NS_PER_MS
         self.sample = sample
         self.close = close

@@ -116,8 +116,6 @@ class Connection:
         self._turn_over_s = 0.0  # by `time.perf_counter`
         self._answered = False  # something is in the outbox that is not to wait
         self._held_bytes = 0  # of messages in the outbox that may wait for more of them
-        self._is_held = False  # the holder will call `send_held`
-        self._send_held_at_s = -math.inf
         self._settings_changed = trio.Event()
         self._silent_since = math.inf  # by trio's clock; math.inf while it is not waited for
         self._holder = _TASK
@@ -364,31 +362,14 @@ class Connection:
         self._held_bytes += len(frames)
 
     def send_delivered(self) -> None:
-        """Send what `deliver` took, or hold it back for a while, as was negotiated with the client.
+        """Send what `deliver` took. Where a buffer without a timer was negotiated, hold it back.
 
-        As nsqd, the buffer is sent when it is full, when the client can take no further message, with any answer,
-        and when its time has come. That runs from the last time it did: a message after a pause goes at once.
+        As in nsqd that is until the buffer is full, the client can take no further message, or with any answer.
+        Where there is a timer, messages wait in the channel: `Channel.can_wait`.
         """
-        if not self._held_bytes:
-            return
-        if self._held_bytes < self.settings.output_buffer_size and self._can_take_more():
-            now_s = self.server.clock_s()
-            if now_s < self._send_held_at_s:
-                if not self._is_held:
-                    self._is_held = True
-                    timeout_s = self.settings.output_buffer_timeout_ms / 1000
-                    self.server.holder.hold(self, self._send_held_at_s, timeout_s)
-                return
-            if not self.settings.output_buffer_timeout_ms:
-                return  # it waits for the buffer to fill, however long
-            self._send_held_at_s = now_s + self.settings.output_buffer_timeout_ms / 1000
-        self._flush()
-
-    def send_held(self) -> None:
-        """Send what `send_delivered` held back."""
-        self._is_held = False
-        if not self._gone:
-            self._send_held_at_s = self.server.clock_s() + self.settings.output_buffer_timeout_ms / 1000
+        settings = self.settings
+        waits = not settings.output_buffer_timeout_ms and self._held_bytes < settings.output_buffer_size
+        if self._held_bytes and not (waits and self._can_take_more()):
             self._flush()
 
     def _can_take_more(self) -> bool:
@@ -402,6 +383,8 @@ class Connection:
 
     def _flush_answers(self) -> None:
         if self._answered:
+            if self.channel is not None:
+                self.server.send_waiting(self.channel)  # messages go along with any answer, as in nsqd
             self._flush()
 
     def _flush(self) -> None:
@@ -660,7 +643,13 @@ class Connection:
         rate = self.settings.sample_rate
         # nsqd lets one percent more through.
         sample = (lambda: 100 * random() < rate) if rate else None
-        consumer = Consumer(self.settings.msg_timeout_ms, self.close, sample)
+        consumer = Consumer(
+            self.settings.msg_timeout_ms,
+            self.close,
+            sample,
+            self.settings.output_buffer_size,
+            self.settings.output_buffer_timeout_ms,
+        )
         self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
         self.consumer = consumer
         self._reader.state = State.SUBSCRIBED

@@ -3,12 +3,17 @@
 A task of its own for each read costs more than what most reads ask for. So one task asks the kernel who has sent
 something, and obeys those clients in its own turn, one after the other. What all of them published in one round is
 stored together. A client's own task is woken for what has to be waited for.
+
+What threads have to tell is heard in the same rounds. What can wait is done when nobody has sent anything.
 """
 
+import os
 import select
+from collections import deque
 from collections.abc import Callable
+from threading import Lock
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -45,6 +50,7 @@ class Poller:
     Args:
         begin_round, end_round: Called before clients are served, and when all who had sent something are.
         is_busy: Whether a thread will soon need the event loop, which therefore is not to be kept waiting.
+        idle: Called when nobody has sent anything: does something of what can wait. True: there may be more of it.
     """
 
     def __init__(
@@ -52,10 +58,17 @@ class Poller:
         begin_round: Callable[[], None],
         end_round: Callable[[], None],
         is_busy: Callable[[], bool] = lambda: False,
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._begin_round = begin_round
         self._end_round = end_round
+        self._idle = idle
         self._is_busy = is_busy
+        self._token = trio.lowlevel.current_trio_token()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._waking = Lock()
+        self._wake_fd = -1  # an eventfd, while `run` runs
+        self._is_woken = False  # it was written to, and nobody has noticed yet
         self._epoll: select.epoll | None = None  # while `run` runs
         self._clients: dict[int, Client] = {}
         # In order, and each once: news of a client that is here already give it no second turn.
@@ -82,9 +95,26 @@ class Poller:
         elif self._epoll is not None:
             self._epoll.modify(fd, _EVENTS)  # that tells of what is there, and wakes us if need be
 
+    def wake(self) -> None:
+        """Look soon what there is to do. May be called in a thread."""
+        with self._waking:
+            if self._epoll is not None and not self._is_woken:
+                self._is_woken = True
+                os.eventfd_write(self._wake_fd, 1)
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        """In a thread: have something called in the next round, or, while `run` does not run, by trio."""
+        if self._epoll is None:
+            self._token.run_sync_soon(call, *args)
+        else:
+            self._calls.append((call, args))
+            self.wake()
+
     async def run(self) -> None:
         """Serve clients; runs until cancelled."""
         with select.epoll() as epoll:
+            self._wake_fd, self._is_woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), False
+            epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
             for fd in self._clients:
                 epoll.register(fd, _EVENTS)
             self._epoll = epoll
@@ -92,15 +122,24 @@ class Poller:
                 while True:
                     fell_asleep_s = perf_counter()
                     await trio.lowlevel.wait_readable(epoll.fileno())
-                    awake_s = perf_counter()
-                    self._stays_awake = awake_s - fell_asleep_s < 2 * _AWAKE_S
-                    turn_over_s = awake_s + _TURN_S
-                    while self._serve_round(epoll) or self._wait_awake(epoll, awake_s + _AWAKE_AT_MOST_S):
-                        if perf_counter() > turn_over_s:
-                            await trio.lowlevel.checkpoint()
-                            turn_over_s = perf_counter() + _TURN_S
+                    await self._serve_all(epoll, fell_asleep_s)
             finally:
-                self._epoll = None
+                with self._waking:
+                    self._epoll = None
+                    os.close(self._wake_fd)
+                for call, args in self._calls:
+                    self._token.run_sync_soon(call, *args)
+                self._calls.clear()
+
+    async def _serve_all(self, epoll: select.epoll, fell_asleep_s: float) -> None:
+        """Serve clients, and do what could wait, until there is nothing to do."""
+        awake_s = perf_counter()
+        self._stays_awake = awake_s - fell_asleep_s < 2 * _AWAKE_S
+        turn_over_s = awake_s + _TURN_S
+        while self._serve_round(epoll) or self._idle() or self._wait_awake(epoll, awake_s + _AWAKE_AT_MOST_S):
+            if perf_counter() > turn_over_s:
+                await trio.lowlevel.checkpoint()
+                turn_over_s = perf_counter() + _TURN_S
 
     def _wait_awake(self, epoll: select.epoll, until_s: float) -> bool:
         """Whether somebody soon sends something, if nobody else needs the event loop."""
@@ -118,15 +157,18 @@ class Poller:
 
     def _note(self, events: list[tuple[int, int]]) -> None:
         for fd, event in events:
+            if fd == self._wake_fd:
+                self._is_woken = False  # from now on whoever calls wakes us again, and his call is seen below
+                continue
             client = self._clients[fd]
             client.note_unread(ended=bool(event & _ENDED))
             self._again[client] = None
 
     def _serve_round(self, epoll: select.epoll) -> bool:
-        """Serve all who have sent something, while the turn lasts; False if there were none."""
+        """Serve all who have sent something or called, while the turn lasts; False if there were none."""
         self._note(epoll.poll(0, _CLIENTS_PER_ROUND))
         clients, self._again = self._again, {}
-        if not clients:
+        if not clients and not self._calls:
             return False
         late: list[Client] = []
         again: list[Client] = []
@@ -135,6 +177,9 @@ class Poller:
         self._begin_round()
         self._in_round = True
         try:
+            while self._calls:
+                call, args = self._calls.popleft()
+                call(*args)
             while True:
                 for client in clients:
                     if perf_counter() > turn_over_s:
