@@ -178,14 +178,21 @@ class Subscriber:
     Args:
         ready: RDY.
         msg_timeout_ms: As negotiated.
+        buffer: output_buffer_size and output_buffer_timeout, in ms; the default is not to wait.
     """
 
     def __init__(
-        self, fixture: Fixture, channel: Channel, *, ready: int = 1, msg_timeout_ms: int = 60_000
+        self,
+        fixture: Fixture,
+        channel: Channel,
+        *,
+        ready: int = 1,
+        msg_timeout_ms: int = 60_000,
+        buffer: tuple[int, int] = (1, 0),
     ) -> None:
         self.closed = False
         self.channel = channel
-        self.consumer = Consumer(msg_timeout_ms, self._close)
+        self.consumer = Consumer(msg_timeout_ms, self._close, None, *buffer)
         self._fixture = fixture
         channel.add(self.consumer)
         self.ready(ready)

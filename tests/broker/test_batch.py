@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from broker.state import FIRST_ID, TIMESTAMP, decode, records
 from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
+from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import encode_finish
 
 
@@ -140,6 +141,44 @@ def test_messages_of_one_size_and_of_several_have_the_same_frames(count: int, si
     bodies = [index.to_bytes(2, "big") * sizes[index % len(sizes)] for index in range(count)]
     _, frames = Batch([records(bodies)]).take(0, count, 1 << 20)
     assert bytes(frames) == b"".join(frame_of(body, FIRST_ID + index, 1) for index, body in enumerate(bodies))
+
+
+def one(base: int, count: int = 1, *, size: int = 10, first_id: int = 0, due_ns: int = 0) -> RecordBatch:
+    return records([b"x" * size] * count, base=base, first_id=first_id or FIRST_ID + base, due_ns=due_ns)
+
+
+def test_a_batch_takes_in_what_follows_until_it_is_delivered() -> None:
+    batch = Batch([one(0, 2)])
+    before = batch.size_bytes
+    grown = batch.absorb(one(2, 3), 10, 10_000)
+    assert grown == batch.size_bytes - before == Batch([one(2, 3)]).size_bytes
+    assert (len(batch), batch.next_sequence) == (5, 5)
+    whole = Batch([one(0, 5)])
+    assert batch.take(1, 4, 10_000) == whole.take(1, 4, 10_000)
+    assert batch.absorb(one(5), 10, 10_000) == 0
+    assert (len(batch), batch.size_bytes) == (5, whole.size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("record", "most"),
+    [
+        (one(2, 3), (4, 10_000)),
+        (one(2, 3), (10, Batch([one(0, 5)]).size_bytes - 1)),
+        (one(3), (10, 10_000)),
+        (one(2, due_ns=1), (10, 10_000)),
+        (one(2, first_id=FIRST_ID + 1), (10, 10_000)),
+    ],
+    ids=["too many", "too large", "not the next", "deferred", "ids that do not ascend"],
+)
+def test_what_a_batch_does_not_take_in(record: RecordBatch, most: tuple[int, int]) -> None:
+    batch = Batch([one(0, 2)])
+    before = batch.size_bytes
+    assert batch.absorb(record, *most) == 0
+    assert (len(batch), batch.next_sequence, batch.size_bytes) == (2, 2, before)
+
+
+def test_a_deferred_batch_takes_in_nothing() -> None:
+    assert Batch([one(0, due_ns=1)]).absorb(one(1), 10, 10_000) == 0
 
 
 def run_of(*counts: int, size: int = 10, due_ns: int = 0) -> list[int]:

@@ -28,7 +28,7 @@ from broker.support import (
     settle,
 )
 from broker.test_http_api import running_api
-from trio_nsq.broker import BrokerOptions, publisher
+from trio_nsq.broker import BrokerOptions, publisher, server
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
@@ -398,6 +398,133 @@ async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_pa
             await other.publish("t", b"after")
             await settle()
     assert sum(records(tmp_path / "d")) == 3
+
+
+# ---------------------------------------------------------------------- what threads have to tell, and what can wait
+
+
+async def test_what_a_thread_has_to_tell_is_heard_in_a_round() -> None:
+    heard: list[object] = []
+    poller = Poller(lambda: heard.append("begin"), lambda: heard.append("end"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await settle()
+        await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
+        await settle()
+        assert heard == ["begin", 1, "end"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
+    """However a call falls together with a round that just hears another, or with the poller going to sleep."""
+    heard: list[int] = []
+    poller = Poller(lambda: None, lambda: None)
+    answered = threading.Event()
+
+    def hear(number: int) -> None:
+        heard.append(number)
+        answered.set()
+
+    def call(first: int) -> None:
+        for number in range(first, first + 3000):
+            poller.call_soon(hear, number)
+            if number % 3 == 0:
+                assert answered.wait(PATIENCE_S)
+                answered.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await settle()
+        await trio.to_thread.run_sync(call, 0)
+        await settle()
+        assert heard == [*range(3000)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_threads_are_heard_while_the_poller_does_not_run() -> None:
+    heard: list[int] = []
+    poller = Poller(lambda: None, lambda: None)
+    await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
+    await settle()
+    assert heard == [1]
+    for number in (2, 3):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.run)
+            await settle()
+            nursery.cancel_scope.cancel()
+            poller.call_soon(heard.append, number)
+        await settle()
+        assert heard[-1] == number
+
+
+async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
+    order: list[str] = []
+    left = 3
+
+    def idle() -> bool:
+        nonlocal left
+        if not left:
+            return False
+        left -= 1
+        order.append("idle")
+        if left == 1:
+            talker.other.send(b"x")
+        return True
+
+    class Once(Talker):
+        def serve(self) -> bool:
+            self._served.append(self.name)
+            self.sock.recv(100)
+            return False
+
+    poller = Poller(lambda: None, lambda: None, idle=idle)
+    talker = Once("served", order, poller)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await settle()
+        assert order == ["served", "idle", "idle", "served", "idle"]
+        left = 2
+        poller.wake()
+        await settle()
+        assert order[5:] == ["idle", "served", "idle"]
+        nursery.cancel_scope.cancel()
+    talker.sock.close()
+    talker.other.close()
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.mark.parametrize("in_line_s", [0.0, 1000.0])
+async def test_deliveries_wait_for_a_pause_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, in_line_s: float
+) -> None:
+    somebody_always_sends = False
+    idle = server.Server._idle
+    monkeypatch.setattr(server.Server, "_idle", lambda self: not somebody_always_sends and idle(self))
+    monkeypatch.setattr(server, "_IN_LINE_S", in_line_s)
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        connected(bound.tcp_address) as client,
+        connected(bound.tcp_address) as consumer,
+    ):
+        await consumer.subscribe("t", "c", ready_count=100)
+        await client.publish("t", b"makes the file")
+        await consumer.message()
+        await settle()
+        clock.jump(0.3)  # so long after a message another goes at once
+        somebody_always_sends = True
+        await client.publish("t", b"body")
+        if in_line_s:
+            await settle()
+            with pytest.raises(BlockingIOError):
+                os.read(consumer.stream.socket.fileno(), 1)
+            somebody_always_sends = False
+            await client.send(b"NOP\n")
+        assert (await consumer.message()).body == b"body"
 
 
 # ---------------------------------------------------------------------- beside other work at the log

@@ -417,3 +417,100 @@ async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_p
         await client.send(pub("t", b"1") + b"NOP\n" + pub("t", b"2") + b"NOP\n" + pub("t", b"3"))
         for _ in range(3):
             await client.ok()
+
+
+class Threads(Files):
+    """A real file system that knows in which threads it synced."""
+
+    def __init__(self) -> None:
+        self.idents: list[int] = []
+
+    def sync(self, fd: int) -> None:
+        self.idents.append(threading.get_ident())
+        super().sync(fd)
+
+
+async def test_threads_stay_until_the_end(tmp_path: Path) -> None:
+    files = Threads()
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        one = Busy(tested, tmp_path / "t", files)
+        one.goes_on = False
+        for count in range(1, 4):
+            one.publish()
+            while one.stored < count or tested.is_busy:
+                await trio.lowlevel.checkpoint()
+        assert len(files.idents) >= 3
+        assert len(set(files.idents)) == 1
+        await tested.close()
+    one.topic.log.close()
+
+
+async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> None:
+    files = GatedFiles()
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        idle, committing = Busy(tested, tmp_path / "t1", files), Busy(tested, tmp_path / "t2", files)
+        for one in (idle, committing):
+            one.goes_on = False
+            one.publish()
+        while not (idle.stored and committing.stored):
+            await trio.lowlevel.checkpoint()
+        files.gates["t2"] = threading.Event()
+        committing.publish()
+        await settle()
+        nursery.cancel_scope.cancel()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        files.gates["t2"].set()
+    assert committing.topic.log.next_sequence == 2
+    for one in (idle, committing):
+        one.topic.log.close()
+
+
+async def test_threads_that_are_no_longer_needed_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = GatedFiles()
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        topics = [Busy(tested, tmp_path / f"t{n}", files) for n in range(4)]
+        monkeypatch.setattr(publisher, "_MIN_THREADS", 4)
+        files.gates = {f"t{n}": threading.Event() for n in range(4)}
+        for one in topics:
+            one.goes_on = False
+            one.publish()
+            await settle()
+        assert tested._threads == 4
+        monkeypatch.setattr(publisher, "_MIN_THREADS", 1)
+        monkeypatch.setattr(publisher, "_MAX_THREADS", 1)
+        for gate in files.gates.values():
+            gate.set()
+        with trio.fail_after(PATIENCE_S):
+            while tested._threads > 1:
+                await trio.lowlevel.checkpoint()
+        topics[0].publish()
+        with trio.fail_after(PATIENCE_S):
+            while topics[0].stored < 2:
+                await trio.lowlevel.checkpoint()
+        await tested.close()
+    for one in topics:
+        one.topic.log.close()
+
+
+@pytest.mark.parametrize("gather_s", [-1.0, 1000.0])
+async def test_a_commit_waits_for_a_pause_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float
+) -> None:
+    monkeypatch.setattr(publisher, "_GATHER_S", gather_s)
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        one = Busy(tested, tmp_path / "t")
+        one.goes_on = False
+        tested.begin_round()
+        one.publish()
+        tested.end_round()
+        await settle()
+        assert one.stored == (gather_s < 0)
+        tested.start_commits()
+        while not one.stored:
+            await trio.lowlevel.checkpoint()
+        await tested.close()
+    one.topic.log.close()

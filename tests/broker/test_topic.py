@@ -138,6 +138,51 @@ def test_the_newest_messages_stay_decoded() -> None:
     assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.cached_from) == (11, 3, 3)
 
 
+def batches(fixture: Fixture) -> list[int]:
+    """The lengths of those in memory."""
+    found: list[int] = []
+    while sum(found) < fixture.topic.log.next_sequence:
+        (batch,) = fixture.topic.fetch(sum(found))
+        found.append(len(batch))
+    return found
+
+
+def test_what_is_published_one_by_one_is_delivered_together() -> None:
+    fixture = Fixture()
+    one, other = fixture.subscriber("one", ready=600), fixture.subscriber("other", ready=5)
+    bodies = fixture.publish_many(300)
+    assert batches(fixture) == [256, 44]
+    assert one.receive_bodies() == bodies
+    assert other.receive_bodies() == bodies[:5]
+    more = fixture.publish_many(3, prefix="n")  # what has been delivered does not grow
+    assert batches(fixture) == [256, 44, 3]
+    assert one.receive_bodies() == more
+
+
+def test_batches_do_not_grow_where_little_is_kept() -> None:
+    fixture = Fixture(mem_queue_size=40)
+    fixture.publish_many(5)
+    assert batches(fixture) == [2, 2, 1]
+
+
+def test_a_batch_that_the_cache_has_forgotten_does_not_grow() -> None:
+    fixture = Fixture()
+    fixture.publish(b"a")
+    fixture.cache.discard(("topic", 0))
+    fixture.publish(b"b")
+    assert ("topic", 1) in fixture.cache
+    assert fixture.topic.cached_from == 1
+    assert fixture.drain() == [b"a", b"b"]
+
+
+def test_the_cache_knows_what_batches_have_grown_to() -> None:
+    fixture = Fixture(cache_bytes=16 * 1000)
+    fixture.publish_many(100)
+    (size_bytes, count) = fixture.cache.by_topic()["topic"]
+    assert fixture.cache.size_bytes == size_bytes
+    assert count == -(-100 // (1000 // (size_bytes // 100)))
+
+
 @pytest.mark.parametrize("mem_queue_size", [0, 1])
 def test_the_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: int) -> None:
     fixture = Fixture(mem_queue_size=mem_queue_size)

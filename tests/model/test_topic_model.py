@@ -42,6 +42,7 @@ SETTINGS = settings(
 SMALL: list[tuple[Any, str, int]] = [
     (batch_module, "MERGE_MESSAGES", 4),
     (channel_module, "MAX_GRANT_BYTES", 500),
+    (topic_module, "_BATCHES_KEPT", 2),
     (topic_module, "_REDELIVERY_READ_BYTES", 200),
     (topic_module, "_READ_BATCHES", 2),
 ]

@@ -1,0 +1,116 @@
+"""What a channel knows of output buffering: whether messages may wait for more, and until when (NSQ protocol)."""
+
+import pytest
+
+from broker.state import MS, Fixture, Subscriber
+from trio_nsq.protocol.frames import MESSAGE_FRAME_BYTES
+
+BUFFER = (1000, 250)
+"""output_buffer_size, and output_buffer_timeout in ms."""
+
+
+def waiting_for(*consumers: Subscriber) -> Fixture:
+    """The broker of these; all that was published is delivered and finished."""
+    fixture = consumers[0]._fixture
+    fixture.publish(*[b"before"] * len(consumers))
+    for consumer, messages in fixture.pump(fixture.channel()):
+        subscriber = next(each for each in consumers if each.consumer is consumer)
+        subscriber.finish(messages)
+    return fixture
+
+
+def test_what_comes_when_all_is_sent_may_wait_and_what_came_before_may_not() -> None:
+    fixture = Fixture()
+    one = fixture.subscriber(ready=100, buffer=BUFFER)
+    fixture.publish(b"first")
+    assert not fixture.channel().can_wait
+    assert one.receive_bodies() == [b"first"]
+    fixture.publish(b"second")
+    assert fixture.channel().can_wait
+
+
+def test_it_may_wait_for_as_long_as_was_negotiated_after_something_was_sent() -> None:
+    fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
+    fixture.publish(b"x")
+    exactly_ns = fixture.now_ns + 250 * MS
+    assert exactly_ns <= fixture.channel().wait_until_ns <= exactly_ns + 250 * MS // 50
+    fixture.pass_ms(100)
+    assert exactly_ns <= fixture.channel().wait_until_ns <= exactly_ns + 250 * MS // 50
+    fixture.pump(fixture.channel())
+    assert fixture.channel().wait_until_ns >= exactly_ns + 100 * MS
+
+
+@pytest.mark.parametrize("buffer", [(1, 0), (1000, 0)])
+def test_without_a_timer_nothing_waits_in_the_channel(buffer: tuple[int, int]) -> None:
+    fixture = waiting_for(Fixture().subscriber(ready=100, buffer=buffer))
+    fixture.publish(b"x")
+    assert not fixture.channel().can_wait
+
+
+def test_what_fills_the_buffer_does_not_wait() -> None:
+    fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
+    fixture.publish(bytes(400))
+    fixture.publish(bytes(599 - 2 * MESSAGE_FRAME_BYTES))
+    assert fixture.channel().can_wait
+    fixture.publish(b"")
+    assert not fixture.channel().can_wait
+
+
+def test_what_is_all_that_a_client_can_take_does_not_wait() -> None:
+    fixture = waiting_for(Fixture().subscriber(ready=2, buffer=BUFFER))
+    fixture.publish(b"x")
+    assert fixture.channel().can_wait
+    fixture.publish(b"y")
+    assert not fixture.channel().can_wait
+
+
+def test_what_is_left_over_does_not_wait() -> None:
+    fixture = Fixture()
+    one = fixture.subscriber(ready=2, buffer=BUFFER)
+    fixture.publish_many(3)
+    received = one.receive()
+    one.finish(received)
+    assert not fixture.channel().can_wait
+    one.ready(100)
+    assert not fixture.channel().can_wait
+    assert len(one.receive()) == 1
+    fixture.publish(b"x")
+    assert fixture.channel().can_wait
+
+
+def test_each_of_several_clients_has_a_buffer_and_its_share() -> None:
+    fixture = Fixture()
+    fixture = waiting_for(*[fixture.subscriber(ready=5, buffer=BUFFER) for _ in range(2)])
+    fixture.publish(bytes(900), bytes(900))
+    assert fixture.channel().can_wait
+    fixture.publish(bytes(200))
+    assert not fixture.channel().can_wait
+    fixture.pump(fixture.channel())
+    fixture.publish(b"x")  # one has two in flight, the other one
+    assert fixture.channel().can_wait
+    fixture.publish(*[b"x"] * 6)
+    assert not fixture.channel().can_wait
+
+
+@pytest.mark.parametrize("impatient", [(1, 0), (1000, 25), (64, 250)])
+def test_the_least_patient_of_several_clients_decides(impatient: tuple[int, int]) -> None:
+    fixture = Fixture()
+    patient = fixture.subscriber(ready=100, buffer=BUFFER)
+    hurried = fixture.subscriber(ready=100, buffer=impatient)
+    waiting_for(patient, hurried)
+    channel = fixture.channel()
+    fixture.publish(bytes(200))
+    assert not channel.can_wait or channel.wait_until_ns <= fixture.now_ns + 26 * MS
+    hurried.leave()
+    assert channel.can_wait
+    assert channel.wait_until_ns >= fixture.now_ns + 250 * MS
+
+
+def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
+    fixture = Fixture()
+    fixture.topic.configure({"max_messages": 1000})
+    waiting_for(fixture.subscriber(ready=100, buffer=BUFFER))
+    fixture.publish(b"x")
+    assert not fixture.channel().can_wait
+    fixture.topic.configure({"max_messages": None})
+    assert fixture.channel().can_wait
