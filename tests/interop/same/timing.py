@@ -117,6 +117,20 @@ SCRIPTS: dict[str, Script] = {
             "b: error E_INVALID invalid command NOPE",
         ],
     ),
+    "messages in the buffer of a client that wants no more": differs(
+        "buffered",
+        negotiate(output_buffer_timeout=30_000) + SUB + b"RDY 5\n",
+        *(2, client("b"), pub(b"x"), 1, pub(b"y"), 1, END, wait(0.2), client(""), b"RDY 0\n", 1, END),
+        here=[
+            reply(max_msg_timeout=2500, output_buffer_timeout=30_000),
+            "OK",
+            "error E_INVALID invalid command NOPE",
+            "{0} attempts 1: x",
+            "b: OK",
+            "b: OK",
+            "b: error E_INVALID invalid command NOPE",
+        ],
+    ),
     # -- timeouts
     "a message that times out comes again": same(
         HELD,
