@@ -45,6 +45,8 @@ _NS_PER_S = 1_000_000_000
 _CHANNELS_PER_TURN = 16
 _GRANTS_PER_TURN = 16
 """So much is delivered at a time, however much there is; then every client has its turn again."""
+_TURN_S = 0.005
+"""Clients have to wait so long at most because there is a lot to be delivered."""
 _IN_LINE_S = 0.025
 """While there is always a client to be served, deliveries may wait so long: what comes meanwhile is sent with it. It is
 the least that a client may ask for (`--min-output-buffer-timeout`)."""
@@ -293,8 +295,10 @@ class Server:
         self.publisher.end_round()
         if self._in_line:
             now_s = time.perf_counter()
-            while self._in_line and next(iter(self._in_line.values())) <= now_s:
+            over_s = now_s + _TURN_S
+            while self._in_line and next(iter(self._in_line.values())) <= now_s < over_s:
                 self._deliver_next()
+                now_s = time.perf_counter()
 
     def _idle(self) -> bool:
         """Nobody has sent anything: do what could wait. True: there may be more of it."""

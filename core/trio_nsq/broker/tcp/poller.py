@@ -98,17 +98,21 @@ class Poller:
     def wake(self) -> None:
         """Look soon what there is to do. May be called in a thread."""
         with self._waking:
-            if self._epoll is not None and not self._is_woken:
-                self._is_woken = True
-                os.eventfd_write(self._wake_fd, 1)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._epoll is not None and not self._is_woken:
+            self._is_woken = True
+            os.eventfd_write(self._wake_fd, 1)
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         """In a thread: have something called in the next round, or, while `run` does not run, by trio."""
-        if self._epoll is None:
-            self._token.run_sync_soon(call, *args)
-        else:
-            self._calls.append((call, args))
-            self.wake()
+        with self._waking:
+            if self._epoll is not None:
+                self._calls.append((call, args))
+                self._wake()
+                return
+        self._token.run_sync_soon(call, *args)
 
     async def run(self) -> None:
         """Serve clients; runs until cancelled."""
