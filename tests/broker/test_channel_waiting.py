@@ -114,3 +114,56 @@ def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
     assert not fixture.channel().can_wait
     fixture.topic.configure({"max_messages": None})
     assert fixture.channel().can_wait
+
+
+def test_nothing_waits_for_one_client_that_fills_another() -> None:
+    fixture = Fixture()
+    many, few = fixture.subscriber(ready=100, buffer=BUFFER), fixture.subscriber(ready=2, buffer=BUFFER)
+    waiting_for(many, few)
+    fixture.publish(b"x")
+    assert fixture.channel().can_wait
+    fixture.publish(b"y")
+    assert fixture.channel().can_wait
+    fixture.publish(b"z")  # two for one of them
+    assert not fixture.channel().can_wait
+
+
+def test_what_comes_again_does_not_wait() -> None:
+    fixture = Fixture()
+    one = fixture.subscriber(ready=100, buffer=BUFFER)
+    fixture.publish(bytes(100_000))
+    (message,) = one.receive()
+    one.requeue(message)
+    assert not fixture.channel().can_wait
+    assert one.receive() != []
+
+
+def test_nothing_waits_when_a_channel_was_moved_back() -> None:
+    fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
+    fixture.publish(bytes(100_000))
+    fixture.pump(fixture.channel())
+    fixture.channel().seek(1)
+    assert not fixture.channel().can_wait
+
+
+def test_what_is_not_sent_does_not_make_others_wait_longer() -> None:
+    one = Fixture().subscriber(ready=100, buffer=BUFFER)
+    fixture = waiting_for(one)
+    before_ns = fixture.channel().wait_until_ns
+    fixture.pass_ms(100)
+    one.consumer.sample = lambda: False
+    fixture.publish(b"is passed over")
+    assert fixture.pump(fixture.channel()) == []
+    assert fixture.channel().wait_until_ns == before_ns
+
+
+def test_many_wake_at_the_same_time() -> None:
+    fixture = Fixture()
+    until_ns: set[int] = set()
+    for number in range(10):
+        one = fixture.subscriber(f"c{number}", ready=100, buffer=BUFFER)
+        fixture.publish(b"x")
+        one.receive()
+        until_ns.add(one.channel.wait_until_ns)
+        fixture.now_ns += MS // 10
+    assert len(until_ns) <= 2

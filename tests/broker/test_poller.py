@@ -498,14 +498,14 @@ def clock() -> trio.testing.MockClock:
     return trio.testing.MockClock()
 
 
-@pytest.mark.parametrize("in_line_s", [0.0, 1000.0])
+@pytest.mark.parametrize("waiting_s", [0.0, 1000.0])
 async def test_deliveries_wait_for_a_pause_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, in_line_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, waiting_s: float
 ) -> None:
     somebody_always_sends = False
     idle = server.Server._idle
     monkeypatch.setattr(server.Server, "_idle", lambda self: not somebody_always_sends and idle(self))
-    monkeypatch.setattr(server, "_IN_LINE_S", in_line_s)
+    monkeypatch.setattr(server, "_WAITING_S", waiting_s)
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
         connected(bound.tcp_address) as client,
@@ -518,7 +518,7 @@ async def test_deliveries_wait_for_a_pause_but_not_for_ever(
         clock.jump(0.3)  # so long after a message another goes at once
         somebody_always_sends = True
         await client.publish("t", b"body")
-        if in_line_s:
+        if waiting_s:
             await settle()
             with pytest.raises(BlockingIOError):
                 os.read(consumer.stream.socket.fileno(), 1)

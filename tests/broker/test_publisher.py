@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -514,3 +515,57 @@ async def test_a_commit_waits_for_a_pause_but_not_for_ever(
             await trio.lowlevel.checkpoint()
         await tested.close()
     one.topic.log.close()
+
+
+async def test_as_many_threads_begin_as_there_is_work_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_MIN_THREADS", 4)
+    files = GatedFiles()
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        topics = [Busy(tested, tmp_path / f"t{n}", files) for n in range(5)]
+        gate = threading.Event()
+        files.gates = {f"t{n}": gate for n in range(5)}
+        tested.begin_round()
+        for one in topics:
+            one.goes_on = False
+            one.publish()
+        tested.end_round()
+        tested.start_commits()
+        await settle()
+        assert tested._threads == 4
+        gate.set()
+        await tested.close()
+    assert [one.stored for one in topics] == [1] * 5
+    for one in topics:
+        one.topic.log.close()
+
+
+async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        one = Busy(tested, tmp_path / "t")
+        one.goes_on = False
+        nursery.cancel_scope.cancel()
+        one.publish()
+        with trio.CancelScope(shield=True), trio.fail_after(PATIENCE_S):
+            await tested.close()
+    assert one.stored == 1
+    one.topic.log.close()
+
+
+async def test_threads_that_wait_keep_no_topic(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
+        one = Busy(tested, tmp_path / "t")
+        one.goes_on = False
+        one.publish()
+        while tested.is_busy or not tested._idle_threads:
+            await trio.lowlevel.checkpoint()
+        one.topic.log.close()
+        topic = weakref.ref(one.topic)
+        tested.forget(one.topic)
+        del one
+        assert topic() is None
+        await tested.close()

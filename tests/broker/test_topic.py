@@ -175,6 +175,27 @@ def test_a_batch_that_the_cache_has_forgotten_does_not_grow() -> None:
     assert fixture.drain() == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("how", ["sample", "new channel"])
+def test_who_begins_within_a_batch_does_not_read_the_log_for_it(how: str) -> None:
+    log = CountingLog(max_messages=1000)
+    fixture = Fixture(log)
+    if how == "sample":
+        passes_over = fixture.subscriber("passes over", ready=1000)
+        passes_over.consumer.sample = lambda: False
+        for number in range(50):
+            fixture.publish(b"%d" % number)
+            assert passes_over.receive() == []
+        assert passes_over.channel.cursor == 50
+    else:
+        fixture.subscriber("other", ready=0)
+        fixture.publish_many(10)
+        late = fixture.subscriber("late", ready=1000)
+        bodies = fixture.publish_many(40, prefix="n")
+        assert batches(fixture) == [50]
+        assert late.receive_bodies() == bodies
+    assert log.reads == 0
+
+
 def test_the_cache_knows_what_batches_have_grown_to() -> None:
     fixture = Fixture(cache_bytes=16 * 1000)
     fixture.publish_many(100)

@@ -141,7 +141,7 @@ class Publisher:
     Args:
         options: The sync mode and its numbers.
         ids: Where message ids come from.
-        nursery: Runs the commits, until `close`; cancelled before, those that have begun are finished.
+        nursery: Runs the commits. When it is cancelled, what was submitted is stored all the same.
         published: Called with a topic whenever messages were added to it. Their publishers have been told before,
             unless the topic may refuse messages.
         call_soon: Called in a thread, with a function and its arguments: calls it in the event loop, best in a round.
@@ -278,9 +278,9 @@ class Publisher:
             return
         with self._taking:
             self._taking.notify(len(self._queue))
-            too_few = self._idle_threads < len(self._queue) and self._threads < self._wanted_threads
-            self._threads += too_few
-        if too_few:
+            lacking = min(len(self._queue) - self._idle_threads, self._wanted_threads - self._threads)
+            self._threads += max(0, lacking)
+        for _ in range(lacking):
             self._nursery.start_soon(self._host_thread)
 
     @property
@@ -322,7 +322,8 @@ class Publisher:
         ended = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_threads_if_cancelled, ended)
-            await trio.to_thread.run_sync(self._commit_all, limiter=self._limiter)
+            with trio.CancelScope(shield=True):  # it begins, too: what has gathered is stored
+                await trio.to_thread.run_sync(self._commit_all, limiter=self._limiter)
             ended.set()
 
     async def _end_threads_if_cancelled(self, ended: trio.Event) -> None:
@@ -342,10 +343,7 @@ class Publisher:
     def _commit_all(self) -> None:
         """In a thread: wait for topics in the queue, and store what gathers there, until the end."""
         while self._wait_for_queue():
-            topics: list[Topic] = []
-            self._commit_rounds(topics)
-            if topics:
-                self._call_soon(self._let_go, topics)
+            self._commit_queue()
 
     def _wait_for_queue(self) -> bool:
         """In a thread. False: it is not needed any more."""
@@ -373,15 +371,13 @@ class Publisher:
         if topic in self._gathering:
             self._start_commit(topic)
 
-    def _commit_rounds(self, topics: list[Topic]) -> None:
-        """In a thread: store groups of some topics until none is left, or others are to have these topics.
-
-        `topics` are those it has: those from the queue come in, those where nothing gathers go out.
-        """
+    def _commit_queue(self) -> None:
+        """In a thread: store groups of some topics until none is left, or others are to have these topics."""
+        topics: list[Topic] = []  # those from the queue come in, those where nothing gathers go out
         for _ in range(_ROUNDS_AT_A_TIME):
             commits = self._take(topics)
             if not commits:
-                return
+                break
             done: list[_Commit] = []
             began_s = perf_counter()
             for commit in commits:
@@ -392,6 +388,8 @@ class Publisher:
                     done, began_s = [], perf_counter()
             if done:
                 self._call_soon(self._note_committed, done)
+        if topics:
+            self._call_soon(self._let_go, topics)
 
     def _take(self, topics: list[Topic]) -> list[_Commit]:
         """In a thread: what has gathered in these topics, and in some of the queue. It lets go of the others."""

@@ -47,9 +47,9 @@ _GRANTS_PER_TURN = 16
 """So much is delivered at a time, however much there is; then every client has its turn again."""
 _TURN_S = 0.005
 """Clients have to wait so long at most because there is a lot to be delivered."""
-_IN_LINE_S = 0.025
-"""While there is always a client to be served, deliveries may wait so long: what comes meanwhile is sent with it. It is
-the least that a client may ask for (`--min-output-buffer-timeout`)."""
+_WAITING_S = 0.025
+"""While there is always a client to be served, deliveries that may wait do so for so long: what comes meanwhile is sent
+with them. It is the least that a client may ask for, by default (`--min-output-buffer-timeout`)."""
 _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
 
@@ -104,9 +104,9 @@ class Server:
         self._clock_offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
         self.start_time_ns = self.now_ns()
         self._timer_moved = trio.Event()
-        # Where something is to be delivered when nobody has anything to send, and when, by `time.perf_counter`, at the
-        # latest.
-        self._in_line: dict[Channel, float] = {}
+        self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
+        # Where deliveries wait until nobody has anything to send, and until when, by `time.perf_counter`, at most.
+        self._waiting: dict[Channel, float] = {}
         self._unreadable: set[Channel] = set()  # their messages could not be read lately
         self._clients: dict[Consumer, Connection] = {}
         self._deleting: dict[str, trio.Event] = {}
@@ -122,7 +122,9 @@ class Server:
             raise StartupError(f"--data-path: cannot write to {folder.path}: {exc.strerror}") from exc
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = MessageIds(self.node_id, first_id)
-        self.publisher = Publisher(options, ids, nursery, self._published, self._call_soon)
+        self.publisher = Publisher(
+            options, ids, nursery, self._published, lambda *call: self.poller.call_soon(*call)
+        )
         self.poller = Poller(
             self.publisher.begin_round, self._end_round, lambda: self.publisher.is_busy, self._idle
         )
@@ -211,7 +213,7 @@ class Server:
 
     def _line_up(self, channel: Channel) -> None:
         """Deliver to a channel when others have had their turn."""
-        self._in_line.setdefault(channel, time.perf_counter() + _IN_LINE_S)
+        self._in_line[channel] = None
         if not self.publisher.in_round:
             self.poller.wake()
 
@@ -277,9 +279,11 @@ class Server:
         pumped = 0
         in_round = self.publisher.in_round
         for channel in topic.channels.values():
-            if channel in self._in_line or not channel.hungry:
+            if channel in self._waiting or not channel.hungry:
                 continue
-            if pumped == _CHANNELS_PER_TURN or (in_round and channel.can_wait):
+            if in_round and channel.can_wait:
+                self._waiting[channel] = time.perf_counter() + _WAITING_S
+            elif pumped == _CHANNELS_PER_TURN:
                 self._line_up(channel)
             else:
                 self.pump(channel)
@@ -288,29 +292,29 @@ class Server:
 
     # ------------------------------------------------------------------ in rounds of the poller
 
-    def _call_soon(self, call: Callable[..., None], *args: Any) -> None:
-        self.poller.call_soon(call, *args)
-
     def _end_round(self) -> None:
         self.publisher.end_round()
-        if self._in_line:
+        for _ in range(min(len(self._in_line), _CHANNELS_PER_TURN)):
+            self._deliver_next(self._in_line)
+        if self._waiting:
             now_s = time.perf_counter()
             over_s = now_s + _TURN_S
-            while self._in_line and next(iter(self._in_line.values())) <= now_s < over_s:
-                self._deliver_next()
+            while self._waiting and next(iter(self._waiting.values())) <= now_s < over_s:
+                self._deliver_next(self._waiting)
                 now_s = time.perf_counter()
 
     def _idle(self) -> bool:
         """Nobody has sent anything: do what could wait. True: there may be more of it."""
         self.publisher.start_commits()
-        if not self._in_line:
+        line = self._in_line or self._waiting
+        if not line:
             return False
-        self._deliver_next()
+        self._deliver_next(line)
         return True
 
-    def _deliver_next(self) -> None:
-        channel = next(iter(self._in_line))
-        del self._in_line[channel]
+    def _deliver_next(self, line: dict[Channel, Any]) -> None:
+        channel = next(iter(line))
+        del line[channel]
         try:
             self.pump(channel)
         except Exception:
@@ -337,7 +341,7 @@ class Server:
         """Whether what can be delivered waits for more to be sent with it."""
         if not channel.can_wait:
             return False
-        if channel in self._in_line:
+        if channel in self._waiting:
             return True
         if (until_ns := channel.wait_until_ns) <= self.now_ns():
             return False

@@ -14,7 +14,7 @@ from .note import only_channel
 
 MERGE_MESSAGES = 256
 MERGE_BYTES = 64 * 1024
-"""Small neighbouring records read from disk become one batch up to about this size: delivering costs per batch."""
+"""Small neighbouring records become one batch up to about this size: delivering costs per batch."""
 
 _BYTES_BESIDES = 128
 """About what a message costs besides its body: its header, its FIN line and its place."""

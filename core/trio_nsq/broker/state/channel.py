@@ -92,6 +92,7 @@ class Channel:
         # Of the round of delivery that is under way: how many consumers are still to be served, and with how much.
         self._unserved = 0
         self._share = 0
+        self._buffers: Counter[tuple[int, int]] = Counter()  # how many consumers have which
         self._buffer_bytes = self._buffer_ns = 0  # the least of any consumer's
         self._sent_ns = 0  # when something was sent last
         # The topic's `message_bytes` when there was nothing left to be sent; None while there is.
@@ -285,7 +286,7 @@ class Channel:
     def add(self, consumer: Consumer) -> None:
         """Let a consumer compete for the messages."""
         self.consumers[consumer] = None
-        self._note_buffers()
+        self._note_buffer(consumer, 1)
         self.refresh(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -296,7 +297,7 @@ class Channel:
         if consumer in self.consumers:
             self._state = None
             del self.consumers[consumer]
-            self._note_buffers()
+            self._note_buffer(consumer, -1)
             self._ready.pop(consumer, None)
             for sequence, delivery in consumer.in_flight:
                 self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
@@ -304,9 +305,11 @@ class Channel:
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
 
-    def _note_buffers(self) -> None:
-        self._buffer_bytes = min([consumer.buffer_bytes for consumer in self.consumers], default=0)
-        self._buffer_ns = min([consumer.buffer_ns for consumer in self.consumers], default=0)
+    def _note_buffer(self, consumer: Consumer, more: int) -> None:
+        self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
+        self._buffers = +self._buffers
+        self._buffer_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
+        self._buffer_ns = min([time_ns for _, time_ns in self._buffers], default=0)
 
     def _come_back(self, message: Aside, due_ns: int = 0) -> None:
         """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
@@ -453,17 +456,23 @@ class Channel:
         """Messages that can be delivered may wait for more, to be sent with them, for a while: see `wait_until_ns`.
 
         As in nsqd (NSQ protocol: output buffering) they may not when they fill the client's buffer, or are as many as
-        it can take. But they do not wait in that buffer, where nobody else could have them, and where each would cost
-        a delivery of its own. Where there are several consumers, all have the patience of the least patient. Nothing
-        waits where there may be no room for what comes next.
+        one of the next clients can take. But they do not wait in that buffer, where nobody else could have them, and
+        where each would cost a delivery of its own. Where there are several consumers, all have the patience of the
+        least patient. What comes again does not wait, nor does anything where there may be no room for what comes next.
         """
-        if not self._buffer_ns or self._sent_bytes is None or self.topic.settings.is_limited:
+        if (
+            not self._buffer_ns
+            or self._sent_bytes is None
+            or self._requeued
+            or self.topic.settings.is_limited
+        ):
             return False
-        count, consumers = self.ready_count, len(self._ready)
-        if -(-count // consumers) >= next(iter(self._ready)).window:
-            return False
+        count, consumers = self._fresh, len(self._ready)
         frame_bytes = self.topic.message_bytes - self._sent_bytes + count * MESSAGE_FRAME_BYTES
-        return frame_bytes < consumers * self._buffer_bytes
+        if frame_bytes >= consumers * self._buffer_bytes:
+            return False
+        share = -(-count // consumers)
+        return share < min([consumer.window for consumer in islice(self._ready, _CONSUMERS_AT_ONCE)])
 
     @property
     def wait_until_ns(self) -> int:
@@ -720,6 +729,7 @@ class Channel:
         self._next_timeout_ns = None
         self._capped.clear()
         self._batches.clear()
+        self._sent_bytes = None
         for consumer in self.consumers:
             consumer.in_flight.clear()
             self.refresh(consumer)

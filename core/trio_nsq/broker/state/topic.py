@@ -432,7 +432,7 @@ class Topic:
 
         Empty at the end of the log. Raises LogReadError.
         """
-        cached = self._cache.get((self.name, sequence))
+        cached = self._cache.get((self.name, sequence)) or self._cached_holding(sequence)
         if cached is not None:
             return [cached]
         return self._read_log(self.log.read(sequence))
