@@ -569,3 +569,21 @@ async def test_threads_that_wait_keep_no_topic(tmp_path: Path) -> None:
         del one
         assert topic() is None
         await tested.close()
+
+
+async def test_what_one_turn_has_no_time_for_is_written_by_one_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_TURN_S", -1)
+    async with trio.open_nursery() as nursery:
+        options = BrokerOptions(data_path=tmp_path, sync="interval")
+        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
+        busy = Busy(tested, tmp_path / "busy#ephemeral")
+        for _ in range(10):
+            busy.publish()  # and again, as soon as that is written
+            assert len(nursery.child_tasks) == 1
+        busy.goes_on = False
+        await settle()
+        assert busy.stored > 10
+        await tested.close()
+    busy.topic.log.close()

@@ -187,7 +187,7 @@ class Publisher:
         # Of what has gathered, of topics in the queue, and of ids; threads wait for it while the queue is empty.
         self._taking = Condition()
         self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
-        self._writing = False
+        self._writing = self._writes_rest = False
         self._unsynced: dict[Topic, _Unsynced] = {}
         self._sync_soon = trio.Event()
         self._closed = self._ending = False
@@ -438,12 +438,15 @@ class Publisher:
                 for topic in [topic for topic in topics if self._write_group(topic)]:
                     self._deliver(topic)
                 if self._in_turn and perf_counter() > turn_over_s:
-                    self._nursery.start_soon(self._write_rest)
+                    if not self._writes_rest:
+                        self._writes_rest = True
+                        self._nursery.start_soon(self._write_rest)
                     break
         finally:
             self._writing = False
 
     async def _write_rest(self) -> None:
+        self._writes_rest = False
         self._write_gathered()
 
     def _write_group(self, topic: Topic) -> bool:
