@@ -29,9 +29,8 @@ def _logging_is_put_back() -> Iterator[None]:
 
 def _works(thread: threading.Thread) -> bool:
     """Whether it is one of trio's that has something to do."""
-    if (
-        " from " not in thread.name
-    ):  # they are named so while they run a function: see trio.to_thread.run_sync
+    # They are named so while they run a function: see trio.to_thread.run_sync.
+    if " from " not in thread.name:
         return False
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:

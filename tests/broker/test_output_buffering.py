@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from broker.support import HeldFiles, RawClient, connected, identify, pub, running_broker, settle
+from trio_nsq.broker import BoundAddresses
 
 
 @pytest.fixture
@@ -46,6 +47,17 @@ async def watching(address: str, *, ready: int = 100, **fields: object) -> Async
         await client.subscribe("t", "c", ready_count=ready)
         await settle()
         yield client
+
+
+@asynccontextmanager
+async def one_that_waits(tmp_path: Path) -> AsyncIterator[tuple[BoundAddresses, Watched, RawClient]]:
+    """A broker, a consumer that has had `1` while `2` waits for more, and the client that has published them."""
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            await publisher.publish("t", b"2")
+            assert await client.here() == [b"1"]
+            yield bound, client, publisher
 
 
 async def test_after_a_pause_a_message_goes_at_once_and_the_next_waits(
@@ -106,17 +118,13 @@ async def test_the_last_message_that_a_client_can_take_does_not_wait(
 async def test_what_a_client_that_wants_no_more_was_to_wait_for_goes_to_another(
     tmp_path: Path, clock: trio.testing.MockClock, command: bytes
 ) -> None:
-    async with running_broker(tmp_path / "d", sync="interval") as bound:
-        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
-            await publisher.publish("t", b"1")
-            await publisher.publish("t", b"2")
-            assert await client.here() == [b"1"]
-            await client.send(command)
-            await settle()
-            async with watching(bound.tcp_address) as other:
-                clock.jump(0.255)
-                message = await other.message()
-                assert (message.body, message.attempts) == (b"2", 1)
+    async with one_that_waits(tmp_path) as (bound, client, _):
+        await client.send(command)
+        await settle()
+        async with watching(bound.tcp_address) as other:
+            clock.jump(0.255)
+            message = await other.message()
+            assert (message.body, message.attempts) == (b"2", 1)
 
 
 async def test_without_a_timer_a_client_that_wants_no_more_gets_what_was_held_back(
@@ -134,17 +142,13 @@ async def test_without_a_timer_a_client_that_wants_no_more_gets_what_was_held_ba
 async def test_in_a_paused_channel_messages_go_on_waiting(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    async with running_broker(tmp_path / "d", sync="interval") as bound:
-        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
-            await publisher.publish("t", b"1")
-            await publisher.publish("t", b"2")
-            assert await client.here() == [b"1"]
-            async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
-                await api.post("/channel/pause?topic=t&channel=c")
-                clock.jump(0.3)
-                assert await client.here() == []
-                await api.post("/channel/unpause?topic=t&channel=c")
-                assert await client.here() == [b"2"]
+    async with one_that_waits(tmp_path) as (bound, client, _):
+        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
+            await api.post("/channel/pause?topic=t&channel=c")
+            clock.jump(0.3)
+            assert await client.here() == []
+            await api.post("/channel/unpause?topic=t&channel=c")
+            assert await client.here() == [b"2"]
 
 
 async def test_without_a_timer_a_pause_sends_what_was_held_back(
@@ -182,19 +186,15 @@ async def settle_and_release(files: HeldFiles) -> None:
 
 
 async def test_every_answer_takes_the_messages_along(tmp_path: Path, clock: trio.testing.MockClock) -> None:
-    async with running_broker(tmp_path / "d", sync="interval") as bound:
-        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
-            await publisher.publish("t", b"1")
-            await publisher.publish("t", b"2")
-            assert await client.here() == [b"1"]
-            await client.send(pub("other", b"x"))
-            await client.ok()
-            assert await client.here() == [b"2"]
-            await publisher.publish("t", b"3")
-            assert await client.here() == []
-            await client.send(b"FIN 0123456789abcdef\n")
-            assert (await client.error()).startswith("E_FIN_FAILED")
-            assert (await client.message()).body == b"3"
+    async with one_that_waits(tmp_path) as (_, client, publisher):
+        await client.send(pub("other", b"x"))
+        await client.ok()
+        assert await client.here() == [b"2"]
+        await publisher.publish("t", b"3")
+        assert await client.here() == []
+        await client.send(b"FIN 0123456789abcdef\n")
+        assert (await client.error()).startswith("E_FIN_FAILED")
+        assert (await client.message()).body == b"3"
 
 
 async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
