@@ -185,16 +185,16 @@ async def settle_and_release(files: HeldFiles) -> None:
     files.release()
 
 
-async def test_every_answer_takes_the_messages_along(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+async def test_messages_that_wait_go_before_any_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with one_that_waits(tmp_path) as (_, client, publisher):
         await client.send(pub("other", b"x"))
-        await client.ok()
-        assert await client.here() == [b"2"]
+        assert (await client.message()).body == b"2"
+        assert await client.frame() == (0, b"OK")
         await publisher.publish("t", b"3")
         assert await client.here() == []
         await client.send(b"FIN 0123456789abcdef\n")
-        assert (await client.error()).startswith("E_FIN_FAILED")
         assert (await client.message()).body == b"3"
+        assert (await client.error()).startswith("E_FIN_FAILED")
 
 
 async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:

@@ -377,14 +377,21 @@ class Connection:
         return consumer.window > 0 and not channel.paused
 
     def _answer(self, frame: bytes) -> None:
-        """Put a frame in the outbox that is not to wait for messages."""
+        """Put a frame in the outbox that is not to wait."""
+        self._send_waiting()
+        self._put_answer(frame)
+
+    def _send_waiting(self) -> None:
+        """Messages that wait for more go before any answer, as in nsqd."""
+        if self.channel is not None:
+            self.server.send_waiting(self.channel)
+
+    def _put_answer(self, frame: bytes) -> None:
         self.outbox.put(frame)
         self._answered = True
 
     def _flush_answers(self) -> None:
         if self._answered:
-            if self.channel is not None:
-                self.server.send_waiting(self.channel)  # messages go along with any answer, as in nsqd
             self._flush()
 
     def _flush(self) -> None:
@@ -462,6 +469,7 @@ class Connection:
     def _store(self) -> bool:
         """Have the publishes stored; False if that has to be waited for."""
         topic_name = self._publishes[0].topic
+        self._send_waiting()  # now: what is being published is to come after the answer
         if not self.guard.idle:
             return False
         self._storing = self._submitting = True
@@ -504,7 +512,7 @@ class Connection:
         if error is None:
             count = sum([len(p.messages.sizes) for p in publishes])
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
-            self._answer(OK_FRAME * len(publishes))
+            self._put_answer(OK_FRAME * len(publishes))
             return
         errors = [_refusal(p.verb, error) for p in publishes]
         if not self.identity.survive_refusals:
@@ -512,7 +520,7 @@ class Connection:
             return
         logger.error("[%s] - %s", self.peer, str(errors[0]))
         for each in errors:
-            self._answer(encode_error(each.wire))
+            self._put_answer(encode_error(each.wire))
 
     async def _wait_for_next(self) -> None:
         """In the task: obey what has to be waited for, or let others have their turn. Raises CommandError."""
