@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import trio.testing
 
-from trio_nsq.broker.publisher import Publisher
+from trio_nsq.broker.commit_threads import CommitThreads
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +34,7 @@ def _works(thread: threading.Thread) -> bool:
         return False
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        if frame.f_code is Publisher._wait_for_queue.__code__:
+        if frame.f_code is CommitThreads._wait_for_queue.__code__:
             return bool(frame.f_locals["self"]._queue)
         frame = frame.f_back
     return True

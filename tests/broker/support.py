@@ -4,7 +4,7 @@ import gc
 import json
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from struct import pack, unpack
@@ -190,6 +190,13 @@ async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[Ra
 async def settle() -> None:
     """Let every task run until all of them wait for a socket, a thread or for time."""
     await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that only threads or other tasks bring about."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.lowlevel.checkpoint()
 
 
 class HeldFiles(Files):

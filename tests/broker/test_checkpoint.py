@@ -9,7 +9,7 @@ import trio
 
 from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.publisher import Publication
+from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.topic import Checkpoint
 from trio_nsq.broker.storage.data_folder import DataFolder

@@ -29,6 +29,7 @@ from broker.support import (
 )
 from broker.test_http_api import running_api
 from trio_nsq.broker import BrokerOptions, publisher, server
+from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
@@ -554,7 +555,7 @@ async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
         nursery.start_soon(tested.roll, topic)
         await settle()
         for _ in range(2):
-            tested.submit(topic, [publisher.Publication(pack_messages([b"x"]))], stored.append)
+            tested.submit(topic, [Publication(pack_messages([b"x"]))], stored.append)
         await settle()
         assert not stored
         log.go_on.set()

@@ -3,21 +3,22 @@
 import errno
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trio
 import trio.testing
 
-from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle
+from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle, until
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
-from trio_nsq.broker import BrokerOptions, publisher
+from trio_nsq.broker import BrokerOptions, commit_threads, publisher
 from trio_nsq.broker.errors import PublishRefused
-from trio_nsq.broker.publisher import Publication, Publisher
+from trio_nsq.broker.publication import Publication
+from trio_nsq.broker.publisher import Publisher
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
@@ -26,20 +27,36 @@ from trio_nsq.log import DiskLog, Files, MemoryLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 
 
-async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
+def set_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let so many threads be wanted for commits, however long these take."""
+    monkeypatch.setattr(commit_threads, "_MIN_THREADS", count)
+    monkeypatch.setattr(commit_threads, "_MAX_THREADS", count)
+
+
+class Counted(Files):
+    """A real file system that counts what it was asked to sync."""
+
     syncs = 0
 
-    class Counting(HeldFiles):
-        def sync(self, fd: int) -> None:
-            nonlocal syncs
-            syncs += 1
-            super().sync(fd)
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        super().sync(fd)
 
-    files = Counting()
+
+class HeldAndCounted(Counted, HeldFiles):
+    """The same, where operations wait."""
+
+
+class FailingAndCounted(Counted, FailingFiles):
+    """The same, where operations fail."""
+
+
+async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path) -> None:
+    files = HeldAndCounted()
     async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as first:
         await first.publish("t", b"makes the segment")
         files.hold("sync")
-        syncs = 0
+        files.syncs = 0
         await first.send(pub("t", b"first"))
         await files.reached()
         async with connected(bound.tcp_address) as second, connected(bound.tcp_address) as third:
@@ -49,7 +66,7 @@ async def test_publishes_that_arrive_during_a_sync_share_the_next_one(tmp_path: 
             files.release()
             for client in (first, second, third):
                 await client.ok()
-        assert syncs == 2
+        assert files.syncs == 2
 
 
 async def test_what_publishers_have_sent_behind_a_publish_is_one_write_when_that_is_stored(
@@ -221,31 +238,35 @@ async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
             assert (await client.message()).body == b"body"
 
 
-class TopicsFiles(HeldFiles):
-    """Keeps account of the files that are being synced, and fails on those of some topics."""
+class TopicsFiles(Files):
+    """A real file system where the syncs of some topics wait at a gate, or fail."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.gates: dict[str, threading.Event] = {}
         self.failing: set[str] = set()
-        self.syncing: set[int] = set()
+        self.syncing: list[str] = []
+        """The topics whose files are being synced."""
         self.most = 0
-        """As many were synced at the same time."""
+        """As many were at the same time."""
 
     def sync(self, fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().parent.stem in self.failing:
+        topic = Path(f"/proc/self/fd/{fd}").readlink().parent.stem
+        if topic in self.failing:
             raise OSError(errno.EIO, "broken")
-        self.syncing.add(fd)
+        self.syncing.append(topic)
         self.most = max(self.most, len(self.syncing))
         try:
+            if topic in self.gates:
+                assert self.gates[topic].wait(PATIENCE_S)
             super().sync(fd)
         finally:
-            self.syncing.remove(fd)
+            self.syncing.remove(topic)
 
 
 async def test_a_few_threads_store_for_all_topics_each_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_MAX_THREADS", 2)  # it is not the disk that makes them wait
+    set_threads(monkeypatch, 2)
     files = TopicsFiles()
     topics = [f"t{n}" for n in range(20)]
     async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
@@ -254,12 +275,14 @@ async def test_a_few_threads_store_for_all_topics_each_by_itself(
             await client.publish(topic, b"makes the segment")
         files.most = 0
         files.failing = {"t5", "t17"}
-        files.hold("sync")
+        gate = threading.Event()
+        files.gates = dict.fromkeys(topics, gate)
         for topic, client in zip(topics, clients, strict=True):
             await client.send(pub(topic, topic.encode()))
+        await until(lambda: bool(files.syncing))
         await settle()
-        assert 1 <= len(files.syncing) <= 2
-        files.release()
+        assert len(files.syncing) <= 2
+        gate.set()
         for topic, client in zip(topics, clients, strict=True):
             if topic in files.failing:
                 assert (await client.error()).startswith("E_PUB_FAILED ")
@@ -297,25 +320,17 @@ async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
 async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    syncs = 0
-
-    class Counting(FailingFiles):
-        def sync(self, fd: int) -> None:
-            nonlocal syncs
-            syncs += 1
-            super().sync(fd)
-
-    files = Counting()
+    files = FailingAndCounted()
     async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=1) as api:
         await api.tcp.publish("t", b"makes the segment")
         await settle()
-        files.sync_fails, syncs = True, 0
+        files.sync_fails, files.syncs = True, 0
         await api.tcp.publish("t", b"x")
         while (await api.get("/ping")).text == "OK":
             pass
         for _ in range(20):
             await api.get("/ping")
-        assert syncs == 1
+        assert files.syncs == 1
         files.sync_fails = False
 
 
@@ -329,6 +344,7 @@ class Busy:
         self.topic = Topic(folder.name, DiskLog(folder, files=files or Files()), BatchCache(10**7), 10)
 
     def publish(self) -> None:
+        """Publish a message."""
         self._publisher.submit(self.topic, [Publication(pack_messages([b"x"]))], self._then)
 
     def _then(self, error: PublishRefused | None) -> None:
@@ -338,71 +354,83 @@ class Busy:
             self.publish()
 
 
-async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_path: Path) -> None:
+class Running:
+    """A publisher, and those who publish with it."""
+
+    def __init__(self, publisher: Publisher, nursery: trio.Nursery, folder: Path) -> None:
+        self.publisher = publisher
+        self.nursery = nursery
+        self.busy: list[Busy] = []
+        self._folder = folder
+
+    def add(self, name: str, files: Files | None = None, *, goes_on: bool = False) -> Busy:
+        """Somebody who publishes to a topic of his own; he goes on if he is to, but not beyond the end."""
+        one = Busy(self.publisher, self._folder / name, files)
+        one.goes_on = goes_on
+        self.busy.append(one)
+        return one
+
+    @property
+    def threads(self) -> int:
+        """How many there are for commits: each has a task that waits for it."""
+        return len(self.nursery.child_tasks)
+
+
+@asynccontextmanager
+async def running_publisher(
+    folder: Path, sync: Literal["always", "interval"] = "always"
+) -> AsyncIterator[Running]:
+    """A publisher that is closed at the end, unless its nursery is cancelled by then."""
     async with trio.open_nursery() as nursery:
-        options = BrokerOptions(data_path=tmp_path)
+        options = BrokerOptions(data_path=folder, sync=sync)
         tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
-        busy = [Busy(tested, tmp_path / f"t{n}") for n in range(5)]
+        running = Running(tested, nursery, folder)
+        try:
+            yield running
+        finally:
+            for one in running.busy:
+                one.goes_on = False
+        if not nursery.cancel_scope.cancel_called:
+            await tested.close()
+    for one in running.busy:
+        one.topic.log.close()
+
+
+async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_path: Path) -> None:
+    async with running_publisher(tmp_path) as running:
+        busy = [running.add(f"t{n}", goes_on=True) for n in range(5)]
         for one in busy:
             one.publish()
             one.publish()
         with trio.fail_after(PATIENCE_S):
             for one in busy:
-                assert await tested.roll(one.topic)
+                assert await running.publisher.roll(one.topic)
             with trio.move_on_after(0):
-                await tested.roll(busy[0].topic)
-            stored = [one.stored for one in busy]
-            while not all(one.stored > before for one, before in zip(busy, stored, strict=True)):
-                await trio.lowlevel.checkpoint()
-        for one in busy:
-            one.goes_on = False
-        await tested.close()
-    assert not tested._in_line
-    for one in busy:
-        one.topic.log.close()
-
-
-class GatedFiles(Files):
-    """A real file system where the syncs of a topic wait at a gate, if it has one."""
-
-    def __init__(self) -> None:
-        self.gates: dict[str, threading.Event] = {}
-
-    def sync(self, fd: int) -> None:
-        name = Path(f"/proc/self/fd/{fd}").readlink().parent.name
-        if name in self.gates:
-            assert self.gates[name].wait(PATIENCE_S)
-        super().sync(fd)
+                await running.publisher.roll(busy[0].topic)
+        stored = [one.stored for one in busy]
+        await until(lambda: all(one.stored > before for one, before in zip(busy, stored, strict=True)))
 
 
 async def test_what_is_stored_is_told_while_a_thread_goes_on_with_other_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_MIN_THREADS", 1)
-    monkeypatch.setattr(publisher, "_TURN_S", 0)
-    files = GatedFiles()
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        first, second, third = [Busy(tested, tmp_path / name, files) for name in ("t1", "t2", "t3")]
+    set_threads(monkeypatch, 1)
+    monkeypatch.setattr(commit_threads, "_TELL_S", 0)
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        first, second, third = [running.add(name, files) for name in ("t1", "t2", "t3")]
         for one in (first, second, third):
-            one.goes_on = False
             one.publish()
-        while not third.stored:
-            await trio.lowlevel.checkpoint()
+        await until(lambda: bool(third.stored))
         files.gates = {"t1": threading.Event(), "t3": threading.Event()}
         for one in (first, second, third):
             one.publish()  # the thread takes the first, and both others next
             await settle()
         files.gates["t1"].set()
-        with trio.fail_after(PATIENCE_S):
-            while second.stored < 2:
-                await trio.lowlevel.checkpoint()
+        await until(lambda: second.stored == 2)
         assert third.stored == 1
         files.gates["t3"].set()
-        await tested.close()
     assert [one.stored for one in (first, second, third)] == [2, 2, 2]
-    for one in (first, second, third):
-        one.topic.log.close()
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
@@ -420,170 +448,121 @@ async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_p
             await client.ok()
 
 
-class Threads(Files):
-    """A real file system that knows in which threads it synced."""
-
-    def __init__(self) -> None:
-        self.idents: list[int] = []
-
-    def sync(self, fd: int) -> None:
-        self.idents.append(threading.get_ident())
-        super().sync(fd)
-
-
-async def test_threads_stay_until_the_end(tmp_path: Path) -> None:
-    files = Threads()
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        one = Busy(tested, tmp_path / "t", files)
-        one.goes_on = False
+async def test_threads_stay_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_threads(monkeypatch, 1)
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t")
         for count in range(1, 4):
             one.publish()
-            while one.stored < count or tested.is_busy:
-                await trio.lowlevel.checkpoint()
-        assert len(files.idents) >= 3
-        assert len(set(files.idents)) == 1
-        await tested.close()
-    one.topic.log.close()
+            await until(lambda: not running.publisher.is_busy)
+            await settle()
+            assert (one.stored, running.threads) == (count, 1)
 
 
 async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> None:
-    files = GatedFiles()
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        idle, committing = Busy(tested, tmp_path / "t1", files), Busy(tested, tmp_path / "t2", files)
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        idle, committing = running.add("t1", files), running.add("t2", files)
         for one in (idle, committing):
-            one.goes_on = False
             one.publish()
-        while not (idle.stored and committing.stored):
-            await trio.lowlevel.checkpoint()
+        await until(lambda: bool(idle.stored and committing.stored))
         files.gates["t2"] = threading.Event()
         committing.publish()
         await settle()
-        nursery.cancel_scope.cancel()
+        running.nursery.cancel_scope.cancel()
         await trio.lowlevel.cancel_shielded_checkpoint()
         files.gates["t2"].set()
     assert committing.topic.log.next_sequence == 2
-    for one in (idle, committing):
-        one.topic.log.close()
 
 
 async def test_threads_that_are_no_longer_needed_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = GatedFiles()
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        topics = [Busy(tested, tmp_path / f"t{n}", files) for n in range(4)]
-        monkeypatch.setattr(publisher, "_MIN_THREADS", 4)
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        topics = [running.add(f"t{n}", files) for n in range(4)]
+        set_threads(monkeypatch, 4)
         files.gates = {f"t{n}": threading.Event() for n in range(4)}
         for one in topics:
-            one.goes_on = False
             one.publish()
             await settle()
-        assert tested._threads == 4
-        monkeypatch.setattr(publisher, "_MIN_THREADS", 1)
-        monkeypatch.setattr(publisher, "_MAX_THREADS", 1)
+        await until(lambda: len(files.syncing) == 4)
+        set_threads(monkeypatch, 1)
         for gate in files.gates.values():
             gate.set()
-        with trio.fail_after(PATIENCE_S):
-            while tested._threads > 1:
-                await trio.lowlevel.checkpoint()
+        await until(lambda: running.threads == 1)
         topics[0].publish()
-        with trio.fail_after(PATIENCE_S):
-            while topics[0].stored < 2:
-                await trio.lowlevel.checkpoint()
-        await tested.close()
-    for one in topics:
-        one.topic.log.close()
+        await until(lambda: topics[0].stored == 2)
 
 
 @pytest.mark.parametrize("gather_s", [-1.0, 1000.0])
 async def test_a_commit_waits_for_a_pause_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float
 ) -> None:
-    monkeypatch.setattr(publisher, "_GATHER_S", gather_s)
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        one = Busy(tested, tmp_path / "t")
-        one.goes_on = False
-        tested.begin_round()
+    monkeypatch.setattr(commit_threads, "_GATHER_S", gather_s)
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t")
+        running.publisher.begin_round()
         one.publish()
-        tested.end_round()
+        running.publisher.end_round()
+        if gather_s < 0:
+            await until(lambda: bool(one.stored))
         await settle()
         assert one.stored == (gather_s < 0)
-        tested.start_commits()
-        while not one.stored:
-            await trio.lowlevel.checkpoint()
-        await tested.close()
-    one.topic.log.close()
+        running.publisher.start_commits()
+        await until(lambda: bool(one.stored))
 
 
 async def test_as_many_threads_begin_as_there_is_work_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_MIN_THREADS", 4)
-    files = GatedFiles()
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        topics = [Busy(tested, tmp_path / f"t{n}", files) for n in range(5)]
-        gate = threading.Event()
+    set_threads(monkeypatch, 4)
+    files = TopicsFiles()
+    gate = threading.Event()
+    async with running_publisher(tmp_path) as running:
+        topics = [running.add(f"t{n}", files) for n in range(5)]
         files.gates = {f"t{n}": gate for n in range(5)}
-        tested.begin_round()
+        running.publisher.begin_round()
         for one in topics:
-            one.goes_on = False
             one.publish()
-        tested.end_round()
-        tested.start_commits()
+        running.publisher.end_round()
+        running.publisher.start_commits()
         await settle()
-        assert tested._threads == 4
+        assert running.threads == 4
         gate.set()
-        await tested.close()
     assert [one.stored for one in topics] == [1] * 5
-    for one in topics:
-        one.topic.log.close()
 
 
 async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        one = Busy(tested, tmp_path / "t")
-        one.goes_on = False
-        nursery.cancel_scope.cancel()
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t")
+        running.nursery.cancel_scope.cancel()
         one.publish()
         with trio.CancelScope(shield=True), trio.fail_after(PATIENCE_S):
-            await tested.close()
+            await running.publisher.close()
     assert one.stored == 1
-    one.topic.log.close()
 
 
 async def test_threads_that_wait_keep_no_topic(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        tested = Publisher(BrokerOptions(data_path=tmp_path), MessageIds(0, 0), nursery, lambda topic: None)
-        one = Busy(tested, tmp_path / "t")
-        one.goes_on = False
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t")
         one.publish()
-        while tested.is_busy or not tested._idle_threads:
-            await trio.lowlevel.checkpoint()
+        await until(lambda: not running.publisher.is_busy)
+        running.busy.clear()
         one.topic.log.close()
         topic = weakref.ref(one.topic)
-        tested.forget(one.topic)
+        running.publisher.forget(one.topic)
         del one
-        assert topic() is None
-        await tested.close()
+        await until(lambda: topic() is None)
 
 
 async def test_what_one_turn_has_no_time_for_is_written_by_one_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "_TURN_S", -1)
-    async with trio.open_nursery() as nursery:
-        options = BrokerOptions(data_path=tmp_path, sync="interval")
-        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
-        busy = Busy(tested, tmp_path / "busy#ephemeral")
+    async with running_publisher(tmp_path, sync="interval") as running:
+        busy = running.add("busy#ephemeral", goes_on=True)
         for _ in range(10):
             busy.publish()  # and again, as soon as that is written
-            assert len(nursery.child_tasks) == 1
+            assert len(running.nursery.child_tasks) == 1
         busy.goes_on = False
         await settle()
         assert busy.stored > 10
-        await tested.close()
-    busy.topic.log.close()

@@ -15,7 +15,7 @@ import trio
 from ..log import LogError, LogReadError
 from ..protocol import pack_messages
 from .errors import PublishRefused, SaveError
-from .publisher import Publication
+from .publication import Publication
 from .state.aside import Aside
 from .state.broker import Broker
 from .state.channel import Channel

@@ -7,7 +7,7 @@ import trio
 
 from ..protocol import MessageSet
 from .errors import PublishRefused
-from .publisher import Publication
+from .publication import Publication
 from .state.note import note_of_batch
 
 if TYPE_CHECKING:

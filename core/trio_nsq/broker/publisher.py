@@ -1,9 +1,7 @@
 """From publishes to the log: group commit, and the sync modes.
 
 With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
-of them go into the next: the more publishers wait, the more messages a sync carries. A few threads do so for all
-topics, each for several at a time, and stay: to begin one takes as long as a sync. They take what has gathered by
-themselves, and so never wait for the event loop. But they are told of it only when nobody has anything more to send.
+of them go into the next: the more publishers wait, the more messages a sync carries. See `CommitThreads`.
 
 With `--sync=interval`, and for ephemeral topics, a publish is written in the caller's turn, and syncs follow on a
 schedule; what many clients publish in one round of the poller is one write. But what begins a new file waits for the
@@ -14,45 +12,28 @@ Publishers are told that something is stored before it is sent on: they can prep
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from threading import Condition
+from threading import Lock
 from time import perf_counter
 
 import trio
 
 from ..log import LogError, RecordBatch
-from ..log.records import HEADER_BYTES
 from ..protocol import MessageSet
+from .commit_threads import Commit, CommitThreads
 from .errors import PublishRefused, TopicFull
 from .figures.histogram import Histogram
 from .options import BrokerOptions
+from .publication import Publication
 from .state.broker import MessageIds
 from .state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_MIN_THREADS = 2
-_MAX_THREADS = 16
-_COMMIT_S = 0.000_5
-"""Each thread that is at work keeps the event loop waiting for Python's lock: where a commit takes no longer than this,
-two are best, each with several topics. (With 100 topics, each synced for itself, a thread for every topic delivered
-47,000 messages a second, four threads 63,000, and two 60,000 to 76,000.) Where the disk is slower, there are more:
-syncs of several files at once take little longer than one."""
-_SMOOTHING = 1 / 16
-"""How much one commit counts in the average of what they take."""
-
-_ROUNDS_AT_A_TIME = 16
-"""After so many rounds of commits a thread lets go of its topics: others may want them for themselves."""
-
 _SYNC_BYTES = 16 * 1024 * 1024
 """With `--sync=interval` so much is synced, however few messages that are: a file is synced before the next is begun,
 and all publishers of its topic wait for that."""
-
-_GATHER_S = 0.001
-"""So long a commit may be put off because there is always somebody who has something to send."""
 
 _TURN_S = 0.005
 """Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
@@ -60,71 +41,6 @@ _TURN_S = 0.005
 _MAX_RECORD_BYTES = 256 * 1024
 """Publishes that are stored together share a record up to this size: few records are cheap to write, read and
 deliver, but damage costs a whole record."""
-
-
-@dataclass(slots=True)
-class Publication:
-    """What one command publishes.
-
-    Attributes:
-        messages: A set of messages.
-        due_ns: When it may be delivered, Unix nanoseconds; 0: at once.
-        note: What the broker has to know of it besides, see `note.py`; empty: nothing.
-    """
-
-    messages: MessageSet
-    due_ns: int = 0
-    note: bytes = b""
-
-    @property
-    def record_bytes(self) -> int:
-        """What it takes in the log if it shares its record with none."""
-        return HEADER_BYTES + len(self.messages.data) + len(self.note)
-
-
-class _Group:
-    """Publications of one topic that will be stored by one write.
-
-    Attributes:
-        publications: What to store, in order.
-        size: Bytes of their records, if none shares its own.
-        then: Whom to tell, in order.
-    """
-
-    __slots__ = ("publications", "size", "then")
-
-    def __init__(self) -> None:
-        self.publications: list[Publication] = []
-        self.size = 0
-        self.then: list[Callable[[PublishRefused | None], None]] = []
-
-    @property
-    def messages(self) -> int:
-        """How many they are."""
-        return sum([len(publication.messages) for publication in self.publications])
-
-    def finish(self, error: PublishRefused | None) -> None:
-        """Tell all who published that it is stored, or why not."""
-        for then in self.then:
-            then(error)
-
-
-@dataclass(slots=True)
-class _Commit:
-    """What is done with a group.
-
-    Attributes:
-        sync: It is synced, too.
-        records: What was stored; if there is an `error`, nothing was.
-        took_s: How long that took.
-    """
-
-    topic: Topic
-    group: _Group
-    sync: bool
-    records: Sequence[RecordBatch] = ()
-    took_s: float = 0.0
-    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -153,6 +69,7 @@ class Publisher:
         sync_duration: What syncing a log took each time, where that is done by itself.
         sync_count: How often a log was brought to stable storage.
         in_round: What is submitted gathers for now.
+        commits: What gathers, and the threads that store it.
     """
 
     def __init__(
@@ -172,25 +89,19 @@ class Publisher:
         self._ids = ids
         self._nursery = nursery
         self._published = published
-        self._call_soon = call_soon or trio.lowlevel.current_trio_token().run_sync_soon
-        self._gathering: dict[Topic, _Group] = {}
-        self._threads = self._idle_threads = 0  # those that append, and how many of them wait for the queue
-        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
-        self._commit_s = 0.0  # what a commit takes, on average
-        self._queue: dict[Topic, None] = {}  # what gathers there waits for one of them
-        self._queued_s = 0.0  # since when something does
-        # A thread may be at the topic's log, or will be; the event is set when it no longer is.
-        self._busy: dict[Topic, trio.Event] = {}
-        self._in_line: dict[Topic, deque[trio.Event]] = {}  # who has the log next, before any commit
-        # Those of them where it appends, and what: until the event loop knows that it is stored.
-        self._committing: dict[Topic, list[_Group]] = {}
-        # Of what has gathered, of topics in the queue, and of ids; threads wait for it while the queue is empty.
-        self._taking = Condition()
+        self.commits = CommitThreads(
+            nursery,
+            options.sync == "always",
+            self._store,
+            self._note_committed,
+            call_soon or trio.lowlevel.current_trio_token().run_sync_soon,
+        )
+        self._taking_ids = Lock()
         self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
         self._writing = self._writes_rest = False
         self._unsynced: dict[Topic, _Unsynced] = {}
         self._sync_soon = trio.Event()
-        self._closed = self._ending = False
+        self._closed = False
 
     async def publish(
         self, topic: Topic, publications: Sequence[Publication], *, gather: bool = False
@@ -244,181 +155,49 @@ class Publisher:
         """
         if self._closed:
             raise PublishRefused("exiting")
-        with self._taking:
-            size = sum([publication.record_bytes for publication in publications])
+        size = sum([publication.record_bytes for publication in publications])
+        with self.commits.lock:
             if topic.may_refuse:
                 self._find_room(topic, publications, size)
-            group = self._gathering.get(topic)
-            if group is None:
-                group = self._gathering[topic] = _Group()
-            group.publications += publications
-            group.size += size
-            group.then.append(then)
+            self.commits.gather(topic, publications, size, then)
         if topic.ephemeral or self._options.sync == "interval":
             self._in_turn[topic] = None
             if not (self.in_round or gather):
                 self._write_gathered()
-        elif topic not in self._busy:
-            self._start_commit(topic)
+        else:
+            self.commits.start(topic)
 
     def begin_round(self) -> None:
         """Let what is submitted gather: until `end_round`, or where it needs a thread until `start_commits`."""
-        self.in_round = True
+        self.in_round = self.commits.waits = True
 
     def end_round(self) -> None:
         """Write what has gathered and needs no thread, and let every submit do so from now on."""
         self._write_gathered()
-        self.in_round = False
-        if self._queue and perf_counter() > self._queued_s + _GATHER_S:
+        self.in_round = self.commits.waits = False
+        if self.commits.is_late:
             self.start_commits()
 
     def start_commits(self) -> None:
         """Have threads store what has gathered for them. To be called when nobody has anything more to send."""
-        if not self._queue:
-            return
-        with self._taking:
-            self._taking.notify(len(self._queue))
-            lacking = min(len(self._queue) - self._idle_threads, self._wanted_threads - self._threads)
-            self._threads += max(0, lacking)
-        for _ in range(lacking):
-            self._nursery.start_soon(self._host_thread)
+        self.commits.begin()
 
     @property
     def is_busy(self) -> bool:
         """A thread is at some topic's log."""
-        return bool(self._busy)
+        return self.commits.is_busy
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if there is no room for these, whose records have so many bytes."""
         messages = sum(len(publication.messages) for publication in publications)
-        waiting = self._committing.get(topic, []).copy()
-        if topic in self._gathering:
-            waiting.append(self._gathering[topic])
-        coming = sum(g.messages for g in waiting), sum(g.size for g in waiting)
+        groups = self.commits.not_stored(topic)
+        coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
 
     async def roll(self, topic: Topic) -> bool:
         """Let a topic's log begin a new file; False if that failed."""
         return await self.in_thread(topic, topic.log.roll, alone=True)
-
-    # ------------------------------------------------------------------ in a thread
-
-    def _start_commit(self, topic: Topic) -> None:
-        self._busy[topic] = trio.Event()
-        self._committing[topic] = []
-        if not self._queue:
-            self._queued_s = perf_counter()
-        with self._taking:
-            self._queue[topic] = None
-        if not self.in_round:
-            self.start_commits()
-
-    @property
-    def _wanted_threads(self) -> int:
-        return max(_MIN_THREADS, min(int(self._commit_s / _COMMIT_S), _MAX_THREADS))
-
-    async def _host_thread(self) -> None:
-        ended = trio.Event()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_threads_if_cancelled, ended)
-            with trio.CancelScope(shield=True):  # it begins, too: what has gathered is stored
-                await trio.to_thread.run_sync(self._commit_all, limiter=self._limiter)
-            ended.set()
-
-    async def _end_threads_if_cancelled(self, ended: trio.Event) -> None:
-        """They cannot be."""
-        try:
-            await ended.wait()
-        except trio.Cancelled:
-            self._end_threads()
-            raise
-
-    def _end_threads(self) -> None:
-        """Let the threads come to their end, when they have stored what has gathered."""
-        with self._taking:
-            self._ending = True
-            self._taking.notify_all()
-
-    def _commit_all(self) -> None:
-        """In a thread: wait for topics in the queue, and store what gathers there, until the end."""
-        while self._wait_for_queue():
-            self._commit_queue()
-
-    def _wait_for_queue(self) -> bool:
-        """In a thread. False: it is not needed any more."""
-        with self._taking:
-            while not self._queue:
-                if self._ending or self._threads > self._wanted_threads:
-                    self._threads -= 1
-                    return False
-                self._idle_threads += 1
-                self._taking.wait()
-                self._idle_threads -= 1
-            return True
-
-    def _let_go(self, topics: Sequence[Topic]) -> None:
-        for topic in topics:
-            del self._committing[topic]
-            self._release(topic)
-
-    def _release(self, topic: Topic) -> None:
-        """Let whoever is in line have a topic's log, or, if nobody is, a commit if one is due."""
-        if line := self._in_line.get(topic):
-            line.popleft().set()
-            return
-        self._busy.pop(topic).set()
-        if topic in self._gathering:
-            self._start_commit(topic)
-
-    def _commit_queue(self) -> None:
-        """In a thread: store groups of some topics until none is left, or others are to have these topics."""
-        topics: list[Topic] = []  # those from the queue come in, those where nothing gathers go out
-        for _ in range(_ROUNDS_AT_A_TIME):
-            commits = self._take(topics)
-            if not commits:
-                break
-            done: list[_Commit] = []
-            began_s = perf_counter()
-            for commit in commits:
-                self._store(commit)
-                done.append(commit)
-                if perf_counter() > began_s + _TURN_S:  # nobody has to wait for all the others
-                    self._call_soon(self._note_committed, done)
-                    done, began_s = [], perf_counter()
-            if done:
-                self._call_soon(self._note_committed, done)
-        if topics:
-            self._call_soon(self._let_go, topics)
-
-    def _take(self, topics: list[Topic]) -> list[_Commit]:
-        """In a thread: what has gathered in these topics, and in some of the queue. It lets go of the others."""
-        commits: list[_Commit] = []
-        sync = self._options.sync == "always"
-        with self._taking:
-            # The other threads come for theirs.
-            for topic in list(islice(self._queue, -(-len(self._queue) // self._wanted_threads))):
-                del self._queue[topic]
-                topics.append(topic)
-            for topic in topics:
-                if topic not in self._in_line and (group := self._gathering.pop(topic, None)) is not None:
-                    self._committing[topic].append(group)
-                    commits.append(_Commit(topic, group, sync))
-            if commits and len(commits) < len(topics):
-                active = {commit.topic: None for commit in commits}
-                self._call_soon(self._let_go, [topic for topic in topics if topic not in active])
-                topics[:] = active
-        return commits
-
-    def _note_committed(self, commits: Sequence[_Commit]) -> None:
-        stored: list[Topic] = []
-        for commit in commits:
-            self._commit_s += _SMOOTHING * (commit.took_s - self._commit_s)
-            self._committing[commit.topic].remove(commit.group)
-            if self._note_stored(commit):
-                stored.append(commit.topic)
-        for topic in stored:
-            self._deliver(topic)
 
     # ------------------------------------------------------------------ in the caller's turn
 
@@ -451,14 +230,13 @@ class Publisher:
 
     def _write_group(self, topic: Topic) -> bool:
         """Write what has gathered for a topic, unless a thread does; whether there is something to deliver now."""
-        if topic in self._committing or topic not in self._gathering:
+        group = self.commits.waiting(topic)
+        if group is None:
             return False  # a thread writes it next, or has
-        group = self._gathering[topic]
         if not topic.ephemeral and topic.log.begins_file(group.size):
-            if topic not in self._busy:
-                self._start_commit(topic)
+            self.commits.start(topic)
             return False
-        commit = _Commit(topic, self._gathering.pop(topic), sync=False)
+        commit = Commit(topic, self.commits.take(topic), sync=False)
         self._store(commit)
         return self._note_stored(commit)
 
@@ -506,13 +284,13 @@ class Publisher:
         for together in _sharing_records(publications):
             first = together[0]
             messages = MessageSet.join([publication.messages for publication in together])
-            with self._taking:
+            with self._taking_ids:
                 first_id = self._ids.take(len(messages.sizes))
             records.append(RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, messages, first.note))
             sequence += len(messages.sizes)
         return records
 
-    def _store(self, commit: _Commit) -> None:
+    def _store(self, commit: Commit) -> None:
         try:
             records = self._records(commit.topic, commit.group.publications)
             began_s = perf_counter()
@@ -522,7 +300,16 @@ class Publisher:
         except Exception as exc:
             commit.error = exc
 
-    def _note_stored(self, commit: _Commit) -> bool:
+    def _note_committed(self, commits: Sequence[Commit]) -> None:
+        stored: list[Topic] = []
+        for commit in commits:
+            self.commits.note_done(commit)
+            if self._note_stored(commit):
+                stored.append(commit.topic)
+        for topic in stored:
+            self._deliver(topic)
+
+    def _note_stored(self, commit: Commit) -> bool:
         """Tell those who published; whether what they did is still to be sent on."""
         topic, error = commit.topic, None
         if commit.error is None:
@@ -539,7 +326,7 @@ class Publisher:
         commit.group.finish(error)
         return error is None and not first
 
-    def _accept(self, commit: _Commit) -> None:
+    def _accept(self, commit: Commit) -> None:
         topic, records = commit.topic, commit.records
         if not topic.ephemeral:
             self.health = ""
@@ -595,45 +382,21 @@ class Publisher:
         Returns:
             False if that failed; the error is noted in `health`.
         """
-        await self._take_over(topic)
-        if alone:
-            self._committing[topic] = []
+        self._write_gathered()
+        await self.commits.take_over(topic, alone=alone)
         try:
             await trio.to_thread.run_sync(work)
         except LogError as exc:
             self._failed(exc)
             return False
         finally:
-            self._committing.pop(topic, None)  # before the next commit begins
-            self._release(topic)
+            self.commits.release(topic)
         return True
-
-    async def _take_over(self, topic: Topic) -> None:
-        """Have a topic's log when nobody else does; `_release` it then."""
-        self._write_gathered()
-        if topic not in self._busy:
-            self._busy[topic] = trio.Event()
-            return
-        turn = trio.Event()
-        line = self._in_line.setdefault(topic, deque())
-        line.append(turn)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():
-                self._release(topic)
-            else:
-                line.remove(turn)
-            raise
-        finally:
-            if not line:
-                self._in_line.pop(topic, None)
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
         self._write_gathered()
-        while (busy := self._busy.get(topic)) is not None:
-            await busy.wait()
+        await self.commits.idle(topic)
 
     def forget(self, topic: Topic) -> None:
         """Let go of a topic that is being deleted."""
@@ -644,10 +407,9 @@ class Publisher:
         self._closed = True
         self._write_gathered()
         self.start_commits()
-        for topic in list(self._busy):
-            await self.idle(topic)
+        await self.commits.all_idle()
         await self._sync_all()
-        self._end_threads()
+        self.commits.end()
 
 
 def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:

@@ -21,7 +21,8 @@ from .errors import PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
 from .options import BrokerOptions
 from .positions import Position
-from .publisher import Publication, Publisher
+from .publication import Publication
+from .publisher import Publisher
 from .readers import Readers
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel

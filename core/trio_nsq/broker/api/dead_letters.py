@@ -20,7 +20,7 @@ from ...log.interface import READ_BYTES
 from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS, store_durably
 from ..errors import PublishRefused
-from ..publisher import Publication
+from ..publication import Publication
 from ..state.channel import Channel
 from ..state.note import Origin, Reason, note_of_channel, origins
 from .deferred import find_sequences, ids_given

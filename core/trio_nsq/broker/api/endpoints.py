@@ -16,7 +16,7 @@ from ..errors import PublishRefused, SaveError
 from ..figures.stats import broker_stats
 from ..figures.stats_text import render_text
 from ..once import OncePublisher
-from ..publisher import Publication
+from ..publication import Publication
 from .config import ConfigEndpoints
 from .dead_letters import DeadLetterEndpoints
 from .debug import DebugEndpoints

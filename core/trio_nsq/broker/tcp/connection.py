@@ -41,7 +41,7 @@ from ...protocol import (
 from ...protocol.commands import LineTooLong
 from ...protocol.compression import Deflate, Snappy
 from ..errors import PublishRefused, TopicFull
-from ..publisher import Publication
+from ..publication import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
 from .guard import Guard
