@@ -11,9 +11,7 @@ from typing import NoReturn
 
 import click
 
-from trio_nsq._version import __version__
-
-from .commands import Example, LazyGroup
+from .commands import Example, LazyGroup, version_option
 from .completing import COMPLETE_VARIABLE, answer_shell
 from .environment import notices
 from .errors import Failure, OutputClosed, Terminated, leaves, translate
@@ -55,13 +53,7 @@ _MODULES = {
         "long completion waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
     },
 )
-@click.version_option(
-    __version__,
-    "--version",
-    prog_name="qcli",
-    message="%(prog)s %(version)s",
-    help="Show the version and exit.",
-)
+@version_option
 def root() -> None:
     """A message broker that speaks NSQ's protocol, and the tools around it.
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import itertools
+import platform
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import click
+
+from trio_nsq._version import __version__
 
 from .exit_codes import ExitCode
 
@@ -64,6 +67,29 @@ def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
     """`--format`; the first of the formats is the default."""
     choice = click.Choice(formats)
     return option("Output", "--format", "form", type=choice, default=formats[0], show_default=True, help=text)
+
+
+def version_option(command: _F) -> _F:
+    """`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
+    option = click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_tell_version,
+        help="Show the version and exit.",
+    )
+    return option(command)
+
+
+def _tell_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from trio_nsq.protocol.bulk import COMPILED
+
+    how = "compiled" if COMPILED else "not compiled"
+    click.echo(f"qcli {__version__} (Python {platform.python_version()}, {how})")
+    ctx.exit()
 
 
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trio_nsq._version import __version__
-
-from .commands import Example, GoFlagsCommand
+from .commands import Example, GoFlagsCommand, version_option
 from .daemon import run_server, tell_what_is_ignored
 from .exit_codes import ExitCode
 from .lookupd_options import SETTINGS, lookupd_options
@@ -65,13 +63,7 @@ if TYPE_CHECKING:
         "is shown with [=...] takes a value behind '=' only.",
     },
 )
-@click.version_option(
-    __version__,
-    "--version",
-    prog_name="qcli",
-    message="%(prog)s %(version)s",
-    help="Show the version and exit.",
-)
+@version_option
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> int:
     """Run a discovery service, until SIGINT or SIGTERM.

