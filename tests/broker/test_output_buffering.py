@@ -12,6 +12,8 @@ import trio.testing
 
 from broker.support import HeldFiles, RawClient, connected, identify, pub, running_broker, settle
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.state.channel import Channel, Grant
+from trio_nsq.broker.tcp.connection import Connection
 
 
 @pytest.fixture
@@ -38,13 +40,15 @@ class Watched(RawClient):
 
 
 @asynccontextmanager
-async def watching(address: str, *, ready: int = 100, **fields: object) -> AsyncIterator[Watched]:
-    """A consumer of t/c."""
+async def watching(
+    address: str, *, channel: str = "c", ready: int = 100, **fields: object
+) -> AsyncIterator[Watched]:
+    """A consumer of t."""
     async with connected(address) as plain:
         client = Watched(plain.stream)
         await client.send(identify(**fields))
         await client.ok()
-        await client.subscribe("t", "c", ready_count=ready)
+        await client.subscribe("t", channel, ready_count=ready)
         await settle()
         yield client
 
@@ -232,6 +236,99 @@ async def test_without_a_buffer_nothing_waits(tmp_path: Path, clock: trio.testin
                 for number in range(3):
                     await publisher.publish("t", b"%d" % number)
                     assert await client.here() == [b"%d" % number]
+
+
+async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
+    tmp_path: Path,
+    clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatch = Channel.dispatch
+    mistaken = {"first"}
+
+    def dispatch_or_fail(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+        if channel.name in mistaken:
+            raise ZeroDivisionError("a mistake")
+        return dispatch(channel, now_ns, ahead_ns)
+
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        watching(bound.tcp_address, channel="first") as first,
+        watching(bound.tcp_address, channel="second") as second,
+        connected(bound.tcp_address) as publisher,
+    ):
+        await publisher.publish("t", b"1")
+        assert (await first.here(), await second.here()) == ([b"1"], [b"1"])
+        await publisher.publish("t", b"2")
+        monkeypatch.setattr(Channel, "dispatch", dispatch_or_fail)
+        clock.jump(0.255)
+        assert (await first.here(), await second.here()) == ([], [b"2"])
+        assert "t/first: nothing could be delivered" in caplog.text
+        mistaken.clear()
+        await publisher.publish("t", b"3")
+        clock.jump(0.255)
+        assert (await first.here(), await second.here()) == ([b"2", b"3"], [b"3"])
+
+
+async def test_when_the_broker_stops_nothing_is_sent_to_whom_it_would_be_taken_from(
+    tmp_path: Path, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client says in the very turn in which it is closed is obeyed, and answered."""
+    close = Connection.close
+    async with AsyncExitStack() as stack:
+        async with running_broker(tmp_path / "d", sync="interval") as bound:
+            client = await stack.enter_async_context(watching(bound.tcp_address))
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                await publisher.publish("t", b"2")
+            assert await client.here() == [b"1"]
+
+            def close_while_it_speaks(connection: Connection) -> None:
+                close(connection)
+                os.write(client.stream.socket.fileno(), b"FIN 0123456789abcdef\n")
+                connection.serve()
+
+            monkeypatch.setattr(Connection, "close", close_while_it_speaks)
+        assert (await client.error()).startswith("E_FIN_FAILED")
+    monkeypatch.undo()
+    async with running_broker(tmp_path / "d") as bound, watching(bound.tcp_address) as client:
+        assert [(await client.message()).attempts for _ in range(2)] == [2, 1]
+
+
+async def test_what_clients_have_when_the_broker_stops_does_not_go_from_one_to_the_next(
+    tmp_path: Path,
+) -> None:
+    count = 5
+    async with AsyncExitStack() as stack:
+        async with running_broker(tmp_path / "d", sync="interval") as bound:
+            for _ in range(count):
+                await stack.enter_async_context(watching(bound.tcp_address))
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", *[b"x"] * count)
+                await settle()
+    async with running_broker(tmp_path / "d") as bound, watching(bound.tcp_address) as client:
+        assert [(await client.message()).attempts for _ in range(count)] == [2] * count
+
+
+async def test_what_a_pause_of_the_topic_has_held_back_goes_when_that_ends(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """Nobody has to send anything for that."""
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        watching(bound.tcp_address) as client,
+        connected(bound.tcp_address) as publisher,
+        httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api,
+    ):
+        await publisher.publish("t", b"1")
+        assert await client.here() == [b"1"]
+        await api.post("/topic/pause?topic=t")
+        await publisher.publish("t", b"2")
+        clock.jump(0.3)  # so long after a message another goes at once
+        assert await client.here() == []
+        await api.post("/topic/unpause?topic=t")
+        assert await client.here() == [b"2"]
 
 
 async def test_a_stop_sends_what_is_held_back(tmp_path: Path) -> None:

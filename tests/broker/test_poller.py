@@ -7,8 +7,8 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +26,17 @@ from broker.support import (
     pub,
     running_broker,
     settle,
+    until,
 )
 from broker.test_http_api import running_api
+from broker.test_output_buffering import Watched, watching
+from broker.test_upgrades import upgrade
 from trio_nsq.broker import BrokerOptions, publisher, server
 from trio_nsq.broker.publication import Publication
+from trio_nsq.broker.state import channel
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.tcp import connection
 from trio_nsq.broker.tcp import poller as poller_module
@@ -99,6 +104,33 @@ async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() ->
         talker.other.close()
 
 
+async def test_those_for_whom_a_turn_was_too_short_come_first_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(poller_module, "perf_counter", lambda: now_s)
+    served: list[str] = []
+    poller = Poller(lambda: served.append("round"), lambda: None)
+
+    class Slow(Talker):
+        def serve(self) -> bool:
+            nonlocal now_s
+            now_s += 0.6 * poller_module._TURN_S
+            return super().serve()
+
+    talkers = [Slow(name, served, poller) for name in "abcd"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await until(lambda: served.count("round") > 4)
+        nursery.cancel_scope.cancel()
+    rounds = ["".join(sorted(each.split())) for each in " ".join(served).split("round")[1:5]]
+    assert rounds == ["ab", "cd", "ab", "cd"]
+    for talker in talkers:
+        poller.remove(talker.sock.fileno())
+        talker.sock.close()
+        talker.other.close()
+
+
 class Prompter(Talker):
     """A client that lets others say something when it is served, and has more itself."""
 
@@ -132,6 +164,66 @@ async def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
     for talker in [late, *talkers]:
         talker.sock.close()
         talker.other.close()
+
+
+class Once(Talker):
+    """A client that has said all when it has been served."""
+
+    def serve(self) -> bool:
+        self._served.append(self.name)
+        self.sock.recv(100)
+        return False
+
+
+async def test_whoever_sends_again_in_the_round_in_which_he_was_served_is_served_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(poller_module, "_TURN_S", 1000)
+    served: list[str] = []
+    poller = Poller(lambda: None, lambda: None)
+    talkers = [Once(f"{n}", served, poller) for n in range(8)]
+
+    def answer() -> bool:
+        """The last is served, and the first hears of it."""
+        served.append("last")
+        talkers[7].sock.recv(100)
+        if served.count("last") == 1:
+            talkers[0].other.send(b"x")
+        return False
+
+    monkeypatch.setattr(talkers[7], "serve", answer)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await settle()
+        assert served == [*"0123456", "last", "0"]
+        nursery.cancel_scope.cancel()
+    for talker in talkers:
+        talker.sock.close()
+        talker.other.close()
+
+
+async def test_what_comes_while_it_is_waited_for_awake_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller_module, "_AWAKE_S", PATIENCE_S)
+    monkeypatch.setattr(poller_module, "_AWAKE_AT_MOST_S", PATIENCE_S)
+    served: list[str] = []
+    left = 3
+
+    def send_or_be_busy() -> bool:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            talker.other.send(b"x")
+        return left < 0
+
+    poller = Poller(lambda: None, lambda: None, send_or_be_busy)
+    talker = Once("served", served, poller)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        await settle()
+        assert served == ["served"] * 4
+        nursery.cancel_scope.cancel()
+    talker.sock.close()
+    talker.other.close()
 
 
 class CountedPolls:
@@ -178,18 +270,22 @@ async def count_turns(turns: list[int]) -> None:
         turns[0] += 1
 
 
-@pytest.mark.parametrize("topics", [("a", "b"), ("a#ephemeral", "b#ephemeral")])
+@pytest.mark.parametrize(
+    ("topics", "compression"),
+    [(("a", "b"), None), (("a#ephemeral", "b#ephemeral"), None), (("a#ephemeral", "b#ephemeral"), "deflate")],
+)
 async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_turn(
-    tmp_path: Path, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, topics: tuple[str, str], compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a write, and what was read at once may be thousands."""
     monkeypatch.setattr(publisher, "_TURN_S", 0)
     monkeypatch.setattr(connection, "_TURN_S", 0)
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as client:
+            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+            await upgrade(client, None, compression)
             for topic in topics:
                 await client.publish(topic, b"makes the file")
-            client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
             turns = [0]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(count_turns, turns)
@@ -293,6 +389,17 @@ async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, surv
             assert await client.frame() is None
     assert sum(records(tmp_path / "d", "u")) == 1 + survives
     assert sum(records(tmp_path / "d")) == survives
+
+
+async def test_a_subscription_behind_a_refused_publish(tmp_path: Path) -> None:
+    defaults = TopicSettings(max_messages=1)
+    async with running_broker(tmp_path / "d", topic_defaults=defaults) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.send(identify(survive_refusals=True))
+            await client.ok()
+            await client.send(mpub("t", b"1", b"2") + b"SUB t c\n")
+            assert (await client.error()).startswith("E_TOPIC_FULL ")
+            await client.ok()
 
 
 async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -> None:
@@ -472,12 +579,6 @@ async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
             talker.other.send(b"x")
         return True
 
-    class Once(Talker):
-        def serve(self) -> bool:
-            self._served.append(self.name)
-            self.sock.recv(100)
-            return False
-
     poller = Poller(lambda: None, lambda: None, idle=idle)
     talker = Once("served", order, poller)
     async with trio.open_nursery() as nursery:
@@ -499,13 +600,40 @@ def clock() -> trio.testing.MockClock:
     return trio.testing.MockClock()
 
 
+class Traffic:
+    """While it `goes_on`, there is always somebody who sends something: nothing is done in pauses."""
+
+    goes_on = False
+    publisher: publisher.Publisher
+
+    async def begin(self) -> None:
+        """Let it go on from now on, when no thread has anything to tell any more: that would be a round of its own."""
+        await until(lambda: not self.publisher.is_busy)
+        self.goes_on = True
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    """That of a broker that is started afterwards."""
+    traffic = Traffic()
+    idle = server.Server._idle
+
+    def idle_in_pauses(self: server.Server) -> bool:
+        traffic.publisher = self.publisher
+        return not traffic.goes_on and idle(self)
+
+    monkeypatch.setattr(server.Server, "_idle", idle_in_pauses)
+    return traffic
+
+
 @pytest.mark.parametrize("waiting_s", [0.0, 1000.0])
 async def test_deliveries_wait_for_a_pause_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, waiting_s: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: trio.testing.MockClock,
+    traffic: Traffic,
+    waiting_s: float,
 ) -> None:
-    somebody_always_sends = False
-    idle = server.Server._idle
-    monkeypatch.setattr(server.Server, "_idle", lambda self: not somebody_always_sends and idle(self))
     monkeypatch.setattr(server, "_WAITING_S", waiting_s)
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
@@ -517,15 +645,109 @@ async def test_deliveries_wait_for_a_pause_but_not_for_ever(
         await consumer.message()
         await settle()
         clock.jump(0.3)  # so long after a message another goes at once
-        somebody_always_sends = True
+        await traffic.begin()
         await client.publish("t", b"body")
         if waiting_s:
             await settle()
             with pytest.raises(BlockingIOError):
                 os.read(consumer.stream.socket.fileno(), 1)
-            somebody_always_sends = False
+            traffic.goes_on = False
             await client.send(b"NOP\n")
         assert (await consumer.message()).body == b"body"
+
+
+async def test_deliveries_do_not_wait_longer_because_more_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, traffic: Traffic
+) -> None:
+    monkeypatch.setattr(server, "_WAITING_S", 0.1)
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        watching(bound.tcp_address, ready=2500) as consumer,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", b"makes the file")
+        assert await consumer.here()
+        clock.jump(0.3)  # so long after a message another goes at once
+        await traffic.begin()
+        for _ in range(100):  # which takes longer than that
+            await client.publish("t", b"body")
+            if await consumer.here():
+                return
+        raise AssertionError("it waits as long as more comes")
+
+
+@asynccontextmanager
+async def channels_of_t(address: str, count: int, **fields: Any) -> AsyncIterator[list[Watched]]:
+    """A consumer for each of so many channels, all of which have had a message."""
+    async with AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(watching(address, channel=f"c{n}", **fields))
+            for n in range(count)
+        ]
+        client = await stack.enter_async_context(connected(address))
+        await client.publish("t", b"makes the file")
+        for consumer in consumers:
+            assert await consumer.here()
+        yield consumers
+
+
+async def served_round_by_round(
+    client: RawClient, consumers: list[Watched], rounds: int, publish: bytes = pub("t", b"body")
+) -> list[int]:
+    """How many of these have got a message by the end of the round in which it is published, and of the next ones."""
+    served: list[int] = []
+    for command in [publish, *[b"NOP\n"] * (rounds - 1)]:
+        await client.send(command)
+        got = sum([bool(await consumer.here()) for consumer in consumers])
+        served.append(got + (served[-1] if served else 0))
+    return served
+
+
+async def test_many_channels_are_served_a_few_in_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
+) -> None:
+    monkeypatch.setattr(server, "_CHANNELS_PER_TURN", 1)
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        channels_of_t(bound.tcp_address, 4, output_buffer_size=-1) as consumers,
+        connected(bound.tcp_address) as client,
+    ):
+        await traffic.begin()
+        # One when it is stored, and one of those in line at the end of each round.
+        assert await served_round_by_round(client, consumers, 4) == [2, 3, 4, 4]
+
+
+async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
+) -> None:
+    monkeypatch.setattr(server, "_GRANTS_PER_TURN", 1)
+    monkeypatch.setattr(channel, "_CONSUMERS_AT_ONCE", 1)
+    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(bound.tcp_address))
+        ones = [watching(bound.tcp_address, ready=2, output_buffer_size=-1) for _ in range(4)]
+        consumers = [await stack.enter_async_context(one) for one in ones]
+        await client.publish("t", *[b"makes the file"] * 4)
+        for consumer in consumers:
+            assert len(await consumer.here()) == 1
+        await traffic.begin()
+        bodies = mpub("t", *[b"body"] * 4)
+        assert await served_round_by_round(client, consumers, 4, bodies) == [2, 3, 4, 4]
+
+
+async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, traffic: Traffic
+) -> None:
+    monkeypatch.setattr(server, "_WAITING_S", 0)
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        channels_of_t(bound.tcp_address, 3) as consumers,
+        connected(bound.tcp_address) as client,
+    ):
+        clock.jump(0.3)  # so long after a message another goes at once
+        await settle()
+        await traffic.begin()
+        monkeypatch.setattr(server, "_TURN_S", 0.000_001)
+        assert await served_round_by_round(client, consumers, 4) == [1, 2, 3, 3]
 
 
 # ---------------------------------------------------------------------- beside other work at the log

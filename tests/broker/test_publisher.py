@@ -3,8 +3,9 @@
 import errno
 import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle, until
+from broker.support import PATIENCE_S, HeldFiles, connected, identify, pub, running_broker, settle, until
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
 from trio_nsq.broker import BrokerOptions, commit_threads, publisher
@@ -21,6 +22,7 @@ from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.publisher import Publisher
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.channel import Channel, Grant
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Files, MemoryLog, RecordBatch
@@ -169,6 +171,9 @@ async def test_message_in_memory_does_not_make_the_disk_well(tmp_path: Path) -> 
         assert (await api.post("/pub", b"x", topic="t"))[0] == 503
         assert await api.post("/pub", b"x", topic="t#ephemeral") == OK
         assert (await api.get("/ping")).status_code == 500
+        files.full_after = None
+        assert await api.post("/pub", b"x", topic="t") == OK
+        assert (await api.get("/ping")).status_code == 200
 
 
 class UnreadableFiles(Files):
@@ -236,6 +241,32 @@ async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
             await client.send(pub("t", b"body"))
             assert await client.frame() == (0, b"OK")
             assert (await client.message()).body == b"body"
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
+    tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def dispatch(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+        raise ZeroDivisionError("a mistake")
+
+    async with (
+        running_broker(tmp_path / "d", sync=sync) as bound,
+        connected(bound.tcp_address) as client,
+        connected(bound.tcp_address) as consumer,
+    ):
+        await consumer.send(identify(output_buffer_size=-1))
+        await consumer.ok()
+        await consumer.subscribe("t", "c", ready_count=10)
+        await client.publish("t", b"makes the segment")
+        assert (await consumer.message()).body == b"makes the segment"
+        with monkeypatch.context() as mistaken:
+            mistaken.setattr(Channel, "dispatch", dispatch)
+            await client.publish("t", b"1")
+            await settle()
+        assert "t: what was published could not be sent on" in caplog.text
+        await client.publish("t", b"2")
+        assert [(await consumer.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
 class TopicsFiles(Files):
@@ -334,6 +365,17 @@ async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
         files.sync_fails = False
 
 
+async def test_what_is_remembered_of_many_topics_is_no_more_than_may_be(tmp_path: Path) -> None:
+    """Small messages are remembered together: what one of them is added to grows."""
+    async with running_api(tmp_path / "d", sync="interval", cache_bytes=64_000) as api:
+        topics = [f"t{n}" for n in range(20)]
+        for topic in topics * 3:
+            await api.tcp.publish(topic, bytes(1000))
+        cache = (await api.get("/debug/memory")).json()["cache"]
+        assert 60_000 < cache["bytes"] <= 64_000
+        assert cache["bytes"] == sum(topic["bytes"] for topic in cache["topics"].values())
+
+
 class Busy:
     """A topic to which somebody publishes again as soon as what he published is stored."""
 
@@ -378,12 +420,14 @@ class Running:
 
 @asynccontextmanager
 async def running_publisher(
-    folder: Path, sync: Literal["always", "interval"] = "always"
+    folder: Path,
+    sync: Literal["always", "interval"] = "always",
+    call_soon: Callable[..., None] | None = None,
 ) -> AsyncIterator[Running]:
     """A publisher that is closed at the end, unless its nursery is cancelled by then."""
     async with trio.open_nursery() as nursery:
         options = BrokerOptions(data_path=folder, sync=sync)
-        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
+        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None, call_soon)
         running = Running(tested, nursery, folder)
         try:
             yield running
@@ -506,9 +550,27 @@ async def test_a_commit_waits_for_a_pause_but_not_for_ever(
         if gather_s < 0:
             await until(lambda: bool(one.stored))
         await settle()
-        assert one.stored == (gather_s < 0)
+        assert (one.stored, running.threads > 0) == (gather_s < 0, gather_s < 0)
         running.publisher.start_commits()
         await until(lambda: bool(one.stored))
+
+
+async def test_a_commit_does_not_wait_longer_because_others_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(commit_threads, "perf_counter", lambda: now_s)
+    async with running_publisher(tmp_path) as running:
+        topics = [running.add(f"t{n}") for n in range(3)]
+        for one in topics:
+            running.publisher.begin_round()
+            one.publish()
+            running.publisher.end_round()
+            assert not running.threads
+            now_s += 0.000_4
+        running.publisher.begin_round()
+        running.publisher.end_round()
+        await until(lambda: all(one.stored for one in topics))
 
 
 async def test_as_many_threads_begin_as_there_is_work_for(
@@ -541,8 +603,12 @@ async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_pat
     assert one.stored == 1
 
 
-async def test_threads_that_wait_keep_no_topic(tmp_path: Path) -> None:
-    async with running_publisher(tmp_path) as running:
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_a_topic_that_is_deleted_is_kept_by_nobody(
+    tmp_path: Path, sync: Literal["always", "interval"]
+) -> None:
+    """Not by threads that wait, either."""
+    async with running_publisher(tmp_path, sync) as running:
         one = running.add("t")
         one.publish()
         await until(lambda: not running.publisher.is_busy)
@@ -552,6 +618,131 @@ async def test_threads_that_wait_keep_no_topic(tmp_path: Path) -> None:
         running.publisher.forget(one.topic)
         del one
         await until(lambda: topic() is None)
+
+
+async def test_nobody_waits_for_the_commit_of_others_while_a_thread_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_threads(monkeypatch, 2)
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        slow, other = running.add("t1", files), running.add("t2", files)
+        files.gates = {"t1": threading.Event(), "t2": threading.Event()}
+        for one in (slow, other):
+            one.publish()
+        await until(lambda: len(files.syncing) == 2)  # so there are two threads
+        files.gates["t1"].set()
+        files.gates["t2"].set()
+        await until(lambda: not running.publisher.is_busy)
+        await settle()
+        files.gates = {"t1": threading.Event()}
+        running.publisher.begin_round()
+        for one in (slow, other):
+            one.publish()
+        running.publisher.end_round()
+        running.publisher.start_commits()
+        await until(lambda: other.stored == 2)
+        assert slow.stored == 1
+        files.gates["t1"].set()
+
+
+async def test_a_topic_that_nobody_publishes_to_is_left_to_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        set_threads(monkeypatch, 1)
+        first, pausing, slow = everybody = [running.add(name, files) for name in ("t1", "t2", "t3")]
+        for one in everybody:
+            one.publish()  # makes the segment
+        await until(lambda: slow.stored == 1 and not running.publisher.is_busy)
+        files.gates = {"t1": threading.Event(), "t3": threading.Event()}
+        first.publish()
+        await until(lambda: files.syncing == ["t1"])
+        for one in (pausing, slow):
+            one.publish()
+        files.gates["t1"].set()  # now the thread has all three
+        await until(lambda: files.syncing == ["t3"])
+        slow.publish()
+        gate, files.gates["t3"] = files.gates["t3"], threading.Event()
+        gate.set()
+        await until(lambda: slow.stored == 2 and files.syncing == ["t3"])
+        set_threads(monkeypatch, 2)
+        pausing.publish()
+        await until(lambda: pausing.stored == 3)
+        assert slow.stored == 2
+        files.gates["t3"].set()
+
+
+async def test_whoever_is_in_line_for_a_log_comes_before_what_has_gathered(tmp_path: Path) -> None:
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t", files)
+        files.gates["t"] = threading.Event()
+        one.publish()
+        await until(lambda: files.syncing == ["t"])
+        one.publish()
+        stored: list[int] = []
+
+        def work() -> None:
+            stored.append(one.topic.log.next_sequence)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.publisher.in_thread, one.topic, work)
+            await settle()
+            files.gates["t"].set()
+        assert stored == [1]
+
+
+async def test_whoever_gives_up_just_when_it_is_his_turn_keeps_nobody_from_the_log(tmp_path: Path) -> None:
+    calls: list[Callable[[], None]] = []
+
+    def call_soon(call: Callable[..., None], *args: Any) -> None:
+        calls.append(partial(call, *args))
+
+    async with running_publisher(tmp_path, call_soon=call_soon) as running:
+        one = running.add("t")
+        one.publish()
+        await until(lambda: len(calls) == 2)  # it is stored, and the thread needs the log no longer
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(running.publisher.roll, one.topic)
+                await settle()
+                scope.cancel()
+                for call in calls:
+                    call()
+        calls.clear()
+        one.publish()
+        await until(lambda: len(calls) == 2)
+        for call in calls:
+            call()
+        assert one.stored == 2
+
+
+async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> None:
+    files = Counted()
+    async with running_publisher(tmp_path, sync="interval") as running:
+        one = running.add("t", files)
+        one.publish()  # makes the segment
+        await until(lambda: not running.publisher.is_busy)
+        one.publish()
+        files.syncs = 0
+        await running.publisher.close()
+        assert (one.stored, files.syncs) == (2, 1)
+
+
+async def test_what_has_gathered_when_it_is_closed_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_threads, "_GATHER_S", 1000)
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t")
+        running.publisher.begin_round()
+        one.publish()
+        running.publisher.end_round()
+        with trio.fail_after(PATIENCE_S):
+            await running.publisher.close()
+        assert one.stored == 1
 
 
 async def test_what_one_turn_has_no_time_for_is_written_by_one_task(

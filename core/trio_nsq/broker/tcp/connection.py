@@ -126,7 +126,6 @@ class Connection:
         self._publishes: list[Publish] = []  # to one topic, to be stored together
         self._next: Command | CommandError | None = None  # what was read, and comes after them
         self._submitting = self._storing = False
-        self._gone = False
         self._stored = trio.Event()  # for the task, if it has the client
         self._scope = trio.CancelScope()
 
@@ -156,7 +155,7 @@ class Connection:
                     try:
                         await self._receive()
                     finally:
-                        self._holder, self._gone = _TASK, True
+                        self._holder = _TASK
                         self.server.poller.remove(self._sock.fileno())
                     nursery.cancel_scope.cancel()
         finally:
@@ -494,7 +493,7 @@ class Connection:
         """Answer what was published. Whoever has the client then goes on; without the task, that is here."""
         self._storing = False
         self._answer_publishes(error)
-        if self._gone or self._submitting:
+        if self._submitting:
             return
         if self._holder is _TASK:
             self._stored.set()
