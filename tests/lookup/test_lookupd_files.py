@@ -67,32 +67,41 @@ async def test_names_are_written_at_once_and_not_only_at_the_end(
                     await trio.sleep(0.01)
 
 
-class FullDisk(Files):
-    """Has no room, until it has."""
+class BrokenDisk(Files):
+    """Cannot be written to, until it can: `error` is 0 then."""
 
-    def __init__(self) -> None:
-        self.room = False
+    def __init__(self, error: int) -> None:
+        self.error = error
 
     def replace(self, path: Path, content: bytes) -> None:
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
         super().replace(path, content)
 
 
 async def test_a_full_disk_stops_nobody_and_is_tried_again(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = FullDisk()
+    disk = BrokenDisk(errno.ENOSPC)
     async with ours(data_path=tmp_path / "d", files=disk) as lookupd:
         await post(lookupd, "/topic/create?topic=t")
         assert await names(lookupd) == {"t": []}
         await trio.sleep(1)
         assert "No space left on device" in caplog.text
-        disk.room = True
+        disk.error = 0
         with trio.fail_after(SAVE_RETRY_S + 1):
             while not (tmp_path / "d" / FILE_NAME).exists():
                 await trio.sleep(0.1)
         assert saved(tmp_path / "d") == {"t": []}
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
+async def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, error: int) -> None:
+    with pytest.raises(BaseExceptionGroup) as refused:
+        async with ours(data_path=tmp_path / "d", files=BrokenDisk(error)):
+            pass
+    assert refused.group_contains(StartupError, match=r"--data-path: cannot write to .*/d: ")
+    NamesFile(tmp_path / "d").close()
 
 
 async def test_a_folder_that_another_service_uses(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 Who has them is not kept: brokers register anew with a service that comes back.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -58,6 +59,21 @@ class NamesFile:
         except ValueError as exc:
             advice = "if you move it away, topics that no broker has are forgotten"
             raise StartupError(f"{self.path} is damaged: {exc}; {advice}") from exc
+
+    def try_to_save(self, names: Mapping[str, list[str]]) -> None:
+        """Write what was loaded once more, to find out now whether that can be done.
+
+        A disk that is full is no reason not to start: it may have room later, and brokers need the service.
+
+        Raises:
+            StartupError: Nothing can be written there.
+        """
+        try:
+            self.save(names)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                reason = f"cannot write to {self.path.parent}: {exc.strerror}"
+                raise StartupError(f"--data-path: {reason}") from exc
 
     def save(self, names: Mapping[str, list[str]]) -> None:
         """Put these names in place of those that were there. Raises OSError."""

@@ -70,7 +70,9 @@ async def serve(
     names_file = NamesFile(options.data_path, files) if options.data_path is not None else None
     try:
         if names_file is not None:
-            registry.load(names_file.load())
+            names = names_file.load()
+            names_file.try_to_save(names)
+            registry.load(names)
             logger.info("DB: found %d topics in %s", len(registry.topics()), names_file.path)
         saver = _Saver(registry, names_file)
         try:
