@@ -40,6 +40,7 @@ class Readers:
         self._is_served = is_served
         self._threads = trio.CapacityLimiter(_THREADS)
         self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
+        self._waiting = 0  # how many wait for one of these
 
     async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
         """Do something that reads from a topic's log, where it holds up nobody.
@@ -54,8 +55,8 @@ class Readers:
 
     def topic_grew(self, topic: Topic) -> None:
         """Wake those who wait for messages of a topic: there are more, or there will be none."""
-        event = self._grown.pop(topic, None)
-        if event is not None:
+        # Called with every publish, and mostly nobody waits: to look into a weak dictionary makes a reference first.
+        if self._waiting and (event := self._grown.pop(topic, None)) is not None:
             event.set()
 
     def check(self, topic: Topic) -> None:
@@ -69,7 +70,11 @@ class Readers:
             event = self._grown.get(topic)
             if event is None:
                 event = self._grown[topic] = trio.Event()
-            await event.wait()
+            self._waiting += 1
+            try:
+                await event.wait()
+            finally:
+                self._waiting -= 1
 
 
 class Reading(Generic[_Record]):
