@@ -289,7 +289,8 @@ class Server:
             else:
                 self.pump(channel)
                 pumped += 1
-        topic.make_room()
+        if topic.may_drop:
+            topic.make_room()
 
     # ------------------------------------------------------------------ in rounds of the poller
 

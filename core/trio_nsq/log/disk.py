@@ -168,7 +168,7 @@ class DiskLog:
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         check_order(batches, self._next_sequence)
-        size = sum(batch.record_bytes for batch in batches)
+        size = sum([batch.record_bytes for batch in batches])
         self._segment_for(size).append(batches, sync=sync)
         self._next_sequence = batches[-1].next_sequence
 

@@ -152,6 +152,7 @@ class CommandReader:
         heartbeats: Whether the connection has any: without them SUB is refused, before its parameters are
             looked at. The caller moves it, as it moves `state`.
         tls_required: Only IDENTIFY is legal until the connection is encrypted. The caller moves it.
+        missing_bytes: What is still to come of a large body that has begun; 0 if there is none.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -167,7 +168,7 @@ class CommandReader:
         self._body: _Body | None = None
         # What comes of a large body is put together once, when all of it is there.
         self._pieces: list[bytes | bytearray] = []
-        self._pieces_missing = 0  # bytes
+        self.missing_bytes = 0
         # The last PUB or MPUB line, its line feed included, its verb and topic: publishers repeat themselves.
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"
@@ -176,15 +177,15 @@ class CommandReader:
 
     def receive_data(self, data: bytes) -> None:
         """Take what the socket gave."""
-        if self._pieces_missing:
+        if self.missing_bytes:
             if len(data) >= _PIECE_BYTES:
                 self._pieces.append(data)
             elif isinstance(last := self._pieces[-1], bytearray):
                 last += data
             else:
                 self._pieces.append(bytearray(data))
-            self._pieces_missing -= len(data)
-            if self._pieces_missing <= 0:
+            self.missing_bytes -= len(data)
+            if self.missing_bytes <= 0:
                 self._join_pieces()
             return
         if self._position == len(self._buffer):
@@ -207,7 +208,7 @@ class CommandReader:
     def _join_pieces(self) -> None:
         if self._pieces:
             self._buffer = b"".join(self._pieces)
-            self._pieces, self._pieces_missing = [], 0
+            self._pieces, self.missing_bytes = [], 0
 
     def take_buffered(self) -> bytes:
         """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
@@ -221,11 +222,6 @@ class CommandReader:
         buffer = self._buffer
         # Nothing is copied if that is all there is.
         return buffer[start:end] if isinstance(buffer, bytes) else bytes(memoryview(buffer)[start:end])
-
-    @property
-    def missing_bytes(self) -> int:
-        """What is still to come of a large body that has begun; 0 if there is none."""
-        return self._pieces_missing
 
     def next_command(self) -> Command | None:
         """The next command, or None: feed me more.
@@ -467,7 +463,7 @@ class CommandReader:
             raise CommandError(code, text)
         if missing_bytes > _LARGE_BYTES:
             self._pieces = [self._copied(self._position, len(self._buffer))]
-            self._pieces_missing = missing_bytes
+            self.missing_bytes = missing_bytes
             self._buffer, self._position, self._scanned = b"", 0, 0
         return None
 

@@ -161,6 +161,7 @@ class Topic:
             longer than `ttl_ms`, or there were too many.
         ttl_ns: The setting `ttl_ms`, 0 if there is none.
         may_refuse: Whether `why_full` ever says anything.
+        may_drop: Whether `make_room` ever does anything.
         producers: What those that number their batches have published.
         buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
             are not in the channels any more, but the state saved last does not know yet.
@@ -217,7 +218,8 @@ class Topic:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
         self.settings, self._changes = change(self._defaults, self._changes, changes)
         self.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
-        self.may_refuse = self.settings.is_limited and self.settings.when_full == "reject"
+        self.may_drop = self.settings.drops
+        self.may_refuse = self.settings.is_limited and not self.may_drop
 
     @property
     def depth(self) -> int:
@@ -364,9 +366,9 @@ class Topic:
 
     def make_room(self) -> None:
         """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
-        limits = self.settings
-        if not limits.drops:
+        if not self.may_drop:
             return
+        limits = self.settings
         if limits.max_messages:
             for channel in self.channels.values():
                 if (excess := channel.depth + self.depth - limits.max_messages) > 0:

@@ -23,19 +23,16 @@ class Guard:
 
     Attributes:
         authorizations: What it may do, once AUTH went well.
+        idle: Everything is allowed: there is nobody to ask.
     """
 
     def __init__(self, auth_client: "AuthClient | None", peer: str) -> None:
         self.authorizations: Authorizations | None = None
+        self.idle = auth_client is None
         self._auth_client = auth_client
         self._peer = peer
         self._secret = b""
         self._tls: TLSSession | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Everything is allowed: there is nobody to ask."""
-        return self._auth_client is None
 
     async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
         """AUTH; returns the reply.

@@ -34,18 +34,15 @@ class Wire:
         outbox: What is to be sent.
         sock: For `recv`; what it gives goes through `decode`.
         tls: The session, if there is one.
+        bare: Neither TLS nor compression is there.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.outbox = Outbox(sock)
         self.tls: TLSSession | None = None
+        self.bare = True
         self._codecs: list[Codec] = []  # what is received goes through the first of them first
-
-    @property
-    def bare(self) -> bool:
-        """Neither TLS nor compression is there."""
-        return not self._codecs
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """What was received, as the client meant it, in pieces; with b"", what the layers still have of it.
@@ -69,6 +66,7 @@ class Wire:
     def add_codec(self, codec: Codec) -> None:
         """Lay another layer inside those that there are, from here on in both directions."""
         self._codecs.append(codec)
+        self.bare = False
         self.outbox.add_codec(codec)
 
     async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
