@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
-from trio_nsq.broker.state.seeking import STATES, Move, State, spans
+from trio_nsq.broker.state.seeking import STATES, Move, State
 from trio_nsq.log import MemoryLog
 
 
@@ -372,9 +372,3 @@ def test_what_has_waited_too_long_is_not_delivered_again() -> None:
     seek(fixture, 0)
     assert fixture.drain() == []
     assert fixture.topic.channels["channel"].expired_count == 5
-
-
-def test_spans() -> None:
-    assert list(spans([])) == []
-    assert list(spans([0])) == [(0, 1)]
-    assert list(spans([3, 4, 5, 7, 9, 10])) == [(3, 6), (7, 8), (9, 11)]

@@ -126,9 +126,9 @@ async def test_what_was_found_at_the_start(tmp_path: Path, caplog: pytest.LogCap
     caplog.clear()
     async with running_broker(tmp_path / "d"):
         lines = [record.getMessage() for record in caplog.records]
-        assert "TOPIC(other): found, 1 messages in its log, 0 channels" in lines
-        assert "TOPIC(t): found, 3 messages in its log, 1 channels" in lines
-        assert "NSQ: found 2 topics, 1 channels, 4 messages" in lines
+        assert "TOPIC(other): found, 1 message in its log, 0 channels" in lines
+        assert "TOPIC(t): found, 3 messages in its log, 1 channel" in lines
+        assert "NSQ: found 2 topics, 1 channel, 4 messages" in lines
         (cut,) = [line for line in lines if "cut" in line]
         assert cut.startswith(f"{segment}: cut 4 bytes of an unfinished record at byte ")
 

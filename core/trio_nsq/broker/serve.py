@@ -11,6 +11,7 @@ import trio
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup import LookupRegistration, PeerInfo
+from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
 from .api.server import HTTPServer
 from .figures.statsd import StatsdClient
@@ -133,13 +134,15 @@ def _log_start(server: Server) -> None:
     for topic in server.broker.topics.values():
         stored = topic.log.next_sequence - topic.log.first_sequence
         logger.info(
-            "TOPIC(%s): found, %d messages in its log, %d channels", topic.name, stored, len(topic.channels)
-        )
+            "TOPIC(%s): found, %s in its log, %s",
+            topic.name, count_of(stored, "message"), count_of(len(topic.channels), "channel"),
+        )  # fmt: skip
         channels += len(topic.channels)
         messages += stored
     logger.info(
-        "NSQ: found %d topics, %d channels, %d messages", len(server.broker.topics), channels, messages
-    )
+        "NSQ: found %s, %s, %s",
+        count_of(len(server.broker.topics), "topic"), count_of(channels, "channel"), count_of(messages, "message"),
+    )  # fmt: skip
 
 
 def _tls_context(options: BrokerOptions) -> "SSL.Context | None":

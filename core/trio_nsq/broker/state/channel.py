@@ -24,11 +24,12 @@ from .aside import Aside, SetAside
 from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import Consumer
+from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT, Delivery
 from .note import Reason
 from .quantiles import RecentSketch
-from .seeking import Move, State, Waiting, spans
+from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class Channel:
         cursor: The first sequence it will deliver.
 
     Attributes:
-        cursor: The next sequence never delivered.
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
         expired_count: Messages dropped since then because they had waited for longer than the topic's `ttl_ms`.
         dropped_count: Those dropped because there were too many.
@@ -75,7 +75,6 @@ class Channel:
     def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
         self.topic = topic
         self.name = name
-        self.cursor = cursor
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
@@ -102,9 +101,7 @@ class Channel:
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
         self._deferred = DeferredMessages()
         self._aside = SetAside()
-        # [start, end) past the cursor, ascending, apart from each other, none beginning at the cursor.
-        self._holes: deque[tuple[int, int]] = deque()
-        self._hole_messages = 0
+        self._cursor = Cursor(cursor)
         # The first deadline at the head of any consumer's deliveries, or earlier.
         self._next_timeout_ns: int | None = None
         # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
@@ -118,6 +115,11 @@ class Channel:
         self._state: ChannelState | None = None  # as `state` gave it, unless something has changed since
 
     # ------------------------------------------------------------------ what is where
+
+    @property
+    def cursor(self) -> int:
+        """The next sequence never delivered."""
+        return self._cursor.position
 
     @property
     def depth(self) -> int:
@@ -161,7 +163,7 @@ class Channel:
 
     @property
     def _fresh(self) -> int:
-        return self.topic.distribution_point - self.cursor - self._hole_messages
+        return self.topic.distribution_point - self._cursor.position - self._cursor.hole_messages
 
     @property
     def backend_depth(self) -> int:
@@ -241,25 +243,13 @@ class Channel:
 
     def skip(self, start: int, end: int) -> None:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
-        # What was dropped from the topic is passed over already.
-        start = max(start, self._holes[-1][1] if self._holes else self.cursor)
-        if start >= end:
-            return
-        self._state = None
-        self._hole_messages += end - start
-        if self._holes and self._holes[-1][1] == start:
-            start, _ = self._holes.pop()
-        self._holes.append((start, end))
-        self.move_to(self.cursor)
+        if self._cursor.skip(start, end):  # what was dropped from the topic is passed over already
+            self._state = None
 
     def move_to(self, sequence: int) -> None:
         """Move the cursor up to `sequence`, and on over the hole there if there is one."""
         self._state = None
-        self.cursor = max(self.cursor, sequence)
-        while self._holes and self._holes[0][0] <= self.cursor:
-            start, end = self._holes.popleft()
-            self._hole_messages -= end - start
-            self.cursor = max(self.cursor, end)
+        self._cursor.move_to(sequence)
 
     def pass_over(self, sequence: int) -> int:
         """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""
@@ -274,12 +264,7 @@ class Channel:
         for _ in range(again):
             self._requeued.popleft()
         self.dropped_count += again
-        left, to = count - again, self.cursor
-        for start, end in self._holes:
-            if to + left < start:
-                break
-            left, to = left - (start - to), end
-        self.dropped_count += self.pass_over(to + left)
+        self.dropped_count += self.pass_over(self._cursor.after(count - again))
 
     # ------------------------------------------------------------------ consumers
 
@@ -613,7 +598,7 @@ class Channel:
                 raise
             if batch is None:
                 break
-            cursor = self.cursor
+            cursor = self._cursor.position
             wanted = min(count, self._limit - cursor)
             if consumer.sample is not None:
                 end = min(batch.next_sequence, self._limit)
@@ -698,19 +683,20 @@ class Channel:
     @property
     def _limit(self) -> int:
         """How far the cursor can go now: the next hole, or the distribution point."""
-        return self._holes[0][0] if self._holes else self.topic.distribution_point
+        return self._cursor.run_end(self.topic.distribution_point)
 
     def _at_cursor(self) -> Batch | None:
         """The batch that holds the cursor, once it has passed over what is missing; None at the end."""
-        while self.cursor < self.topic.distribution_point:
-            while self._batches and self._batches[0].next_sequence <= self.cursor:
-                self._batches.popleft()
-            if not self._batches:
-                self._batches = deque(self.topic.fetch(self.cursor))
-            if self._batches and self._batches[0].base_sequence <= self.cursor:
-                return self._batches[0]
+        cursor, batches = self._cursor, self._batches
+        while cursor.position < self.topic.distribution_point:
+            while batches and batches[0].next_sequence <= cursor.position:
+                batches.popleft()
+            if not batches:
+                batches.extend(self.topic.fetch(cursor.position))
+            if batches and batches[0].base_sequence <= cursor.position:
+                return batches[0]
             # Damaged up to the next batch, or to the end, and reported by the log; or dropped by a full memory.
-            found = self._batches[0].base_sequence if self._batches else self.topic.distribution_point
+            found = batches[0].base_sequence if batches else self.topic.distribution_point
             self.move_to(min(found, self.topic.distribution_point))
         self._batches.clear()
         return None
@@ -720,12 +706,10 @@ class Channel:
     def empty(self) -> None:
         """Drop everything: ready, in flight and deferred. Counters are kept."""
         self._state = None
-        self.cursor = self.topic.distribution_point
+        self._cursor.restart(self.topic.distribution_point)
         self._requeued.clear()
         self._deferred.clear()
         self._aside.clear()
-        self._holes.clear()
-        self._hole_messages = 0
         self._next_timeout_ns = None
         self._capped.clear()
         self._batches.clear()
@@ -743,17 +727,14 @@ class Channel:
             for due_ns, sequence, attempts in self._deferred:
                 yield Waiting(state, sequence, attempts, due_ns, self._deferred.held(sequence))
         else:
-            start = self.cursor
-            for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
-                yield from (Waiting(state, sequence) for sequence in range(start, hole[0]))
-                start = hole[1]
+            for start, end in self._cursor.ahead(self.topic.distribution_point):
+                yield from (Waiting(state, sequence) for sequence in range(start, end))
 
     def move_for(self, sequence: int) -> Move:
         """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
         point = self.topic.distribution_point
         to = min(sequence, point)
-        before = max(0, to - self.cursor)
-        before -= sum(min(end, to) - start for start, end in self._holes if start < to)
+        before = self._cursor.count_before(to)
         before += sum(unfinished < to for unfinished, _ in self.unfinished())
         before += sum(deferred < to for deferred in self._deferred.sequences())
         in_flight = self.in_flight_count
@@ -781,7 +762,7 @@ class Channel:
         for consumer in self.consumers:
             requeued += [(each, sent.attempts, sent.held) for each, sent in consumer.in_flight]
         self.empty()
-        self.cursor = to
+        self._cursor.restart(to)
         self._deferred = deferred
         for start, end in spans(sorted(each for each in deferred.sequences() if each >= to)):
             self.skip(start, end)
@@ -808,11 +789,8 @@ class Channel:
         """Where ready and deferred messages lie, from a sequence on: [start, end), ascending."""
         others = chain((entry[0] for entry in self._requeued), self._deferred.sequences())
         found = [*spans(sorted(each for each in others if each >= sequence))]
-        start = max(self.cursor, sequence)
-        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
-            if start < hole[0]:
-                found.append((start, hole[0]))
-            start = max(start, hole[1])
+        ahead = self._cursor.ahead(self.topic.distribution_point)
+        found += [(max(start, sequence), end) for start, end in ahead if end > sequence]
         return sorted(found)
 
     def withdraw(self, sequences: Collection[int]) -> list[Aside]:
@@ -834,20 +812,9 @@ class Channel:
 
     def _withdraw_fresh(self, wanted: list[int]) -> list[Aside]:
         """Make holes where these are, as far as the cursor is yet to come there."""
-        found: list[int] = []
-        start = self.cursor
-        for hole in chain(self._holes, [(self.topic.distribution_point, 0)]):
-            found += wanted[bisect_left(wanted, start) : bisect_left(wanted, hole[0])]
-            start = hole[1]
+        found = self._cursor.ahead_among(wanted, self.topic.distribution_point)
         if found:
-            self._hole_messages += len(found)
-            merged: deque[tuple[int, int]] = deque()
-            for start, end in sorted(chain(self._holes, spans(found))):
-                if merged and merged[-1][1] == start:
-                    start, _ = merged.pop()
-                merged.append((start, end))
-            self._holes = merged
-            self.move_to(self.cursor)
+            self._cursor.skip_among(found)
         ephemeral = self.topic.ephemeral
         held = map(self.topic.batch_holding, found) if ephemeral else repeat(None)
         return [Aside(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
@@ -879,7 +846,7 @@ class Channel:
                 self._changes,
                 self.cursor,
                 # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
-                tuple(self._holes),
+                self._cursor.holes,
                 tuple(self._requeued),
                 tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
                 self._deferred.copy(),

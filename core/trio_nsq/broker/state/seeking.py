@@ -1,6 +1,5 @@
-"""What `Channel.peek` and `Channel.seek` tell, and how they find it."""
+"""What `Channel.peek` and `Channel.seek` tell."""
 
-from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from .batch import Batch
@@ -44,16 +43,3 @@ class Move(NamedTuple):
     delivered_again: int
     skipped: int
     in_flight: int
-
-
-def spans(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending sequences as [start, end) of those that follow each other."""
-    start = end = -1
-    for sequence in sequences:
-        if sequence != end:
-            if end > start:
-                yield start, end
-            start = sequence
-        end = sequence + 1
-    if end > start:
-        yield start, end

@@ -21,6 +21,7 @@ from zlib_ng.zlib_ng import crc32
 
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
+from ...wording import count_of
 from ..state.note import is_about_messages
 from ..state.settings import TopicSettings
 from ..state.topic import Checkpoint, Topic
@@ -247,8 +248,8 @@ class Keeper:
             self._in_vain[topic] = now_ns + _TRY_AGAIN_NS
             return 0
         logger.info(
-            "TOPIC(%s): %d unfinished messages carried forward, to free %d bytes of log",
-            topic.name, len(sequences), pinned_bytes,
+            "TOPIC(%s): %s carried forward, to free %d bytes of log",
+            topic.name, count_of(len(sequences), "unfinished message"), pinned_bytes,
         )  # fmt: skip
         return limit
 
