@@ -31,7 +31,7 @@ def main(source: str, path: str, addresses: Sequence[str]) -> int:
                 os.fsync(file.fileno())
                 batch.finish()
                 count += len(batch)
-    except (trio_nsq.ConnectionFailed, OSError) as error:
+    except (trio_nsq.ConnectionFailed, OSError, ValueError) as error:  # ValueError: no name, or no address
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -44,6 +44,6 @@ if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
         sys.exit()
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 4 or "/" not in sys.argv[1]:
         sys.exit(__doc__)
     sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -16,6 +16,8 @@ import trio
 
 import trio_nsq
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
     """Work until told to end; returns the exit code."""
@@ -28,21 +30,21 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
         async with trio_nsq.Producer(message.nsqd_address) as producer:
             await producer.publish(f"{topic}-failed", message.body)
 
-    consumer = trio_nsq.Consumer(
-        topic,
-        channel,
-        nsqd_tcp_addresses=() if lookupd else addresses,
-        lookupd_http_addresses=addresses if lookupd else (),
-        max_in_flight=100,
-        default_requeue_delay_ms=100,
-        backoff_multiplier_s=0.05,
-    )
     try:
+        consumer = trio_nsq.Consumer(
+            topic,
+            channel,
+            nsqd_tcp_addresses=() if lookupd else addresses,
+            lookupd_http_addresses=addresses if lookupd else (),
+            max_in_flight=100,
+            default_requeue_delay_ms=100,
+            backoff_multiplier_s=0.05,
+        )
         async with consumer, trio.open_nursery() as nursery:
             nursery.start_soon(close_on_signal, consumer)
             await consumer.run(greet, concurrency=10, max_attempts=3, given_up=put_aside, auto_touch=True)
             nursery.cancel_scope.cancel()
-    except trio_nsq.ConnectionFailed as error:
+    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: no name, or no address
         print(error, file=sys.stderr)
         return 1
     stats = consumer.stats()
@@ -52,9 +54,11 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
 
 async def close_on_signal(consumer: trio_nsq.Consumer) -> None:
     """Close the consumer, which ends `run`, when the program is to end."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            await consumer.aclose()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # after the first: another would only cut the good order short
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        await anext(signals)
+    await consumer.aclose()
 
 
 if __name__ == "__main__":
@@ -62,7 +66,7 @@ if __name__ == "__main__":
         print(__doc__)
         sys.exit()
     words = [word for word in sys.argv[1:] if word != "--lookupd"]
-    if len(words) < 2:
+    if len(words) < 2 or "/" not in words[0]:
         sys.exit(__doc__)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     sys.exit(trio.run(main, words[0], "--lookupd" in sys.argv, words[1:]))

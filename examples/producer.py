@@ -27,7 +27,7 @@ async def main(topic: str, addresses: Sequence[str]) -> int:
                 if body := line.removesuffix(b"\n"):  # NSQ has no empty messages
                     await places.acquire()
                     nursery.start_soon(publish, producer, topic, body, outcome, places)
-    except trio_nsq.ConnectionFailed as error:
+    except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: no address
         print(error, file=sys.stderr)
         return 1
     print(", ".join(f"{count} {what}" for what, count in outcome.items()) or "nothing to publish")
@@ -42,6 +42,9 @@ async def publish(
     for _ in range(ATTEMPTS):
         try:
             await producer.publish(topic, body)
+        except ValueError as error:  # a topic's name, or a message, that no broker takes
+            fate = f"not sent ({error})"
+            break
         except trio_nsq.PublishFailed as error:
             if (
                 error.maybe_stored

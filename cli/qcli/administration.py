@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .asking import make_sure
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_channel, complete_topic
 from .errors import Failure
@@ -140,17 +140,10 @@ def _complaint(source: Source, address: str, error: Any) -> str:
 
 
 def _ask(kind: str, action: Action, sources: Sequence[Source], address: str) -> None:
-    """Let the user agree.
-
-    Raises:
-        click.UsageError: Nobody is there to agree.
-        Failure: The user did not.
-    """
+    """Let the user agree; raises what `make_sure` does."""
     names = ", ".join(map(str, sources))
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"'{kind} {action.name}' throws messages away and standard input is no terminal to ask on: say --yes."
-        )
     plural = "s" if len(sources) > 1 else ""
-    if not click.confirm(f"{action.name.capitalize()} {kind}{plural} {names} on {address}?", err=True):
-        raise Failure("Nothing was done.")
+    make_sure(
+        f"{action.name.capitalize()} {kind}{plural} {names} on {address}?",
+        f"'{kind} {action.name}' throws messages away",
+    )

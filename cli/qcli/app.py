@@ -16,7 +16,7 @@ from .completing import COMPLETE_VARIABLE, answer_shell
 from .environment import notices
 from .errors import Failure, OutputClosed, Terminated, leaves, translate
 from .exit_codes import ExitCode
-from .output import talk
+from .output import settle_streams, talk
 
 _MODULES = {
     "serve": "qcli.serve",
@@ -115,7 +115,16 @@ def _run(arguments: Sequence[str]) -> int:
 
 def run_process() -> NoReturn:
     """Run the command line of this process and end it."""
-    code = run(sys.argv[1:])
+    settle_streams()
+    try:
+        # Also if it was ignored, as a shell without a terminal has it for what runs in the background: whoever sends
+        # it there means it, and nsqd obeys, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    # One that comes after the end needs no answer of ours.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
+from .asking import make_sure
 from .broker_log import not_readable
 from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_channel
-from .errors import Failure
 from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import json_lines, write
@@ -99,20 +98,10 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
 
 
 def _ask(wanted: Source, address: str, skipped: int) -> None:
-    """Let the user agree to skip so many messages.
-
-    Raises:
-        click.UsageError: Nobody is there to agree.
-        Failure: The user did not.
-    """
-    if not skipped:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"This would skip {_messages(skipped)} and standard input is no terminal to ask on: say --yes."
-        )
-    if not click.confirm(f"Skip {_messages(skipped)} of channel {wanted} on {address}?", err=True):
-        raise Failure("Nothing was done.")
+    """Let the user agree to skip so many messages; raises what `make_sure` does."""
+    if skipped:
+        messages = _messages(skipped)
+        make_sure(f"Skip {messages} of channel {wanted} on {address}?", f"This would skip {messages}")
 
 
 def _report(wanted: Source, move: dict[str, Any]) -> str:

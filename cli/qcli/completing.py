@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import click
 from click.shell_completion import (
@@ -94,6 +95,20 @@ def answer_shell(command: click.Command, instruction: str) -> int:
 def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The broker's topics that begin so."""
     return [CompletionItem(name) for name in _ask(ctx) if name.startswith(incomplete)]
+
+
+def complete_topic_with(
+    channel: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Make the completion of those topics only that have a channel of this name."""
+
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        topics = _ask(ctx)
+        return [
+            CompletionItem(name) for name in topics if name.startswith(incomplete) and channel in topics[name]
+        ]
+
+    return complete
 
 
 def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

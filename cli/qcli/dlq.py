@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
 
+from .asking import make_sure
 from .bodies import body_of, with_bodies
 from .commands import DocumentedCommand, DocumentedGroup, Example, option, output_format
-from .completing import complete_source, complete_topic
+from .completing import complete_source, complete_topic_with
 from .errors import Failure
 from .exit_codes import ExitCode
 from .extensions import get_json, get_json_lines, post_json
@@ -26,6 +26,7 @@ DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which letters"
 _WHAT = "dead letters"
 _CHANNEL = "dead-letters"
+_complete_topic = complete_topic_with(_CHANNEL)
 _IDS_AT_ONCE = 500
 _PAGE = 1000
 
@@ -55,7 +56,7 @@ def command() -> None:
 
 
 def _topic(function: _F) -> _F:
-    make = click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
+    make = click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=_complete_topic)
     return make(function)
 
 
@@ -139,7 +140,7 @@ _at_most = option(
         "count; first_ns and last_ns, when the first and the last of them became a dead letter, Unix nanoseconds.",
     },
 )
-@click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
+@click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=_complete_topic)
 @asks_broker
 @output_format("table: for people. json: an object per line, see below.", "table", "json")
 def list_letters(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
@@ -384,13 +385,10 @@ def drop(
     that other channels of the dead-letter topic have.
     """
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                "'dlq drop' throws messages away and standard input is no terminal to ask on: say --yes."
-            )
         which = "the selected" if origin or reason or ids or count else "all"
-        if not click.confirm(f"Drop {which} dead letters in {topic} on {nsqd_http_address}?", err=True):
-            raise Failure("Nothing was done.")
+        make_sure(
+            f"Drop {which} dead letters in {topic} on {nsqd_http_address}?", "'dlq drop' throws messages away"
+        )
     done = _do(nsqd_http_address, topic, "drop", _selected(origin, reason), ids, count, {})
     _finish(topic, "dropped", done, ids, "" if done or ids else _why_none(origin, reason))
 

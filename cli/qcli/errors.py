@@ -53,6 +53,20 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
     )
 
 
+def no_lookupd(address: str, reason: object) -> Failure:
+    """The failure of a command that found no discovery service.
+
+    Args:
+        address: Where it looked.
+        reason: What the attempt came to.
+    """
+    return Failure(
+        f"No nsqlookupd answers at {address}: {reason}. Start one with 'qcli lookupd', or name another address with "
+        "--lookupd-http-address.",
+        ExitCode.UNREACHABLE,
+    )
+
+
 def no_broker(address: str, option: str, wanted: str, other: str) -> Failure:
     """The failure of a command that was answered by something else than a broker.
 

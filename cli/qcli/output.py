@@ -16,6 +16,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from .errors import Failure, OutputClosed
 
 
+def settle_streams() -> None:
+    """Let nothing of this process's environment change what is written where; to be called before anything is.
+
+    Data is UTF-8 in every locale: JSON has to be, and commands that write bytes know no other. What is no text, such
+    as a path that is not UTF-8, is escaped in a way that JSON understands, too. If standard error is closed, talk goes
+    nowhere: Python and the libraries would write it into the data.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+
+
 def talk(text: str) -> None:
     """Write a line to standard error; of no consequence if nobody can read it."""
     try:

@@ -57,6 +57,7 @@ class Setting(NamedTuple):
         key: As the broker has it, with the unit.
         parse, show: From text to the broker's value, and back.
         about: For the help.
+        words: What is no number among its values, but for `DEFAULT`.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Setting(NamedTuple):
     parse: Callable[[str], int | str]
     show: Callable[[Any], str]
     about: str
+    words: tuple[str, ...] = ()
 
 
 _FOR_TOPICS = (
@@ -73,6 +75,7 @@ _FOR_TOPICS = (
         retention_time,
         _time_text,
         "for how long messages stay readable that every channel has passed, such as 12h or 7d; forever",
+        ("forever",),
     ),
     Setting(
         "retention_bytes",
@@ -80,6 +83,7 @@ _FOR_TOPICS = (
         byte_size,
         _size_text,
         "how much of them at most, such as 10GiB; unlimited",
+        ("unlimited",),
     ),
     Setting(
         "ttl", "ttl_ms", retention_time, _time_text, "a message older than this is not delivered any more"
@@ -92,6 +96,7 @@ _FOR_TOPICS = (
         str,
         str,
         "what happens at one of these two limits: reject (a publish is refused) or drop-oldest",
+        ("reject", "drop-oldest"),
     ),
 )
 _FOR_CHANNELS = (
@@ -177,9 +182,13 @@ class Assignment(click.ParamType[tuple[str, Any]]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """The names. No blank comes after them, for the value is still to come."""
+        """The names. No blank comes after them, for the value is still to come; then those values that are words."""
         from click.shell_completion import CompletionItem
 
+        setting = self._settings.get(incomplete.partition("=")[0])
+        if setting is not None and "=" in incomplete:
+            values = [f"{setting.name}={word}" for word in (*setting.words, DEFAULT)]
+            return [CompletionItem(value) for value in values if value.startswith(incomplete)]
         return [
             CompletionItem(f"{setting.name}=", type="unfinished", help=setting.about)
             for setting in self._settings.values()

@@ -1,8 +1,10 @@
 """`qcli topic` and `qcli channel`."""
 
+import subprocess
+
 import pytest
 
-from cli.support import Cli
+from cli.support import DEADLINE_S, Cli, command_line
 from interop.peers import Broker
 
 
@@ -113,6 +115,16 @@ def test_destroying_unasked_needs_yes(qcli: Cli, args: list[str]) -> None:
     assert "--yes" in result.err
 
 
+@pytest.mark.parametrize("args", ["topic delete t", "channel empty t/c", "dlq drop t"])
+def test_there_is_nobody_to_ask_if_standard_input_is_closed(qcli: Cli, args: str) -> None:
+    line = " ".join(command_line(*args.split()))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {line} <&-"], capture_output=True, env=qcli.environment(), timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.endswith(b"and standard input is no terminal to ask on: say --yes.\n")
+
+
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\n", 1, 0)])
 def test_destroying_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, code: int, left: int) -> None:
     qcli("topic", "create", topic)
@@ -121,6 +133,16 @@ def test_destroying_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, cod
         terminal.type(answer)
         assert terminal.end() == code
     assert qcli("stat", topic).code == left
+
+
+def test_the_end_of_the_input_is_a_no(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    with qcli.on_terminal("topic", "delete", topic) as terminal:
+        terminal.expect(b"[y/N]: ")
+        terminal.type(b"\x04")  # Ctrl-D
+        assert terminal.end() == 1
+        assert terminal.shown.endswith(b"\r\nError: Nothing was done.\r\n")
+    assert qcli("stat", topic).code == 0
 
 
 def test_an_interrupted_question_destroys_nothing(qcli: Cli, topic: str) -> None:

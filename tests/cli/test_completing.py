@@ -80,6 +80,24 @@ def test_topics(qcli: Cli, topics: str) -> None:
     assert names(qcli, f"qcli stat {topics}") == both
 
 
+def test_values_of_settings(nowhere: Cli) -> None:
+    assert names(nowhere, "qcli topic set t when") == ["when_full="]
+    assert names(nowhere, "qcli topic set t when_full=") == [
+        "when_full=reject",
+        "when_full=drop-oldest",
+        "when_full=default",
+    ]
+    assert names(nowhere, "qcli topic set t ttl=1h retention_bytes=u") == ["retention_bytes=unlimited"]
+    assert names(nowhere, "qcli channel set t/c max_attempts=") == ["max_attempts=default"]
+    assert bash(nowhere, "qcli topic set t when_full=d") == ["drop-oldest", "default"]
+
+
+def test_topics_that_have_dead_letters(qcli: Cli, broker: Broker, topics: str) -> None:
+    broker.create(f"{topics}.dead", "dead-letters")
+    for verb in ("list", "show", "requeue", "drop"):
+        assert names(qcli, f"qcli dlq {verb} {topics}") == [f"{topics}.dead"]
+
+
 def test_channels_once_the_topic_is_clear(qcli: Cli, topics: str) -> None:
     channels = [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
     assert names(qcli, f"qcli tail {topics}.a") == [f"{topics}.a", *channels]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.ours import only_ours
 from cli.support import DEADLINE_S, Cli, Run, command_line
 from qcli.app import root, run
 from qcli.environment import notices
@@ -124,6 +125,36 @@ def test_closed_descriptors(qcli: Cli, args: str) -> None:
     assert done.stderr.startswith(b"Error: Standard input is closed.")
 
 
+@pytest.mark.parametrize(("args", "code"), [("stat nope", 1), ("nonsense", 2), ("pub {topic}", 0)])
+def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, args: str, code: int) -> None:
+    line = " ".join(command_line(*args.format(topic=topic).split()))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {line} 2>&-"],
+        input=b"message",
+        stdout=subprocess.PIPE,
+        env=qcli.environment(),
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, done.stdout) == (code, b"")
+
+
+@only_ours
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_data_is_utf_8_in_every_locale(qcli: Cli, topic: str, encoding: str) -> None:
+    qcli("pub", topic, stdin="caf\u00e9 \u65e5\u672c".encode())
+    env = {"PYTHONIOENCODING": encoding}
+    result = qcli("peek", topic, env=env)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.decode().endswith("caf\u00e9 \u65e5\u672c\n")
+    assert qcli("peek", topic, "--format", "json", env=env).records[0]["body"] == "caf\u00e9 \u65e5\u672c"
+
+
+def test_what_is_no_text_is_escaped_as_in_json() -> None:
+    program = "import os; from qcli.output import settle_streams, write; settle_streams(); write(os.fsdecode(b'\\xe9'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S)
+    assert (done.stdout, done.stderr) == (rb"\udce9", b"")
+
+
 def test_starting_up_imports_nothing_heavy() -> None:
     """Help and completion answer at once: what only some commands need is imported by those."""
     code = (
@@ -141,6 +172,40 @@ def test_a_command_in_another_program_leaves_its_signals_alone(capsys: pytest.Ca
     assert run(["nonsense"]) == ExitCode.USAGE
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().out.startswith("qcli ")
+
+
+def test_an_interruption_while_it_starts_is_quiet() -> None:
+    """Wherever it comes: Python's own answer would be an exception out of whatever is being imported."""
+    program = (
+        "import importlib.abc, os, signal, sys, qcli\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "class Interrupting(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'qcli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "qcli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("args", ["stat --count 0 --interval 20ms", "tail {topic}/c"])
+def test_an_interruption_counts_in_the_background_too(qcli: Cli, topic: str, args: str) -> None:
+    """A shell that has no terminal starts what runs in the background with SIGINT ignored."""
+    qcli("pub", topic, stdin=b"message")
+    line = " ".join(command_line(*args.format(topic=topic).split()))
+    process = subprocess.Popen(
+        ["sh", "-c", f"trap '' INT; exec {line}"], stdout=subprocess.PIPE, env=qcli.environment()
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(DEADLINE_S) == 130
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -125,6 +125,11 @@ def test_there_is_a_page_for_every_command() -> None:
                 assert name.replace("-", r"\-") in man_pages()[page], (page, name)
 
 
+def test_a_default_of_several_values_is_written_as_in_the_help() -> None:
+    page = man_pages()["qcli-to-parquet.1"]
+    assert "see \\-\\-consume. Default: 127.0.0.1:4150.\n" in page
+
+
 def test_generated_text_is_plain() -> None:
     for name, text in generated_files().items():
         assert text.isascii(), name

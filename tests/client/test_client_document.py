@@ -92,6 +92,9 @@ def test_the_examples(broker: Broker, tmp_path: Path) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(500))
     published = run_example("producer.py", "lines", broker.tcp_address, "127.0.0.1:1", stdin=b"\n" + lines)
     assert (published.stdout, published.returncode) == ("500 stored\n", 0), published.stderr
+    refused = run_example("producer.py", "a b", broker.tcp_address, stdin=b"line\n")
+    said = "1 not sent ('a b' is not a valid topic name)\n"
+    assert (refused.stdout, refused.stderr, refused.returncode) == (said, "", 1)
     file = tmp_path / "archive"
     archived = run_example("archive.py", "lines/archive", str(file), broker.tcp_address)
     assert (archived.stdout, archived.returncode) == (f"500 messages appended to {file}\n", 0), (
@@ -105,6 +108,23 @@ def test_the_examples_explain_themselves() -> None:
         done = run_example(name, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"examples/{name}" in done.stdout or "make demo" in done.stdout
+
+
+def test_the_examples_refuse_what_is_no_name_or_address(tmp_path: Path) -> None:
+    file = str(tmp_path / "file")
+    complaints = {
+        ("archive.py", "lines", file, "127.0.0.1:1"): "archive.py TOPIC/CHANNEL FILE",
+        ("archive.py", "a b/c", file, "127.0.0.1:1"): "'a b' is not a valid topic name\n",
+        ("consumer.py", "lines", "127.0.0.1:1"): "consumer.py TOPIC/CHANNEL",
+        ("consumer.py", "a/c d", "127.0.0.1:1"): "'c d' is not a valid channel name\n",
+        ("producer.py", "lines", "localhost"): "address 'localhost' has no port; write it as host:port\n",
+    }
+    with ThreadPoolExecutor() as executor:
+        results = executor.map(lambda program: run_example(*program), complaints)
+    for done, complaint in zip(results, complaints.values(), strict=True):
+        assert (done.stdout, done.returncode) == ("", 1)
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_the_examples_without_a_broker(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ def test_the_example(tmp_path: Path) -> None:
                 until(lambda: broker.channel_stats("people-failed", "look")["depth"] == 1)
                 until(lambda: unfinished(broker) == 0)
                 process.send_signal(signal.SIGTERM)
+                while process.poll() is None:  # whoever is impatient changes nothing
+                    process.send_signal(signal.SIGINT)
+                    process.send_signal(signal.SIGTERM)
+                    time.sleep(0.002)
                 said, complained = process.communicate(timeout=TIMEOUT_S)
             finally:
                 process.kill()

@@ -200,7 +200,9 @@ def _explanation(param: click.Option) -> Iterator[str]:
         return
     yield param.help or ""
     if param.show_default and param.default is not None:
-        yield f"Default: {param.default!s}".strip() + "."
+        default = param.default
+        values = default if isinstance(default, (tuple, list)) else (default,)  # as click's own help has it
+        yield f"Default: {', '.join(map(str, values))}".strip() + "."
 
 
 def _identity(param: click.Option) -> tuple[str, ...]:

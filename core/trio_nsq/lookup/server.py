@@ -14,6 +14,7 @@ from ..http.request_log import log_request
 from ..listening import Listening, listen, loopback_host, port_of
 from ..log import Files
 from ..protocol import CommandError, quote
+from ..wording import count_of
 from .commands import Command, CommandReader, Identify, Ping
 from .http_api import make_router
 from .names_file import NamesFile
@@ -73,7 +74,7 @@ async def serve(
             names = names_file.load()
             names_file.try_to_save(names)
             registry.load(names)
-            logger.info("DB: found %d topics in %s", len(registry.topics()), names_file.path)
+            logger.info("DB: found %s in %s", count_of(len(registry.topics()), "topic"), names_file.path)
         saver = _Saver(registry, names_file)
         try:
             await _listen_and_serve(options, registry, saver, task_status)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from ..log.scan import Finding, Kind
 from ..log.verify import Progress
+from ..wording import count_of
 
 _NAME = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>[0-9]{6,}|meta)\.dat(?P<bad>\.bad)?", re.DOTALL)
 _META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
@@ -191,7 +192,7 @@ class Queue:
             what = f"{missing} of the files it names, or that lie between them, are gone"
             self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
         elif complete and fewer:
-            what = f"counts {depth} messages, there are {self.messages}"
+            what = f"counts {count_of(depth, 'message')}, there are {self.messages}"
             self.findings.append(Finding(kind, meta, 0, 0, what, messages=messages))
 
     def _read_file(self, path: Path, number: int, offset: int, end: int) -> Iterator[QueueMessage]:

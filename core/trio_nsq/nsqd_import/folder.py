@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..log.scan import Finding, Kind
+from ..wording import count_of
 from .diskqueue import QueueFiles, list_queues
 from .errors import ImportRefused
 from .metadata import TopicMetadata, read_metadata
@@ -73,9 +74,8 @@ class NsqdFolder:
             if name not in known and (files.bad or files.data):
                 paths = [*files.data.values(), *files.bad]
                 size = sum(each.stat().st_size for each in paths)
-                what = (
-                    f"of a queue that nsqd.dat does not know ({len(paths)} files, {size} bytes): not imported"
-                )
+                files_and_size = f"{count_of(len(paths), 'file')}, {size} bytes"
+                what = f"of a queue that nsqd.dat does not know ({files_and_size}): not imported"
                 self.findings.append(Finding(Kind.NOTE, paths[0], 0, 0, what))
 
     def close(self) -> None:
