@@ -68,7 +68,7 @@ def separate(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for text in addresses for part in text.split(","))
 
 
-def _given(*names: str) -> list[str]:
+def given(*names: str) -> list[str]:
     """Which of these parameters are on the command line."""
     ctx = click.get_current_context()
     source = click.core.ParameterSource.COMMANDLINE
@@ -80,9 +80,9 @@ def consumes(asked: bool) -> bool:
 
     The environment does not count: it names both addresses of a broker, for all commands.
     """
-    if asked or _given("tcp_addresses", "nsqd_http_address") == ["tcp_addresses"]:
+    if asked or given("tcp_addresses", "nsqd_http_address") == ["tcp_addresses"]:
         return True
-    for name in _given("idle_timeout_ms", "max_in_flight"):
+    for name in given("idle_timeout_ms", "max_in_flight"):
         flag = {"idle_timeout_ms": "--idle-timeout"}.get(name, "--max-in-flight")
         raise click.UsageError(
             f"{flag} is for a channel that is consumed: name {TCP_OPTION}, or say --consume."
@@ -114,11 +114,11 @@ def check_consuming(
             "--from and --to are for a log: a channel gives what it has, and what is left out would be lost. Select "
             "from the files, by ts."
         )
-    if _given("follow", "idle_timeout_ms") == ["follow", "idle_timeout_ms"]:
+    if given("follow", "idle_timeout_ms") == ["follow", "idle_timeout_ms"]:
         raise click.UsageError(
             "--follow and --idle-timeout exclude each other: it goes on until it is interrupted."
         )
-    if _given("tcp_addresses", "lookupd_addresses") == ["tcp_addresses", "lookupd_addresses"]:
+    if given("tcp_addresses", "lookupd_addresses") == ["tcp_addresses", "lookupd_addresses"]:
         raise click.UsageError(
             f"{TCP_OPTION} and --lookupd-http-address exclude each other; the latter takes --consume."
         )
@@ -126,7 +126,7 @@ def check_consuming(
         raise click.UsageError(
             f"--master {master} has others work, who do not see the spool on this machine's disk."
         )
-    for address in () if _given("lookupd_addresses") else tcp_addresses:
+    for address in () if given("lookupd_addresses") else tcp_addresses:
         check_tcp_address(address)
     if len(set(tcp_addresses)) < len(tcp_addresses):
         raise click.UsageError(f"{TCP_OPTION} names a broker twice.")

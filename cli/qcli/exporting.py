@@ -9,9 +9,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .bulk import better_engine, count_of, failure_of, progress, said_by_library, spark_engine, tls_files
+from .bulk import (
+    better_engine,
+    count_of,
+    failure_of,
+    progress,
+    said_by_library,
+    spark_engine,
+    tls_files,
+)
 from .connecting import Connecting
-from .errors import Failure, Terminated, reason_of, unreachable
+from .errors import Failure, Terminated, no_lookupd, reason_of, unreachable
 from .exit_codes import ExitCode
 from .options import HTTP_OPTION, TCP_OPTION
 from .output import json_lines, rate, size, talk, write
@@ -68,8 +76,10 @@ def export(request: ExportRequest, running: Running) -> int:
         if running.receiving is None:
             work = Work(stack.enter_context(open_export(request, addresses)), running, stack)
         else:
-            from .spooling import SpoolWork
+            from .spooling import SpoolWork, meet_brokers
 
+            if request.spool is not None and not request.spool.exists():
+                meet_brokers(addresses)
             work = SpoolWork(stack.enter_context(open_export(request, ())), running, stack)
         try:
             if running.every_s is None:
@@ -152,6 +162,10 @@ class Work:
                 self.job.outcome, self._begun_s, self._rounds_told = total, begun_s, 0
                 self._heading = "In all: "
             raise
+        except Exception as error:
+            if total.ranges + self.job.outcome.ranges == 0:
+                raise
+            raise self._partial(error) from error
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: Outcome) -> NoReturn:
         """The same. A round that fails for a reason that may pass is told of, and made up for."""
@@ -258,9 +272,13 @@ class Work:
 
     def _partial(self, error: Exception) -> Failure:
         """A failure after some of it was done."""
+        from trio_nsq.spark.broker_log import LogReplaced
+
         self._tell_gaps()
-        self.report()
-        return Failure(f"{failure_of(error, _failures).message} {GO_ON}", ExitCode.PARTIAL)
+        if self._is_news():  # else a round before has said all
+            self.report()
+        message = failure_of(error, _failures).message
+        return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
 
 
 def _summary(request: ExportRequest, outcome: Outcome, elapsed_s: float) -> str:
@@ -324,7 +342,7 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
 
     trio.run(ask_all)
     if len(failures) == len(addresses):
-        raise Failure(f"{failures[0]}.", ExitCode.UNREACHABLE)
+        raise no_lookupd(failures[0].address, failures[0].reason)
     for failure in failures:
         talk(f"Warning: {failure}; brokers that only it knows are left out.")
     if not found:

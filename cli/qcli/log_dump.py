@@ -115,7 +115,8 @@ _WRITE_BYTES = 256 * 1024
     OUTPUT,
     "--headers",
     is_flag=True,
-    help="Record batches instead of messages: what was published together, and where in the file it lies.",
+    help="Record batches instead of messages: what was published together, and where in the file it lies. Messages "
+    "are not read, and damage in them is not seen: 'qcli log verify' looks for it.",
 )
 def command(
     path: Path,

@@ -49,7 +49,8 @@ _LEFT_COLUMNS = 4
         "What is imported": "Every topic and channel in nsqd.dat, with its pause, and every message in their queues, "
         "with its id, publish time, attempts and body. A message that several channels have is stored once. Each "
         "channel gets what it had in nsqd, and what waits in a topic waits there. Messages come in the order in which "
-        "they were published; those that were delivered before come in turn with the others. Messages that were "
+        "they were published; but those that were delivered before come as requeued ones do: first, and, if a consumer "
+        "does not take all of them at once, by turns with the others. Messages that were "
         "deferred when nsqd stopped come at once, as after a restart of nsqd: it does not keep their time. Queues "
         "that nsqd.dat does not know are named, and left.",
         "Damage": "A file of nsqd that is damaged is read up to there, and the next one begun, as nsqd does; the "

@@ -13,6 +13,7 @@ import click
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
 from .connecting import tcp_connection
+from .errors import Failure
 from .exit_codes import ExitCode
 from .options import http_address, tcp_address, works_in_bulk
 from .params import Source, source, topic_name
@@ -71,6 +72,25 @@ class Pattern(click.ParamType["re.Pattern[bytes]"]):
 def is_place(text: str) -> bool:
     """Whether it names files, and not a topic, whose name never has a slash."""
     return "/" in text or text in (".", "..")
+
+
+def refuse_channel(place: str, topic: str) -> None:
+    """Raises Failure if a place that is not there looks like a channel.
+
+    Args:
+        place: What is to be replayed.
+        topic: Where to.
+    """
+    if place.startswith(".") or Path(place).exists():
+        return
+    try:
+        found: Source = source(place)
+    except click.BadParameter:
+        return
+    raise Failure(
+        f"There is no folder and no file {place}. If it is a channel: topics are replayed, such as with 'qcli replay "
+        f"{found.topic} {topic}', and 'qcli channel seek' has messages delivered to a channel again."
+    )
 
 
 def absolute_place(place: str) -> str:
@@ -341,6 +361,7 @@ def command(
     elif is_place(wanted):
         from trio_nsq.spark.replay_request import ReplayRequest
 
+        refuse_channel(wanted, topic)
         if count is not None:
             raise click.UsageError(
                 "-n is of topics: files are read several at once, and none of them is the first."

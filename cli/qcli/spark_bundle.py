@@ -51,10 +51,12 @@ def command(folder: Path) -> None:
     import qcli
     import trio_nsq
     from trio_nsq.spark.bundle import write_zip
+    from trio_nsq.spark.storage import make_folder, writing_to
 
-    folder.mkdir(parents=True, exist_ok=True)
-    write_zip(folder / ZIP, (trio_nsq, qcli))
-    (folder / ENTRY).write_text(_PROGRAM)
+    make_folder(folder)
+    with writing_to(folder):
+        write_zip(folder / ZIP, (trio_nsq, qcli))
+        (folder / ENTRY).write_text(_PROGRAM)
     bundle, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
     talk(f"{bundle} and {entry} were written. On a cluster:")
     write(

@@ -41,6 +41,23 @@ class Receiving:
     max_in_flight: int
 
 
+def meet_brokers(addresses: Sequence[str]) -> None:
+    """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
+    import trio
+
+    from trio_nsq.client import ConnectionFailed, Producer
+
+    async def connect() -> None:
+        async with Producer(addresses, close_timeout_s=0, **Connecting.of_command().options()):
+            pass
+
+    quiet_library()
+    try:
+        trio.run(connect)
+    except ConnectionFailed as failure:
+        raise not_connected(failure.address, TCP_OPTION, failure) from failure
+
+
 class SpoolWork(Work):
     """Work of which each round begins with receiving; see `Work`."""
 

@@ -11,7 +11,7 @@ import click
 from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_source
 from .connecting import Connecting, refuse_plain_http, tcp_connection
-from .errors import Failure, leaves, not_connected
+from .errors import leaves, no_lookupd, not_connected
 from .exit_codes import ExitCode
 from .options import BROKER, TCP_OPTION, check_tcp_address, http_address, tcp_address
 from .output import RawOutput, quiet_library
@@ -118,7 +118,8 @@ def _lookupd(text: str) -> str:
     type=_lookupd,
     multiple=True,
     metavar="HOST:PORT",
-    help="An nsqlookupd that names the brokers instead, also those that come later. May be given several times.",
+    help="An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
+    "while nobody has the topic after 1, 2, 4, ... seconds. May be given several times.",
 )
 @http_address("The broker's HTTP address, for --from and --to, and for names to be completed.")
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
@@ -272,11 +273,7 @@ async def _tail(request: _Request) -> ExitCode:
         (error, *_) = leaves(group)
         assert isinstance(error, ConnectionFailed)
         if request.lookupd_addresses:
-            raise Failure(
-                f"No nsqlookupd answers at {error.address}: {error.reason}. Start one with 'qcli lookupd', or name "
-                f"another address with {LOOKUPD_OPTION}.",
-                ExitCode.UNREACHABLE,
-            ) from None
+            raise no_lookupd(error.address, error.reason) from None
         raise not_connected(request.address, TCP_OPTION, error) from None
     return tail.stopped or ExitCode.OK
 

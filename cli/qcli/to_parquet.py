@@ -11,7 +11,7 @@ from . import params
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
 from .connecting import tcp_connection
-from .consuming import check_consuming, consumes, receiving_options, separate
+from .consuming import check_consuming, consumes, given, receiving_options, separate
 from .exit_codes import ExitCode
 from .options import (
     BROKER,
@@ -333,21 +333,24 @@ def command(
     check_range(first, end)
     if channel is not None:
         params.source(f"{topic}/{channel}")
+    if given("every_ms") and not follow:
+        raise click.UsageError("--every is for --follow: without it there is one round.")
+
+    from .bulk import check_extra
+
+    check_extra("to-parquet")
 
     consume = consumes(consume or spool is not None)
     if consume:
         tcp_addresses = separate(tcp_addresses)
         spool = check_consuming(topic, folder, channel, first or end, tcp_addresses, spool, master)
 
-    from .bulk import check_extra
-    from .exporting import Running, export
-    from .spooling import Receiving
-
-    check_extra("to-parquet")
-
     from trio_nsq.spark.export import FileOptions
     from trio_nsq.spark.layout import Body, Layout, Partition
     from trio_nsq.spark.run import ExportRequest
+
+    from .exporting import Running, export
+    from .spooling import Receiving
 
     body = Body.TEXT if text else Body.JSON if as_json else Body.BINARY
     level = 1 if compression_level is None and compression == "zstd" else compression_level

@@ -276,6 +276,13 @@ async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock
     assert trio.current_time() == 5
 
 
+async def test_nobody_waits_for_a_topic_that_is_gone(autojump_clock: MockClock) -> None:
+    fixture = in_memory(1)
+    with pytest.raises(CutOff):
+        await reading(Readers(lambda topic: False), fixture.topic, 1, None, wait_s=60).next()
+    assert trio.current_time() == 0
+
+
 async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: MockClock) -> None:
     fixture, other = in_memory(), Fixture(name="other#ephemeral")
     readers = Readers(lambda topic: True)

@@ -114,6 +114,19 @@ async def test_it_asks_at_once_then_with_jitter_then_at_every_interval(
 
 
 @bounded
+async def test_while_nobody_has_the_topic_it_asks_earlier(clock: trio.testing.MockClock) -> None:
+    async with fake_lookupd() as lookupd, consumer_of(lookupd, random=lambda: 0.0):
+        for times, pause_s in enumerate((1, 2, 4), start=1):
+            await lookupd.asked(times)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            clock.jump(pause_s - 0.5)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert len(lookupd.asked_at) == times
+            clock.jump(0.5)
+        await lookupd.asked(4)
+
+
+@bounded
 async def test_a_lost_connection_is_reason_to_ask(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
         peers = []

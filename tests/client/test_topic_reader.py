@@ -173,6 +173,26 @@ async def test_following(tmp_path: Path) -> None:
         assert got == list(range(1, 27))
 
 
+async def test_damage_at_the_end_is_told_before_anything_else_comes(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (_, client, _):
+        for first in (0, 3):
+            await client.publish("t", *(b"<%d>" % number for number in range(first, first + 3)))
+    damage(tmp_path / "d" / "topics" / "t.topic", b"<4>")
+    async with (
+        broker(tmp_path) as (address, client, _),
+        TopicReader(address, "t", start=2, follow=True) as reader,
+    ):
+        with trio.fail_after(PATIENCE_S):
+            (last,) = await reader.receive()
+            assert isinstance(last, RecordBatch)
+            assert last.next_sequence == 3
+            assert await reader.receive() == [Gap(3, 6, "damaged")]
+            await client.publish("t", b"<6>")
+            (more,) = await reader.receive()
+            assert isinstance(more, RecordBatch)
+            assert more.base_sequence == 6
+
+
 async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
     """Wherever that happens."""
     async with broker(tmp_path) as (address, client, _):
@@ -338,6 +358,7 @@ async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
             host, _, port = address.rpartition(":")
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
                 with pytest.raises(ReadRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
                     await reader.receive()
 

@@ -103,6 +103,21 @@ def test_each_channel_gets_what_its_queue_held(
     fixture.log.close()
 
 
+@pytest.mark.parametrize(("ready", "order"), [(2500, [1, 3, 0, 2, 4]), (1, [1, 0, 3, 2, 4])])
+def test_what_was_delivered_before_comes_first_or_by_turns(
+    tmp_path: Path, ready: int, order: list[int]
+) -> None:
+    messages = [Queued(number, attempts=number % 2) for number in range(5)]
+    fixture = build(tmp_path, [[], messages, [], []], 10)
+    subscriber = fixture.subscriber("a", ready=ready)
+    received: list[Received] = []
+    while found := subscriber.receive():
+        received += found
+        subscriber.finish(found)
+    assert [message.body for message in received] == [messages[number].content for number in order]
+    fixture.log.close()
+
+
 def merged(folder: Path, *queues: list[Queued]) -> list[MergedMessage]:
     """The messages of these queues, merged."""
     merger = Merger()

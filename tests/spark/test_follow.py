@@ -189,6 +189,43 @@ def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path
         )
 
 
+def test_a_topic_that_is_made_again_ends_it(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Something is in files by then, and it does not go on from there."""
+    fill(qcli, topic, numbers(3))
+    with qcli.running("to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms") as running:
+        heard_summary(running)
+        broker.http("POST", "/topic/delete", topic=topic)
+        fill(qcli, topic, numbers(2))
+        result = running.end()
+    assert result.code == 4
+    assert result.err.endswith("it was deleted and made again, or lost its end. Name another folder.\n")
+
+
+@pytest.mark.parametrize("command", ["to-parquet", "replay"])
+def test_an_interrupt_is_heard_that_a_shell_has_ignored(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path, command: str
+) -> None:
+    """In a script that is no interactive shell, so in the background."""
+    fill(qcli, topic, numbers(3))
+    arguments = [topic, str(tmp_path / "a"), "--follow"]
+    if command == "replay":
+        export(qcli, topic, tmp_path / "a")
+        arguments = [str(tmp_path / "a"), f"{topic}.again", "--rate", "0.01", "--jobs-folder", str(tmp_path)]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with qcli.running(command, *arguments) as running:
+            if command == "replay":
+                while not running.hear_line().startswith("Note: job"):
+                    pass
+            else:
+                heard_summary(running)
+            running.process.send_signal(signal.SIGINT)
+            result = running.end()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.code == 130
+
+
 def heard_summary(running: Running) -> str:
     """The next line on standard error that is no note."""
     while (line := running.hear_line()).startswith("Note: "):

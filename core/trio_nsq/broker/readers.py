@@ -120,6 +120,8 @@ class Reading(Generic[_Record]):
             known = self._topic.log.next_sequence
             if self.position < known:
                 return await self._read(known if self._end is None else min(known, self._end))
+            if self._wait_s:
+                self._readers.check(self._topic)  # nobody wakes those who wait for what is deleted already
             with trio.move_on_after(self._wait_s) as waiting:
                 await self._readers.wait_past(self._topic, self.position)
             if waiting.cancelled_caught or not self._wait_s:

@@ -36,7 +36,7 @@ class ConsumerSettings(ConnectionSettings):
 
     Attributes:
         lookupd_poll_interval_s: How often the discovery services are asked, more than 0. They are also asked when a
-            connection is lost.
+            connection is lost, and earlier, after 1, 2, 4, ... seconds, while they all say that nobody has the topic.
         lookupd_poll_jitter: Up to this part of the interval, at random, is added once, before the second time, so that
             consumers that were started together do not ask together; within 0..1.
         lookupd_poll_timeout_s: How long a discovery service may take to answer, more than 0.

@@ -11,6 +11,8 @@ from .addresses import nsqd_address
 from .consumer_options import ConsumerSettings
 from .errors import ConnectionFailed
 
+FIRST_PAUSE_S = 1.0
+
 _logger = logging.getLogger("trio_nsq.client")
 
 
@@ -70,18 +72,29 @@ class Discovery:
                 nursery.start_soon(self._ask, address)
 
     async def keep_asking(self) -> None:
-        """Ask at every interval; never ends, if there are any. They have been asked before."""
+        """Ask at every interval; never ends, if there are any. They have been asked before.
+
+        While they all say that nobody has the topic it is asked earlier, after pauses that double: often somebody is
+        about to make it.
+        """
         if not self._answers:
             return
         interval_s = self._settings.lookupd_poll_interval_s
-        pause_s = interval_s * (1 + self._settings.lookupd_poll_jitter * self._random())
+        pause_s = interval_s * self._jitter()
+        early_s = FIRST_PAUSE_S
         while True:
             for failure in self._failures.values():
                 _logger.warning("%s", failure)
-            with trio.move_on_after(pause_s):
+            if early_s < pause_s and not self._failures and not any(self._answers.values()):
+                wait_s, early_s = early_s * self._jitter(), 2 * early_s
+            else:
+                wait_s, pause_s = pause_s, interval_s
+            with trio.move_on_after(wait_s):
                 await self._again.wait()
-            pause_s = interval_s
             await self.ask()
+
+    def _jitter(self) -> float:
+        return 1 + self._settings.lookupd_poll_jitter * self._random()
 
     async def _ask(self, address: str) -> None:
         try:

@@ -100,6 +100,9 @@ class TopicReader:
         self._answer: StreamedAnswer | None = None
         self._decoder = RawStreamReader()
         self._began_at = 0  # the answer, that is
+        # Where what was there at the beginning ends, while that is read: only of what has an end it is known that
+        # nothing comes any more, and so that what is left of it is damaged.
+        self._until: int | None = None
         self._delays = ReconnectDelays(MIN_DELAY_S, MAX_DELAY_S, random.random)
         self._failures = 0
         self._told_lost = False
@@ -112,7 +115,7 @@ class TopicReader:
             ReadRefused: There is no such topic, or the broker is not one of ours.
         """
         try:
-            await self._ask(str(self._start), "latest" if self._end is None else self._end)
+            await self._ask(str(self._start), "latest" if self._end is None or self._follow else self._end)
         except OSError as exc:
             raise ConnectionFailed(self._address, exc.strerror or str(exc)) from exc
         except AnswerLost as exc:
@@ -122,8 +125,10 @@ class TopicReader:
         if _is_sequence(self._start):
             self.position = min(int(self._start), self.position)
         # The broker's end is not before what is kept; what was asked for may be, and nothing else is missing.
-        if self.end_sequence is not None and _is_sequence(self._end):
-            self.end_sequence = max(self.position, min(int(self._end), self.end_sequence))
+        if self._until is not None and not self._follow:
+            if _is_sequence(self._end):
+                self._until = max(self.position, min(int(self._end), self._until))
+            self.end_sequence = self._until
         return self
 
     async def __aexit__(
@@ -138,10 +143,15 @@ class TopicReader:
             ReadRefused: The topic was deleted.
             RawStreamError: What came was changed on its way.
         """
-        while self.end_sequence is None or self.position < self.end_sequence:
+        while True:
             try:
+                if self._until is not None and self.position >= self._until:
+                    if not self._follow:
+                        return []
+                    self._until = None
+                    await self._drop_answer()
                 if self._answer is None:
-                    await self._ask(self.position, self.end_sequence)
+                    await self._ask(self.position, self._until)
                 assert self._answer is not None
                 if data := await self._answer.receive():
                     found = await self._take(data)
@@ -154,15 +164,14 @@ class TopicReader:
                 self._failures = 0
                 self._delays.reset()
                 return found
-        return []
 
     # ------------------------------------------------------------------ one answer after the other
 
     async def _ask(self, start: int | str, end: int | str | None) -> None:
         query = {"topic": self._topic, "format": "raw", "from": str(start)}
-        if self._follow:
+        if end is None:
             query["wait"] = f"{WAIT_S}s"
-        elif end is not None:
+        else:
             query["until"] = str(end)
         if self._left != math.inf:
             query["max_messages"] = str(max(1, int(self._left)))
@@ -178,8 +187,8 @@ class TopicReader:
             self.first_sequence = int(answer.headers["x-nsq-first-sequence"])
             begins = int(answer.headers["x-nsq-start-sequence"])
             ends = answer.headers.get("x-nsq-end-sequence")
-            if self.end_sequence is None and ends is not None:
-                self.end_sequence = int(ends)
+            if isinstance(start, str) and ends is not None:
+                self._until = int(ends)
         except (KeyError, ValueError):
             raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
         if not isinstance(start, int):
@@ -189,6 +198,7 @@ class TopicReader:
                 "%s: topic %s goes back from sequence %d to %d", self._address, self._topic, start, begins
             )
             self.position = begins
+            self._until = self.end_sequence
         self._answer, self._decoder, self._began_at = answer, RawStreamReader(), self.position
         if self._told_lost:
             self._told_lost = False
@@ -237,10 +247,10 @@ class TopicReader:
         """Note that the answer is complete."""
         self._decoder.end()
         await self._drop_answer()
-        if self.end_sequence is None or self.position > self._began_at:
+        if self._until is None or self.position > self._began_at:
             return []
         await self._look_what_is_kept()
-        return self._gap(self.end_sequence)  # there is nothing in all that is left
+        return self._gap(self._until)  # there is nothing in all that is left
 
     async def _drop_answer(self) -> None:
         if self._answer is not None:
@@ -268,9 +278,7 @@ class TopicReader:
         for batch in batches:
             found += self._gap(batch.base_sequence)
             selection = (
-                Selection(self.position)
-                if self.end_sequence is None
-                else Selection(self.position, self.end_sequence)
+                Selection(self.position) if self._until is None else Selection(self.position, self._until)
             )
             part = _part(batch, selection.indexes(batch))
             found.append(part)

@@ -24,7 +24,7 @@ class ChannelPlan:
     Attributes:
         messages: How many it has.
         attempted: How many of them were delivered before.
-        unfinished: [sequence, attempts] of those: they go to the front, as messages that timed out.
+        unfinished: [sequence, attempts] of those: they come like what timed out, first, or by turns with the others.
     """
 
     def __init__(self) -> None:

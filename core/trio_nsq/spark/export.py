@@ -20,7 +20,7 @@ from .layout import Layout, partition_folder, partition_key, range_name
 from .manifest import RangeDone, done_path
 from .ranges import Span
 from .spool_records import Spooled, SpooledRows, read_spool
-from .storage import Storage, storage_at
+from .storage import Storage, storage_at, writing_to
 
 MIB = 1024 * 1024
 _TABLE_ROWS = 20_000
@@ -279,7 +279,8 @@ class _RangeFiles:
         """Wait for what is being written; raises what went wrong with it."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            with writing_to(f"{self._task.place}/{self._name}.parquet"):
+                writing.result()
 
     # In the thread beside us, where no signal interrupts it:
 

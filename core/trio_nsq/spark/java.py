@@ -49,9 +49,11 @@ def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]
         Its home, and whether it lacks what Spark asks for, so that it needs `java_home`.
 
     Raises:
-        NoJava: There is none, or JAVA_HOME is too old.
+        NoJava: There is none, or none where JAVA_HOME says, or that one is too old.
     """
     if home := environ.get("JAVA_HOME"):
+        if not os.access(Path(home) / "bin" / "java", os.X_OK):
+            raise NoJava(f"there is no Java in {home}, which JAVA_HOME names: no program bin/java")
         version = java_version(Path(home))
         if 0 < version < LEAST_VERSION:
             raise NoJava(

@@ -85,7 +85,7 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
             return LocalJvm(process, *_connection_info(process, info))
         except BaseException:
             process.kill()
-            process.wait()
+            process.communicate()  # closes its standard input, too
             raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ..protocol.errors import NSQError
 from .layout import MESSAGE_COLUMNS, UNPARSED
-from .storage import arrow_system, local_path
+from .storage import arrow_system, local_path, not_utf8
 
 BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")
@@ -136,11 +136,14 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
     except OSError as exc:
         raise SourceError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
     place = place.rstrip("/")
-    stamps = [
-        _stamp(each, each.path.removeprefix(f"{path}/"))
-        for each in found
-        if each.is_file and each.path.lower().endswith(_SUFFIXES)
-    ]
+    try:
+        stamps = [
+            _stamp(each, each.path.removeprefix(f"{path}/"))
+            for each in found
+            if each.is_file and each.path.lower().endswith(_SUFFIXES)
+        ]
+    except UnicodeDecodeError as exc:
+        raise not_utf8(exc.object) from exc
     stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not stamps:
         raise SourceError(f"in {place} are no Parquet files (names that end in .parquet)")

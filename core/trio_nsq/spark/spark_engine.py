@@ -135,7 +135,7 @@ def _started_context(
             process.kill()
             process.wait()
         if isinstance(exc, PySparkRuntimeError):
-            raise SparkFailed(f"Spark does not start: {_last_line(log) or exc}") from exc
+            raise SparkFailed(f"Spark does not start with {_java_used()}: {_last_line(log) or exc}") from exc
         if type(exc).__module__.partition(".")[0] == "py4j":
             raise SparkFailed(f"Spark does not start: {_reason(exc)}") from exc
         raise
@@ -191,10 +191,17 @@ def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> 
         process.wait()
 
 
+def _java_used() -> str:
+    """Which Java it was, for people."""
+    home, _ = find_java_home()
+    return f"the Java in {home}{', which JAVA_HOME names' if os.environ.get('JAVA_HOME') else ''}"
+
+
 def _last_line(log: IO[bytes]) -> str:
+    """What was said last, but not by Spark's script of a Java that failed: that is about the script's own variables."""
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+    return next((line for line in reversed(lines) if line and "/spark-class: line " not in line), "")
 
 
 def _reason(error: BaseException) -> str:

@@ -6,8 +6,9 @@ returned from is stable.
 
 import os
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOTDIR
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -97,7 +98,11 @@ def arrow_system(place: str) -> tuple[Any, str]:
     import pyarrow.fs
 
     if (local := local_path(place)) is not None:
-        return pyarrow.fs.LocalFileSystem(), str(local.absolute())
+        path = os.fsencode(local.absolute())
+        try:
+            return pyarrow.fs.LocalFileSystem(), path.decode()
+        except UnicodeDecodeError:
+            raise not_utf8(path) from None
     try:
         system, path = pyarrow.fs.FileSystem.from_uri(place.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError, ValueError) as exc:
@@ -105,10 +110,28 @@ def arrow_system(place: str) -> tuple[Any, str]:
     return system, path
 
 
+def not_utf8(path: bytes) -> StorageError:
+    """What to raise if pyarrow is to read what has such a name."""
+    return StorageError(
+        f"{path.decode(errors='replace')} cannot be read, as pyarrow knows no names that are not UTF-8"
+    )
+
+
 def temporary_name(name: str) -> str:
     """A name for a file that is to be called `name`."""
     path = PurePosixPath(name)
     return str(path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"))
+
+
+@contextmanager
+def writing_to(path: Path | str) -> Iterator[None]:
+    """Have an OSError that comes inside name a file, if it names none, as those of files that are open do."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.filename is None and exc.errno is not None:
+            exc.filename = os.fspath(path)
+        raise
 
 
 class LocalStorage:
@@ -155,11 +178,13 @@ class LocalStorage:
         """See `Storage`."""
         temporary, file = self.create(name)
         try:
-            file.write(data)
-            self.complete(temporary, file)
-            self.publish([(temporary, name)])
+            with writing_to(self._folder / name):
+                file.write(data)
+                self.complete(temporary, file)
+                self.publish([(temporary, name)])
         except BaseException:
-            file.close()
+            with suppress(OSError):  # what could not be written cannot be now
+                file.close()
             self.discard(temporary)
             raise
 
@@ -192,7 +217,10 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), os.fspath(folder)) from None
     _sync_folder(folder.parent)
 
 
