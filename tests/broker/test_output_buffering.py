@@ -201,6 +201,16 @@ async def test_messages_that_wait_go_before_any_answer(tmp_path: Path, clock: tr
         assert (await client.error()).startswith("E_FIN_FAILED")
 
 
+async def test_what_a_client_publishes_to_its_own_channel_goes_along_with_the_answer(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with one_that_waits(tmp_path) as (_, client, _):
+        await client.send(pub("t", b"3"))
+        assert (await client.message()).body == b"2"
+        assert await client.frame() == (0, b"OK")
+        assert await client.here() == [b"3"]
+
+
 async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:

@@ -391,6 +391,7 @@ class Connection:
 
     def _flush_answers(self) -> None:
         if self._answered:
+            self._send_waiting()  # what it has published to its own channel goes along
             self._flush()
 
     def _flush(self) -> None:
