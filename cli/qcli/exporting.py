@@ -324,6 +324,8 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
     from trio_nsq.lookup.query import LookupFailed, lookup_topic
     from trio_nsq.protocol.address import format_address
 
+    from .signals import run_until_signal
+
     found: dict[str, None] = {}
     failures: list[LookupFailed] = []
 
@@ -340,7 +342,7 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
             for address in addresses:
                 nursery.start_soon(ask, address)
 
-    trio.run(ask_all)
+    run_until_signal(ask_all)
     if len(failures) == len(addresses):
         raise no_lookupd(failures[0].address, failures[0].reason)
     for failure in failures:

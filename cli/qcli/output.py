@@ -26,7 +26,12 @@ def settle_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+        # Also what C code writes: no file that is opened later may get the number 2.
+        while (fd := os.open(os.devnull, os.O_RDWR)) < 2:
+            pass
+        if fd > 2:
+            os.close(fd)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
 
 
 def talk(text: str) -> None:

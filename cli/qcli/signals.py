@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
+from .errors import Terminated
 from .exit_codes import ExitCode
 from .output import talk
 
@@ -37,3 +38,36 @@ async def watch_signals(
             again = await anext(signals)
         # Whoever asks twice has seen the orderly way take too long; nothing may hold this one up.
         os._exit(_CODES[signal.Signals(again)])
+
+
+def run_until_signal(work: Callable[[], Awaitable[None]]) -> None:
+    """`trio.run`, for what may be left off at any moment: the first signal cancels it.
+
+    Raises:
+        KeyboardInterrupt: Cancelled by SIGINT.
+        Terminated: Cancelled by SIGTERM.
+    """
+    code: ExitCode | None = None
+    error: Exception | None = None
+
+    async def watched() -> None:
+        nonlocal error
+        async with trio.open_nursery() as nursery:
+
+            def stop(which: ExitCode) -> None:
+                nonlocal code
+                code = which
+                nursery.cancel_scope.cancel()
+
+            await nursery.start(watch_signals, stop)
+            try:
+                await work()
+            except Exception as exc:  # raised below: the nursery would wrap it
+                error = exc
+            nursery.cancel_scope.cancel()
+
+    trio.run(watched)
+    if code is not None:
+        raise KeyboardInterrupt if code is ExitCode.INTERRUPTED else Terminated
+    if error is not None:
+        raise error

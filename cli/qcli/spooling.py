@@ -43,9 +43,9 @@ class Receiving:
 
 def meet_brokers(addresses: Sequence[str]) -> None:
     """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
-    import trio
-
     from trio_nsq.client import ConnectionFailed, Producer
+
+    from .signals import run_until_signal
 
     async def connect() -> None:
         async with Producer(addresses, close_timeout_s=0, **Connecting.of_command().options()):
@@ -53,7 +53,7 @@ def meet_brokers(addresses: Sequence[str]) -> None:
 
     quiet_library()
     try:
-        trio.run(connect)
+        run_until_signal(connect)
     except ConnectionFailed as failure:
         raise not_connected(failure.address, TCP_OPTION, failure) from failure
 

@@ -112,7 +112,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         ExitCode.OK: "All that was wanted is in files; also if there was nothing.",
         ExitCode.FAILURE: "Nothing was written: no such topic, no use of the folder, or something not installed.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "Some files were written, then it failed. The same command goes on from there.",
+        ExitCode.PARTIAL: "Some files were written, then it failed. Standard error says how to go on.",
         ExitCode.DAMAGED: "Damaged messages were passed over; standard error says which. All others are in files.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). The same command goes on from there.",
         ExitCode.TERMINATED: "Terminated (SIGTERM), likewise.",

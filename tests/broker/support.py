@@ -1,5 +1,6 @@
 """A broker in the test's own trio run, and a client that says exactly what it is told to."""
 
+import errno
 import gc
 import json
 import threading
@@ -256,3 +257,28 @@ def open_files() -> list[str]:
         except OSError:
             pass  # the one the listing was made with
     return sorted(found)
+
+
+class TopicsFiles(Files):
+    """A real file system where the syncs of some topics wait at a gate, or fail."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, threading.Event] = {}
+        self.failing: set[str] = set()
+        self.syncing: list[str] = []
+        """The topics whose files are being synced."""
+        self.most = 0
+        """As many were at the same time."""
+
+    def sync(self, fd: int) -> None:
+        topic = Path(f"/proc/self/fd/{fd}").readlink().parent.stem
+        if topic in self.failing:
+            raise OSError(errno.EIO, "broken")
+        self.syncing.append(topic)
+        self.most = max(self.most, len(self.syncing))
+        try:
+            if topic in self.gates:
+                assert self.gates[topic].wait(PATIENCE_S)
+            super().sync(fd)
+        finally:
+            self.syncing.remove(topic)

@@ -1,6 +1,7 @@
 """output_buffer_size and output_buffer_timeout: how long messages wait for more (NSQ protocol: output buffering)."""
 
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,17 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import HeldFiles, RawClient, connected, identify, pub, running_broker, settle
+from broker.support import (
+    HeldFiles,
+    RawClient,
+    TopicsFiles,
+    connected,
+    identify,
+    pub,
+    running_broker,
+    settle,
+    until,
+)
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.channel import Channel, Grant
 from trio_nsq.broker.tcp.connection import Connection
@@ -209,6 +220,25 @@ async def test_what_a_client_publishes_to_its_own_channel_goes_along_with_the_an
         assert (await client.message()).body == b"2"
         assert await client.frame() == (0, b"OK")
         assert await client.here() == [b"3"]
+
+
+async def test_what_comes_while_a_clients_publish_is_stored_goes_along_with_the_answer(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = TopicsFiles()
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            await publisher.publish("other", b"makes the file")
+            assert await client.here() == [b"1"]
+            files.gates["other"] = gate = threading.Event()
+            await client.send(pub("other", b"x"))
+            await until(lambda: "other" in files.syncing)
+            await publisher.publish("t", b"2")
+            assert await client.here() == []
+            gate.set()
+            await client.ok()
+            assert await client.here() == [b"2"]
 
 
 async def test_finishing_is_no_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:

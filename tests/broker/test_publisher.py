@@ -13,7 +13,17 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import PATIENCE_S, HeldFiles, connected, identify, pub, running_broker, settle, until
+from broker.support import (
+    PATIENCE_S,
+    HeldFiles,
+    TopicsFiles,
+    connected,
+    identify,
+    pub,
+    running_broker,
+    settle,
+    until,
+)
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
 from trio_nsq.broker import BrokerOptions, commit_threads, publisher
@@ -267,31 +277,6 @@ async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
         assert "t: what was published could not be sent on" in caplog.text
         await client.publish("t", b"2")
         assert [(await consumer.message()).body for _ in range(2)] == [b"1", b"2"]
-
-
-class TopicsFiles(Files):
-    """A real file system where the syncs of some topics wait at a gate, or fail."""
-
-    def __init__(self) -> None:
-        self.gates: dict[str, threading.Event] = {}
-        self.failing: set[str] = set()
-        self.syncing: list[str] = []
-        """The topics whose files are being synced."""
-        self.most = 0
-        """As many were at the same time."""
-
-    def sync(self, fd: int) -> None:
-        topic = Path(f"/proc/self/fd/{fd}").readlink().parent.stem
-        if topic in self.failing:
-            raise OSError(errno.EIO, "broken")
-        self.syncing.append(topic)
-        self.most = max(self.most, len(self.syncing))
-        try:
-            if topic in self.gates:
-                assert self.gates[topic].wait(PATIENCE_S)
-            super().sync(fd)
-        finally:
-            self.syncing.remove(topic)
 
 
 async def test_a_few_threads_store_for_all_topics_each_by_itself(

@@ -138,6 +138,18 @@ def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, ar
     assert (done.returncode, done.stdout) == (code, b"")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_standard_error(tmp_path: Path, closed: str) -> None:
+    program = (
+        "import os, sys; from qcli.output import settle_streams; settle_streams(); "
+        f"fd = os.open({str(tmp_path / 'data')!r}, os.O_WRONLY | os.O_CREAT); os.write(2, b'a fatal error'); "
+        "os.write(fd, b'data')"
+    )
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    subprocess.run([*shell, sys.executable, "-c", program], check=True, timeout=DEADLINE_S)
+    assert (tmp_path / "data").read_bytes() == b"data"
+
+
 @only_ours
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_data_is_utf_8_in_every_locale(qcli: Cli, topic: str, encoding: str) -> None:

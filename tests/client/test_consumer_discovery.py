@@ -127,6 +127,20 @@ async def test_while_nobody_has_the_topic_it_asks_earlier(clock: trio.testing.Mo
 
 
 @bounded
+async def test_a_service_that_cannot_be_asked_does_not_say_that_nobody_has_the_topic(
+    clock: trio.testing.MockClock,
+) -> None:
+    async with fake_lookupd() as lookupd:
+        addresses = (lookupd.address, "127.0.0.1:1")
+        async with Consumer("topic", "channel", lookupd_http_addresses=addresses, random=lambda: 0.0):
+            await lookupd.asked(1)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            clock.jump(1)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert len(lookupd.asked_at) == 1
+
+
+@bounded
 async def test_a_lost_connection_is_reason_to_ask(broker: FakeBroker, other_broker: FakeBroker) -> None:
     async with fake_lookupd(broker.address) as lookupd, trio.open_nursery() as nursery:
         peers = []

@@ -193,6 +193,38 @@ async def test_damage_at_the_end_is_told_before_anything_else_comes(tmp_path: Pa
             assert more.base_sequence == 6
 
 
+async def test_a_broker_that_comes_back_without_its_end_has_no_gap_there(tmp_path: Path) -> None:
+    async def fill(client: RawClient, numbers: range) -> None:
+        for number in numbers:  # more than what may be on its way
+            await client.publish("t", b"%06d" % number + bytes(200_000))
+
+    for name, count in (("before", 60), ("after", 40)):
+        (tmp_path / name).mkdir()
+        async with broker(tmp_path / name) as (address, client, _):
+            await fill(client, range(count))
+    async with broker(tmp_path / "before") as (address, _, _):
+        reader = await TopicReader(address, "t", follow=True).__aenter__()
+        await reader.receive()
+    async with broker(tmp_path / "after", http_address=address) as (_, client, _):
+        with trio.fail_after(PATIENCE_S):
+            while reader.position < 40:
+                await reader.receive()
+            for number in (40, 41):
+                async with trio.open_nursery() as nursery:
+                    found: list[RecordBatch | Gap] = []
+
+                    async def receive(found: list[RecordBatch | Gap] = found) -> None:
+                        found += await reader.receive()
+
+                    nursery.start_soon(receive)
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    await fill(client, range(number, number + 1))
+                (last,) = found
+                assert isinstance(last, RecordBatch)
+                assert last.base_sequence == number
+        await reader.__aexit__(None, None, None)
+
+
 async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
     """Wherever that happens."""
     async with broker(tmp_path) as (address, client, _):

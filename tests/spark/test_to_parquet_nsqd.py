@@ -12,6 +12,8 @@ import re
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -396,6 +398,21 @@ def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
     assert (result.code, list(tmp_path.iterdir())) == (3, [])
     assert "No broker answers at 127.0.0.1:1: connection refused." in result.err
     assert "--nsqd-tcp-address" in result.err
+
+
+@pytest.mark.parametrize("where", ["--nsqd-tcp-address", "--lookupd-http-address"])
+def test_a_signal_while_somebody_is_asked_who_says_nothing(tmp_path: Path, where: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        command = [sys.executable, "-m", "qcli", "to-parquet", "t", str(tmp_path / "a"), "--channel", "c"]
+        process = subprocess.Popen([*command, "--consume", where, address], stderr=subprocess.PIPE, text=True)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1)  # so signals are watched for
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, "Traceback" in said) == (143, False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_one_is_refused(stock: Broker, topic: str, tmp_path: Path) -> None:

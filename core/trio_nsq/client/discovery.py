@@ -85,10 +85,12 @@ class Discovery:
         while True:
             for failure in self._failures.values():
                 _logger.warning("%s", failure)
-            if early_s < pause_s and not self._failures and not any(self._answers.values()):
-                wait_s, early_s = early_s * self._jitter(), 2 * early_s
+            nowhere = not self._failures and not any(self._answers.values())
+            if nowhere and early_s < pause_s:
+                wait_s, early_s = min(early_s * self._jitter(), pause_s), 2 * early_s
             else:
                 wait_s, pause_s = pause_s, interval_s
+                early_s = early_s if nowhere else FIRST_PAUSE_S
             with trio.move_on_after(wait_s):
                 await self._again.wait()
             await self.ask()

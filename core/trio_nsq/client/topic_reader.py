@@ -189,6 +189,9 @@ class TopicReader:
             ends = answer.headers.get("x-nsq-end-sequence")
             if isinstance(start, str) and ends is not None:
                 self._until = int(ends)
+            elif self._follow and self._until is not None and ends is not None:
+                # A broker that came back may have lost its end: that is no gap.
+                self._until = min(self._until, int(ends))
         except (KeyError, ValueError):
             raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
         if not isinstance(start, int):

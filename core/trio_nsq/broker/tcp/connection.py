@@ -548,8 +548,10 @@ class Connection:
         """Obey anything but a publish; False, and nothing is done, if that has to be waited for."""
         if isinstance(command, Finish):
             channel, consumer = self._subscription()
-            for message_id, reason in channel.finish(consumer, command.lines, time.time_ns()):
-                self._complain("FIN", message_id, reason)
+            if failed := channel.finish(consumer, command.lines, time.time_ns()):
+                self._send_waiting()
+            for message_id, reason in failed:
+                self._put_answer(_failure("FIN", message_id, reason))
             self.server.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):
             self._ready(command.count)
@@ -560,7 +562,7 @@ class Connection:
             longest_ms = self.server.options.limits.max_msg_timeout_ms
             why_not = channel.touch(consumer, command.id, self.server.now_ns(), longest_ms)
             if why_not:
-                self._complain("TOUCH", command.id, why_not)
+                self._answer(_failure("TOUCH", command.id, why_not))
         elif isinstance(command, StartClose):
             self._reader.state = State.CLOSING
             self._ready(0)
@@ -574,12 +576,6 @@ class Connection:
         assert self.consumer is not None
         return self.channel, self.consumer
 
-    def _complain(self, verb: str, message_id: bytes, reason: str) -> None:
-        error = CommandError(
-            f"E_{verb}_FAILED", f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
-        )
-        self._answer(encode_error(error.wire))
-
     def _ready(self, count: int) -> None:
         channel, consumer = self._subscription()
         consumer.ready_count = count if self.state is State.SUBSCRIBED else 0
@@ -592,7 +588,7 @@ class Connection:
         now_ns = self.server.now_ns()
         reason = channel.requeue(consumer, command.id, command.delay_ms, now_ns)
         if reason:
-            self._complain("REQ", command.id, reason)
+            self._answer(_failure("REQ", command.id, reason))
         elif command.delay_ms:
             self.server.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
         self.server.broker.changed.add(channel.topic.name)
@@ -662,6 +658,12 @@ class Connection:
         self.consumer = consumer
         self._reader.state = State.SUBSCRIBED
         self._answer(OK_FRAME)
+
+
+def _failure(verb: str, message_id: bytes, reason: str) -> bytes:
+    """The answer to a FIN, REQ or TOUCH that did nothing."""
+    text = f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
+    return encode_error(CommandError(f"E_{verb}_FAILED", text).wire)
 
 
 def _refusal(verb: str, reason: PublishRefused) -> CommandError:
