@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .connecting import Connecting
 from .errors import Failure
-from .output import plain_terminal, rate, size, talks_to_live_terminal
+from .output import count_of, plain_terminal, rate, size, talks_to_live_terminal
 
 if TYPE_CHECKING:
     from trio_nsq.spark.broker_log import TLSFiles
@@ -67,11 +67,6 @@ def failure_of(error: Exception, failures: Callable[[], AbstractContextManager[N
         return Failure(f"{where}{failure.strerror or failure}.")
     except Exception:
         raise error from None
-
-
-def count_of(count: int, what: str) -> str:
-    """A number of things, as people write it."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 @contextmanager

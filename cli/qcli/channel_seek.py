@@ -13,7 +13,7 @@ from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_channel
 from .exit_codes import ExitCode
 from .options import asks_broker
-from .output import json_lines, write
+from .output import count_of, json_lines, write
 from .params import Source, channel_source
 from .positions import NOTE as POSITIONS
 from .positions import BrokerPosition
@@ -100,25 +100,21 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
 def _ask(wanted: Source, address: str, skipped: int) -> None:
     """Let the user agree to skip so many messages; raises what `make_sure` does."""
     if skipped:
-        messages = _messages(skipped)
+        messages = count_of(skipped, "message")
         make_sure(f"Skip {messages} of channel {wanted} on {address}?", f"This would skip {messages}")
 
 
 def _report(wanted: Source, move: dict[str, Any]) -> str:
     would = "would move" if move["dry_run"] else "moved"
-    again, skipped = _messages(move["delivered_again"]), _messages(move["skipped"])
+    again, skipped = count_of(move["delivered_again"], "message"), count_of(move["skipped"], "message")
     text = (
         f"channel {wanted}: {would} from sequence {move['from_sequence']} to {move['to_sequence']}; "
         f"{again} delivered again, {skipped} skipped"
     )
     if move["in_flight"]:
-        text += f"; {_messages(move['in_flight'])} in flight cannot be finished any more"
+        text += f"; {count_of(move['in_flight'], 'message')} in flight cannot be finished any more"
     if move["limited_by"] == "earliest":
         text += f"\nThe earliest message that is kept is {move['to_sequence']}."
     elif move["limited_by"] == "latest":
         text += f"\nThe channel's topic has passed on messages up to {move['to_sequence']} only."
     return text + "\n"
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"

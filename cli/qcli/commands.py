@@ -71,7 +71,7 @@ def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
 
 def version_option(command: _F) -> _F:
     """`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
-    option = click.option(
+    make = click.option(
         "--version",
         is_flag=True,
         is_eager=True,
@@ -79,7 +79,7 @@ def version_option(command: _F) -> _F:
         callback=_tell_version,
         help="Show the version and exit.",
     )
-    return option(command)
+    return make(command)
 
 
 def _tell_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:

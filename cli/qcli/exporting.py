@@ -9,20 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .bulk import (
-    better_engine,
-    count_of,
-    failure_of,
-    progress,
-    said_by_library,
-    spark_engine,
-    tls_files,
-)
+from .bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 from .connecting import Connecting
 from .errors import Failure, Terminated, no_lookupd, reason_of, unreachable
 from .exit_codes import ExitCode
 from .options import HTTP_OPTION, TCP_OPTION
-from .output import json_lines, rate, size, talk, write
+from .output import count_of, json_lines, rate, size, talk, write
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export import ExportTask

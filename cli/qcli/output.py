@@ -13,6 +13,8 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from trio_nsq import wording
+
 from .errors import Failure, OutputClosed
 
 
@@ -152,6 +154,11 @@ class RawOutput:
         poll = select.poll()
         poll.register(self._fd, 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def count_of(count: int, what: str) -> str:
+    """A number of things for people, such as `1 message` or `1,234 messages`."""
+    return wording.count_of(count, what, thousands=True)
 
 
 def rate(per_second: float) -> str:

@@ -22,7 +22,7 @@ from .connecting import Connecting
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
 from .options import TCP_OPTION, streams_from_broker
-from .output import quiet_library, size, talk, talks_to_live_terminal
+from .output import count_of, quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
 from .params import delimiter, duration_text, long_duration, topic_name
 
@@ -264,7 +264,7 @@ def _conclude(request: _Request, outcome: Outcome, elapsed_s: float) -> ExitCode
         talk(_report(request, outcome, elapsed_s))
     if reason is None:
         return outcome.stopped or ExitCode.OK
-    fate = f"{_messages(outcome.acknowledged)} acknowledged"
+    fate = f"{count_of(outcome.acknowledged, 'message')} acknowledged"
     if outcome.maybe_stored:
         fate += f", up to {outcome.maybe_stored:,} more may have been stored"
     if unsent := outcome.not_stored + outcome.held_back:
@@ -310,8 +310,8 @@ def _failure(request: _Request, outcome: Outcome) -> str | None:
 
 def _report(request: _Request, outcome: Outcome, elapsed_s: float) -> str:
     text = (
-        f"{_messages(outcome.acknowledged)} ({size(outcome.acknowledged_bytes)}) published to {request.topic} "
-        f"in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
+        f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) published to "
+        f"{request.topic} in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
         f"{size(outcome.acknowledged_bytes / elapsed_s)}/s"
     )
     if outcome.empty:
@@ -319,9 +319,5 @@ def _report(request: _Request, outcome: Outcome, elapsed_s: float) -> str:
     if outcome.unfinished_bytes and outcome.stopped:
         text += f"; a message that was read only in part ({size(outcome.unfinished_bytes)}) was not published"
     if outcome.held_back:
-        text += f"; {_messages(outcome.held_back)} read and not published"
+        text += f"; {count_of(outcome.held_back, 'message')} read and not published"
     return text
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"

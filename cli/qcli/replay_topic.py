@@ -19,7 +19,17 @@ from .connecting import Connecting
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
 from .options import TCP_OPTION
-from .output import hear_library, json_lines, quiet_library, rate, size, talk, talks_to_live_terminal, write
+from .output import (
+    count_of,
+    hear_library,
+    json_lines,
+    quiet_library,
+    rate,
+    size,
+    talk,
+    talks_to_live_terminal,
+    write,
+)
 from .params import without_scheme
 from .reading import Pace
 from .replaying import Replay, ReplayOutcome, Spacing
@@ -127,7 +137,7 @@ def _conclude(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -
     if request.count is not None:
         going_on += f" -n {request.count - outcome.acknowledged}"
     if outcome.failure is not None:
-        fate = f"{_messages(outcome.acknowledged)} acknowledged"
+        fate = f"{count_of(outcome.acknowledged, 'message')} acknowledged"
         if outcome.maybe_stored:
             fate += f", up to {outcome.maybe_stored:,} more may have been stored"
         code = ExitCode.PARTIAL if outcome.acknowledged else ExitCode.FAILURE
@@ -161,7 +171,7 @@ def _as_json(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) ->
 
 
 def _report(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -> str:
-    text = f"{_messages(outcome.acknowledged)} ({size(outcome.acknowledged_bytes)}) of {request.source} "
+    text = f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) of {request.source} "
     if request.dry_run:
         text += f"would be published to {request.topic}"
     else:
@@ -176,7 +186,3 @@ def _report(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -> 
     if outcome.missing:
         text += f"; {outcome.missing:,} missing"
     return text
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"

@@ -13,20 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .bulk import (
-    better_engine,
-    count_of,
-    failure_of,
-    progress,
-    said_by_library,
-    spark_engine,
-    tls_files,
-)
+from .bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 from .connecting import Connecting, refuse_plain_http
 from .errors import Failure, Terminated, no_tls, unreachable, wants_https
 from .exit_codes import ExitCode
 from .options import HTTP_OPTION
-from .output import json_lines, rate, size, talk, write
+from .output import count_of, json_lines, rate, size, talk, write
 
 if TYPE_CHECKING:
     from trio_nsq.spark.engines import Engine

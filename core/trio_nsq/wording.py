@@ -1,11 +1,13 @@
 """How things are counted in what people read."""
 
 
-def count_of(count: int, what: str) -> str:
+def count_of(count: int, what: str, *, thousands: bool = False) -> str:
     """A number of things, such as `1 topic` or `2 topics`.
 
     Args:
         count: 0 or more.
         what: One of them.
+        thousands: With commas between the thousands.
     """
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    number = f"{count:,}" if thousands else str(count)
+    return f"{number} {what}{'' if count == 1 else 's'}"

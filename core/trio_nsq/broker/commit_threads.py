@@ -71,7 +71,6 @@ class CommitThreads:
     Attributes:
         lock: Held by whoever looks at or adds to what gathers: threads take that at any time.
         waits: What is started waits for `begin`.
-        threads, idle_threads: How many there are, and how many of them have nothing to do.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class CommitThreads:
     ) -> None:
         self.lock = Lock()  # of what has gathered, and of the queue
         self.waits = False
-        self.threads = self.idle_threads = 0
         self._nursery = nursery
         self._sync = sync
         self._store = store
@@ -94,6 +92,7 @@ class CommitThreads:
         self._queue: dict[Topic, None] = {}  # what gathers there waits for a thread
         self._queue_grew = Condition(self.lock)  # threads wait for it while the queue is empty
         self._queued_s = 0.0  # since when something does
+        self._threads = self._idle_threads = 0  # how many there are, and how many of them have nothing to do
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         self._commit_s = 0.0  # what a commit takes, on average
         self._ending = False
@@ -161,8 +160,8 @@ class CommitThreads:
             return
         with self.lock:
             self._queue_grew.notify(len(self._queue))
-            lacking = min(len(self._queue) - self.idle_threads, self._wanted_threads - self.threads)
-            self.threads += max(0, lacking)
+            lacking = min(len(self._queue) - self._idle_threads, self._wanted_threads - self._threads)
+            self._threads += max(0, lacking)
         for _ in range(lacking):
             self._nursery.start_soon(self._host_thread)
 
@@ -263,12 +262,12 @@ class CommitThreads:
         """False: the thread is not needed any more."""
         with self.lock:
             while not self._queue:
-                if self._ending or self.threads > self._wanted_threads:
-                    self.threads -= 1
+                if self._ending or self._threads > self._wanted_threads:
+                    self._threads -= 1
                     return False
-                self.idle_threads += 1
+                self._idle_threads += 1
                 self._queue_grew.wait()
-                self.idle_threads -= 1
+                self._idle_threads -= 1
             return True
 
     def _commit_queue(self) -> None:

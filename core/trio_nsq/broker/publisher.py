@@ -68,8 +68,6 @@ class Publisher:
         append_duration: What writing to a log took each time, its sync included with `--sync=always`.
         sync_duration: What syncing a log took each time, where that is done by itself.
         sync_count: How often a log was brought to stable storage.
-        in_round: What is submitted gathers for now.
-        commits: What gathers, and the threads that store it.
     """
 
     def __init__(
@@ -84,12 +82,11 @@ class Publisher:
         self.append_duration = Histogram()
         self.sync_duration = Histogram()
         self.sync_count = 0
-        self.in_round = False
         self._options = options
         self._ids = ids
         self._nursery = nursery
         self._published = published
-        self.commits = CommitThreads(
+        self._commits = CommitThreads(
             nursery,
             options.sync == "always",
             self._store,
@@ -156,41 +153,46 @@ class Publisher:
         if self._closed:
             raise PublishRefused("exiting")
         size = sum([publication.record_bytes for publication in publications])
-        with self.commits.lock:
+        with self._commits.lock:
             if topic.may_refuse:
                 self._find_room(topic, publications, size)
-            self.commits.gather(topic, publications, size, then)
+            self._commits.gather(topic, publications, size, then)
         if topic.ephemeral or self._options.sync == "interval":
             self._in_turn[topic] = None
             if not (self.in_round or gather):
                 self._write_gathered()
         else:
-            self.commits.start(topic)
+            self._commits.start(topic)
+
+    @property
+    def in_round(self) -> bool:
+        """What is submitted gathers for now."""
+        return self._commits.waits
 
     def begin_round(self) -> None:
         """Let what is submitted gather: until `end_round`, or where it needs a thread until `start_commits`."""
-        self.in_round = self.commits.waits = True
+        self._commits.waits = True
 
     def end_round(self) -> None:
         """Write what has gathered and needs no thread, and let every submit do so from now on."""
         self._write_gathered()
-        self.in_round = self.commits.waits = False
-        if self.commits.is_late:
+        self._commits.waits = False
+        if self._commits.is_late:
             self.start_commits()
 
     def start_commits(self) -> None:
         """Have threads store what has gathered for them. To be called when nobody has anything more to send."""
-        self.commits.begin()
+        self._commits.begin()
 
     @property
     def is_busy(self) -> bool:
         """A thread is at some topic's log."""
-        return self.commits.is_busy
+        return self._commits.is_busy
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if there is no room for these, whose records have so many bytes."""
         messages = sum(len(publication.messages) for publication in publications)
-        groups = self.commits.not_stored(topic)
+        groups = self._commits.not_stored(topic)
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
@@ -230,13 +232,13 @@ class Publisher:
 
     def _write_group(self, topic: Topic) -> bool:
         """Write what has gathered for a topic, unless a thread does; whether there is something to deliver now."""
-        group = self.commits.waiting(topic)
+        group = self._commits.waiting(topic)
         if group is None:
             return False  # a thread writes it next, or has
         if not topic.ephemeral and topic.log.begins_file(group.size):
-            self.commits.start(topic)
+            self._commits.start(topic)
             return False
-        commit = Commit(topic, self.commits.take(topic), sync=False)
+        commit = Commit(topic, self._commits.take(topic), sync=False)
         self._store(commit)
         return self._note_stored(commit)
 
@@ -303,7 +305,7 @@ class Publisher:
     def _note_committed(self, commits: Sequence[Commit]) -> None:
         stored: list[Topic] = []
         for commit in commits:
-            self.commits.note_done(commit)
+            self._commits.note_done(commit)
             if self._note_stored(commit):
                 stored.append(commit.topic)
         for topic in stored:
@@ -383,20 +385,20 @@ class Publisher:
             False if that failed; the error is noted in `health`.
         """
         self._write_gathered()
-        await self.commits.take_over(topic, alone=alone)
+        await self._commits.take_over(topic, alone=alone)
         try:
             await trio.to_thread.run_sync(work)
         except LogError as exc:
             self._failed(exc)
             return False
         finally:
-            self.commits.release(topic)
+            self._commits.release(topic)
         return True
 
     async def idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
         self._write_gathered()
-        await self.commits.idle(topic)
+        await self._commits.idle(topic)
 
     def forget(self, topic: Topic) -> None:
         """Let go of a topic that is being deleted."""
@@ -407,9 +409,9 @@ class Publisher:
         self._closed = True
         self._write_gathered()
         self.start_commits()
-        await self.commits.all_idle()
+        await self._commits.all_idle()
         await self._sync_all()
-        self.commits.end()
+        self._commits.end()
 
 
 def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:

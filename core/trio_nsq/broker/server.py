@@ -289,8 +289,7 @@ class Server:
             else:
                 self.pump(channel)
                 pumped += 1
-        if topic.may_drop:
-            topic.make_room()
+        topic.make_room()
 
     # ------------------------------------------------------------------ in rounds of the poller
 
