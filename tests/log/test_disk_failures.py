@@ -485,6 +485,7 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="File too large"):
             Files().replace(path, b"x" * 2000)
     assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"], "it takes up room on a full disk"
     Files().replace(path, b"new")
     assert path.read_bytes() == b"new"
 

@@ -1,8 +1,9 @@
 """The file beside a full segment that tells where in it to begin looking."""
 
 import logging
+import os
 import shutil
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,53 @@ def test_indexes_without_a_segment_are_removed(folder: Path) -> None:
     check(folder)
     assert index_files(folder) == [path for path in before if "7.index" not in path.name]
     assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_is_left_of_an_index_that_was_being_written(folder: Path, lost: bool) -> None:
+    """A failed roll, or a kill, leaves a temporary file beside the segment, with an index or without."""
+    before = {path: path.read_bytes() for path in index_files(folder)}
+    for path in index_files(folder):
+        path.with_name(path.name + ".tmp").write_bytes(b"half an ind")
+        if lost:
+            path.unlink()
+    check(folder)
+    assert {path: path.read_bytes() for path in index_files(folder)} == before
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_what_is_left_of_stragglers_that_were_being_written(folder: Path) -> None:
+    (folder / "stragglers.tmp").write_bytes(b"up to 64 MiB")
+    check(folder)
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_segment_that_cannot_be_read_goes_without_an_index(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = segment_files(folder)[0]
+    index_files(folder)[0].unlink()
+    files = UnreadableFrom(first, 100_000)
+    log = DiskLog(folder, files=files)
+    assert "Input/output error: it goes without an index" in caplog.text
+    assert log.read(0, 0) == [BATCHES[0]]
+    assert log.read(4000, 0) == [BATCHES[4000]]
+    log.close()
+
+
+class UnreadableFrom(HastyFiles):
+    """A disk that cannot read one file from a place on."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._inode = path.stat().st_ino
+        self._offset = offset
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if os.fstat(fd).st_ino == self._inode and offset + size > self._offset:
+            if offset >= self._offset:
+                raise OSError(EIO, "Input/output error")
+            size = self._offset - offset
+        return super().read(fd, size, offset)
 
 
 def test_small_segments_have_none(tmp_path: Path) -> None:

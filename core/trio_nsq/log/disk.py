@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ..protocol import pack_messages
 from .errors import LogReadError, LogWriteError
-from .files import Files
+from .files import Files, temporary_of
 from .index import SUFFIX as INDEX_SUFFIX
 from .interface import READ_BYTES, LogFileFacts, check_order
 from .open_files import OpenFiles, reasonable_limit
@@ -99,25 +99,31 @@ class DiskLog:
             return
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             segment.next_sequence = following.base_sequence
-        self._check_indexes(set(names))
+        self._check_files_beside(set(names))
         if STRAGGLERS in names:
             self._stragglers = Stragglers.open(self._open_files, self.folder)
         self._segments[-1].recover()
         self._next_sequence = self._segments[-1].next_sequence
 
-    def _check_indexes(self, names: set[str]) -> None:
-        """Make those that are missing while nobody waits for a message yet, and remove those that nobody needs."""
-        for segment in self._segments[:-1]:
-            if segment.index_path.name not in names and segment.is_worth_an_index:
-                logger.info("%s: making its index, which is lost", segment.path)
-                segment.make_index()
+    def _check_files_beside(self, names: set[str]) -> None:
+        """Remove the files that no segment needs, and make the indexes that are missing.
+
+        What is left of a write that was cut off goes first: making the index anew would use the same temporary file.
+        """
         needed = {segment.index_path.name for segment in self._segments}
         for name in sorted(names - needed):
-            if INDEX_SUFFIX in name:
+            if INDEX_SUFFIX in name or name == temporary_of(self.folder / STRAGGLERS).name:
                 try:
                     self._files.unlink(self.folder / name)
                 except OSError as exc:
                     raise LogWriteError(self.folder / name, exc) from exc
+        for segment in self._segments[:-1]:
+            if segment.index_path.name not in names and segment.is_worth_an_index:
+                logger.info("%s: making its index, which is lost", segment.path)
+                try:
+                    segment.make_index()
+                except LogReadError as exc:
+                    logger.warning("%s: it goes without an index", exc)  # look-ups in it read more
 
     @property
     def first_sequence(self) -> int:

@@ -11,6 +11,11 @@ _making_folders = threading.Lock()
 """Else a thread could take a folder for durable that another has made but not synced, and loses again if it can't."""
 
 
+def temporary_of(path: Path) -> Path:
+    """The file that `Files.replace` prepares the new content in."""
+    return path.with_name(path.name + ".tmp")
+
+
 class Files:
     """The real file system. Every method raises OSError as the operating system does."""
 
@@ -101,15 +106,25 @@ class Files:
         path.replace(to)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename."""
-        temporary = path.with_name(path.name + ".tmp")
+        """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename.
+
+        If that fails, `path` holds the old or the new content, whole, and the temporary file is gone.
+        """
+        temporary = temporary_of(path)
         fd = self.create_or_empty(temporary)
         try:
-            self.write(fd, 0, [content])
-            self.sync(fd)
-        finally:
-            self.close(fd)
-        self.rename(temporary, path)
+            try:
+                self.write(fd, 0, [content])
+                self.sync(fd)
+            finally:
+                self.close(fd)
+            self.rename(temporary, path)
+        except BaseException:
+            try:
+                self.unlink(temporary)
+            except OSError:
+                pass  # the next replacement takes it over
+            raise
         self.sync_folder(path.parent)
 
     def unlink(self, path: Path) -> None:
