@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint types pytest soak fuzz generate bench growth docs clean
+.PHONY: help setup demo test lint types pytest soak fuzz generate bench growth neighbours docs clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -51,6 +51,9 @@ bench: $(READY) ## every workload beside nsqd, as ratios, a quarter of an hour: 
 
 growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
 	$(BIN)/python bench/growth.py $(ARGS)
+
+neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
+	$(BIN)/python bench/neighbours.py $(ARGS)
 
 docs: $(READY)  ## docs/api: the API reference of the client, from its docstrings
 	$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source -o docs/api trio_nsq.client trio_nsq.sync

@@ -14,12 +14,28 @@ from interop.peers import Broker, goload_program, qcli_serve
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@pytest.mark.parametrize("name", ["compare", "growth", "generators", "backlog", "timers", "kills", "clients"])
+@pytest.mark.parametrize(
+    "name", ["compare", "growth", "neighbours", "generators", "backlog", "timers", "kills", "clients"]
+)
 def test_a_program_says_what_can_be_chosen(name: str) -> None:
     command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--keep" in done.stdout
+
+
+def test_a_neighbour_is_measured_under_attack(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    flags = ["--only=connections", "--rounds=1", "--seconds=0.2", f"--data-path={tmp_path}", f"--json={kept}"]
+    command = [sys.executable, str(BENCH / "neighbours.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(kept.read_text())["results"][0]
+    assert (result["scenario"], result["broker"]) == ("connections", "ours, --sync=interval")
+    for phase in ("alone", "attacked"):
+        figures = result[phase]
+        assert figures["requests"] > 0
+        assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
 
 
 @pytest.fixture(scope="module")

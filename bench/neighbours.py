@@ -1,0 +1,519 @@
+"""What one client can do to another: the times of a client's PUBs while others attack the broker, and without that.
+
+An attack runs in a process of its own, the client that is measured in another: it publishes to a topic that has nothing
+to do with the attack, one message after the other. README.md beside this file says how to add an attack.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import trio
+from bench import record
+from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL, Contender, memory_mib
+
+from interop.peers import Broker
+
+CONTENDERS = {"I": INTERVAL, "F": EVERY_OK, "nsqd": IN_MEMORY.with_flags("--mem-queue-size=100000")}
+GOAL_MS = 20.0
+"""What the 99th percentile of the neighbour's requests may come to under attack."""
+PACE_S = {"PUB": 0.005, "CREATE": 0.1}
+"""From the time at which one request of the neighbour is due to that of the next."""
+BEGIN_DEADLINE_S = 120.0
+TOPIC = "neighbour"
+BODY = b"x" * 200
+OK_FRAME = pack(">ii", 6, 0) + b"OK"
+MIB = 1024**2
+
+
+# ------------------------------------------------------------------------------------------ for attacks
+
+
+class Attack:
+    """What an attack is given: where the broker is, and how to talk to it.
+
+    Attributes:
+        tcp_address, http_address: `host:port`.
+        done: Requests, or whatever it counts, for the table: an attack that the broker refuses at once does little.
+    """
+
+    def __init__(self, tcp_address: str, http_address: str) -> None:
+        self.tcp_address = tcp_address
+        self.http_address = http_address
+        self.done = 0
+        self._under_way = False
+
+    def under_way(self) -> None:
+        """Say that the preparations are over: from now on the neighbour is measured. Further calls do nothing."""
+        if not self._under_way:
+            self._under_way = True
+            print("under way", flush=True)
+
+    async def connect(self) -> "Client":
+        """Connect over TCP; the magic is sent."""
+        host, _, port = self.tcp_address.rpartition(":")
+        client = Client(await trio.open_tcp_stream(host, int(port)))
+        await client.send(b"  V2")
+        return client
+
+    async def http(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Make one HTTP request, in a thread; return status and body."""
+        return await trio.to_thread.run_sync(request, self.http_address, method, path, body)
+
+
+class Client:
+    """A V2 connection of an attack. All methods raise `GONE` when the broker has closed it."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = b""
+
+    async def send(self, *parts: bytes) -> None:
+        """Send bytes as they are."""
+        await self.stream.send_all(b"".join(parts))
+
+    async def frame(self) -> tuple[int, bytes]:
+        """Wait for a frame that is no heartbeat; return its type and content. Heartbeats are answered."""
+        while True:
+            size, frame_type = unpack(">ii", await self._take(8))
+            content = await self._take(size - 4)
+            if content != b"_heartbeat_":
+                return frame_type, content
+            await self.send(b"NOP\n")
+
+    async def drain(self) -> None:
+        """Read and drop whatever comes, until cancelled or closed; heartbeats are not answered."""
+        while await self.stream.receive_some(256 * 1024):
+            pass
+        raise trio.ClosedResourceError
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.stream.aclose()
+
+    async def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            data = await self.stream.receive_some(256 * 1024)
+            if not data:
+                raise trio.ClosedResourceError
+            self._buffer += data
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+"""The broker has closed a connection, or lets nobody connect."""
+
+
+def with_body(line: str, body: bytes) -> bytes:
+    """A command with its size and body."""
+    return line.encode() + b"\n" + pack(">i", len(body)) + body
+
+
+def request(address: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Make one HTTP request."""
+    connection = http.client.HTTPConnection(address, timeout=BEGIN_DEADLINE_S)
+    try:
+        connection.request(method, path, body)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+async def repeat(count: int, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something again and again in so many tasks, also after the broker has closed a connection."""
+
+    async def again() -> None:
+        while True:
+            try:
+                await work()
+            except GONE:
+                await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(again)
+
+
+# ------------------------------------------------------------------------------------------ attacks
+
+
+async def large_identify(attack: Attack) -> None:
+    """IDENTIFY bodies as large as they may be, and nested as deep as they may be; nobody has authenticated."""
+    bodies = []
+    for size in (64 * 1024, 5 * MIB):
+        keys = ",".join(f'"{n:x}":[]' for n in range(size // 12))
+        bodies += [f"{{{keys}}}".encode(), b"[" * size, b'{"a":' * (size // 5)]
+    attack.under_way()
+
+    async def one() -> None:
+        for body in bodies:
+            try:
+                client = await attack.connect()
+                async with client.stream:
+                    await client.send(with_body("IDENTIFY", body))
+                    await client.frame()
+            finally:
+                attack.done += 1
+
+    await repeat(4, one)
+
+
+async def slow_names(attack: Attack) -> None:
+    """Sixty discovery services whose names nobody knows, which is found out late (`bench/slow_names.py`)."""
+    names = json.dumps([f"n{n}.slow.invalid:4160" for n in range(60)]).encode()
+    status, told = await attack.http("PUT", "/config/nsqlookupd_tcp_addresses", names)
+    assert status == 200, told
+    attack.under_way()
+    attack.done = 60
+    await trio.sleep_forever()
+
+
+async def connections(attack: Attack) -> None:
+    """Two thousand connections that do nothing; whoever is refused comes again."""
+
+    async def one() -> None:
+        client = await attack.connect()
+        attack.done += 1
+        async with client.stream:
+            while True:
+                await client.frame()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repeat, 2000, one)
+        await trio.sleep(3)
+        attack.under_way()
+
+
+async def unfinished_bodies(attack: Attack) -> None:
+    """A hundred clients send MPUBs of 5 MB but for their last bytes, and then wait."""
+    message = pack(">i", 1_048_000) + bytes(1_048_000)
+    most = with_body("MPUB unfinished", pack(">i", 5) + 5 * message)[:-100]
+
+    async def one() -> None:
+        client = await attack.connect()
+        async with client.stream:
+            await client.send(most)
+            attack.done += 1
+            while True:
+                await client.frame()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repeat, 100, one)
+        await trio.sleep(3)
+        attack.under_way()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One attack.
+
+    Attributes:
+        name: On the command line.
+        attack: Runs in a process of its own until it is cancelled; see `Attack`.
+        flags: Further flags of the broker; nsqd gets none.
+        patch: A module of `bench` that our broker's process imports first, to make its machine slow or sick.
+        request: What the neighbour asks for: `PUB`, or `CREATE`, a new channel by HTTP, which has to be saved.
+    """
+
+    name: str
+    attack: Callable[[Attack], Awaitable[None]]
+    flags: tuple[str, ...] = ()
+    patch: str = ""
+    request: str = "PUB"
+
+    @property
+    def about(self) -> str:
+        """The first line of what is said of the attack."""
+        return (self.attack.__doc__ or "").partition("\n")[0]
+
+
+SCENARIOS = [
+    Scenario("identify", large_identify),
+    Scenario("slow-names", slow_names, patch="slow_names", request="CREATE"),
+    Scenario("connections", connections),
+    Scenario("unfinished-bodies", unfinished_bodies),
+]
+
+
+# ------------------------------------------------------------------------------------------ the neighbour
+
+
+def publish(address: str) -> Callable[[], None]:
+    """Connect; what is returned publishes a message and waits for its OK."""
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=BEGIN_DEADLINE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(b"  V2")
+    command = with_body(f"PUB {TOPIC}", BODY)
+
+    def one() -> None:
+        sock.sendall(command)
+        # A heartbeat is left unanswered, for this takes less than two intervals.
+        while not (told := sock.recv(4096)).endswith(OK_FRAME):
+            assert told.endswith(b"_heartbeat_"), told
+
+    return one
+
+
+def create(address: str) -> Callable[[], None]:
+    """What is returned makes a new channel, and waits until that is answered."""
+    made = iter(range(10**9))
+
+    def one() -> None:
+        path = f"/channel/create?topic={TOPIC}&channel=c{os.getpid()}-{next(made)}#ephemeral"
+        status, told = request(address, "POST", path.replace("#", "%23"))
+        assert status == 200, told
+
+    return one
+
+
+def measure_requests(scenario: Scenario, broker: Attack, seconds: float) -> list[float]:
+    """The neighbour: make one request after the other for so long; return how many ms each took since it was due."""
+    one = create(broker.http_address) if scenario.request == "CREATE" else publish(broker.tcp_address)
+    one()
+    took_ms = []
+    began_s = due_s = time.perf_counter()
+    while due_s < began_s + seconds and time.perf_counter() < began_s + 4 * seconds:
+        time.sleep(max(0.0, due_s - time.perf_counter()))
+        one()
+        # From when it was due: what was due while another was waited for has waited too, and counts.
+        took_ms.append((time.perf_counter() - due_s) * 1000)
+        due_s += PACE_S[scenario.request]
+    return took_ms
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+def run_attack(scenario: Scenario, attack: Attack) -> None:
+    """Attack until standard input ends; then say how much was done."""
+
+    async def until_told() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scenario.attack, attack)
+            stream = trio.lowlevel.FdStream(os.dup(0))
+            while await stream.receive_some(1024):
+                pass
+            nursery.cancel_scope.cancel()
+
+    trio.run(until_told)
+    print(attack.done)
+
+
+def _command(role: str, scenario: Scenario, broker: Broker, options: argparse.Namespace) -> list[str]:
+    words = [role, scenario.name, broker.tcp_address, broker.http_address, str(options.seconds)]
+    return [sys.executable, __file__, "--as", *words]
+
+
+def neighbour(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> list[float]:
+    """Measure in a process of its own."""
+    command = _command("neighbour", scenario, broker, options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + BEGIN_DEADLINE_S)
+    if done.returncode:
+        raise RuntimeError(f"the neighbour failed: {done.stderr[-2000:]}")
+    took_ms: list[float] = json.loads(done.stdout)
+    return took_ms
+
+
+@contextmanager
+def attacked(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> Iterator[list[int]]:
+    """Attack the broker meanwhile; what is yielded holds, in the end, how much the attack did."""
+    done: list[int] = []
+    with tempfile.TemporaryFile("w+") as complaints:
+        command = _command("attack", scenario, broker, options)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+        )
+        try:
+            assert process.stdout is not None
+            begun = process.stdout.readline()
+            if begun:
+                yield done
+            ended_early = process.poll() is not None
+            told = process.communicate(timeout=30)[0]
+            if ended_early or process.returncode or not begun:
+                complaints.seek(0)
+                raise RuntimeError(f"the attack {scenario.name} failed: {complaints.read()[-2000:]}")
+            done.append(int(told))
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def patched(module: str) -> Iterator[None]:
+    """Let Python processes that are started meanwhile import a module of `bench` first."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = f"import sys\nsys.path.append({str(ROOT)!r})\nimport bench.{module}\n"
+        Path(folder, "sitecustomize.py").write_text(text)
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = folder if before is None else f"{folder}{os.pathsep}{before}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
+
+
+# ------------------------------------------------------------------------------------------ measuring
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one broker did in one round. Times are in ms: 50th and 99th percentile, and the longest."""
+
+    round: int
+    scenario: str
+    broker: str
+    flags: Sequence[str]
+    alone: dict[str, float]
+    attacked: dict[str, float]
+    attack_done: int
+    peak_mib: float
+    """What the broker's process had in memory at most (resident; sampled before and after)."""
+
+
+def figures(took_ms: Sequence[float]) -> dict[str, float]:
+    """The figures of a table's row."""
+    return {
+        "p50": statistics.median(took_ms),
+        "p99": sorted(took_ms)[int(0.99 * len(took_ms))],
+        "max": max(took_ms),
+        "requests": len(took_ms),
+    }
+
+
+def measure(scenario: Scenario, contender: Contender, number: int, options: argparse.Namespace) -> Result:
+    """One turn: alone first, then under attack."""
+    if not contender.is_nsqd:
+        contender = contender.with_flags("--log-level=fatal", *scenario.flags)
+    with ExitStack() as stack:
+        with ExitStack() as meanwhile:
+            if scenario.patch and not contender.is_nsqd:
+                meanwhile.enter_context(patched(scenario.patch))
+            broker = stack.enter_context(contender.running(options.data_path))
+        broker.create(TOPIC)
+        alone = figures(neighbour(scenario, broker, options))
+        with attacked(scenario, broker, options) as done:
+            under_attack = figures(neighbour(scenario, broker, options))
+            peak_mib = memory_mib(broker)
+        return Result(
+            number, scenario.name, contender.name, contender.flags, alone, under_attack, done[0], peak_mib
+        )
+
+
+def table(results: Sequence[Result]) -> str:
+    """What README.md explains."""
+    lines = [
+        f"{'':<20}{'':<22}{'alone, ms':>24}{'attacked, ms':>26}",
+        f"{'attack':<20}{'broker':<22}{'p50':>8}{'p99':>8}{'max':>8}"
+        f"{'p50':>10}{'p99':>8}{'max':>8}{'goal':>7}{'':>9}{'MiB':>7}{'attacks':>10}",
+    ]
+    for scenario, broker in dict.fromkeys((result.scenario, result.broker) for result in results):
+        own = [result for result in results if (result.scenario, result.broker) == (scenario, broker)]
+        line = f"{scenario:<20}{broker:<22}"
+        for phase, width in (("alone", 8), ("attacked", 10)):
+            for figure in ("p50", "p99", "max"):
+                value = statistics.median(getattr(result, phase)[figure] for result in own)
+                line += f"{value:>{width}.1f}"
+                width = 8
+        p99 = statistics.median(result.attacked["p99"] for result in own)
+        verdict = "reached" if p99 <= GOAL_MS else "MISSED"
+        peak = max(result.peak_mib for result in own)
+        done = statistics.median(result.attack_done for result in own)
+        lines.append(f"{line}{GOAL_MS:>7.0f} {verdict:<8}{peak:>7.0f}{done:>10.0f}")
+    return "\n".join([*lines, "medians over the rounds; MiB: the most of any round"])
+
+
+# ------------------------------------------------------------------------------------------ the program
+
+
+def parse() -> argparse.Namespace:
+    """The options of this run."""
+    names = [scenario.name for scenario in SCENARIOS]
+    parser = record.parser(__doc__, rounds=3, only="only these attacks, with commas: " + ", ".join(names))
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="how long the neighbour is measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--brokers", default="I", help=f"which, with commas: {', '.join(CONTENDERS)} (default: %(default)s)"
+    )
+    parser.add_argument("--as", dest="role", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    wanted = [name for name in options.only.split(",") if name]
+    if unknown := set(wanted) - set(names):
+        parser.error(f"--only: there is no attack {', '.join(sorted(unknown))}; see --help")
+    options.scenarios = [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
+    options.contenders = [name for name in options.brokers.split(",") if name]
+    if unknown := set(options.contenders) - CONTENDERS.keys():
+        parser.error(f"--brokers: there is no {', '.join(sorted(unknown))}; see --help")
+    return options
+
+
+def act(role: str, name: str, tcp_address: str, http_address: str, seconds: str) -> None:
+    """Be one of the two processes."""
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
+    target = Attack(tcp_address, http_address)
+    if role == "attack":
+        run_attack(scenario, target)
+    else:
+        print(json.dumps(measure_requests(scenario, target, float(seconds))))
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse()
+    if options.role:
+        act(*options.role)
+        return
+    about = record.begin(options, beside_nsqd="nsqd" in options.contenders)
+    results: list[Result] = []
+    failed: list[str] = []
+    for number in range(1, options.rounds + 1):
+        for scenario in options.scenarios:
+            for name in options.contenders:
+                try:
+                    result = measure(scenario, CONTENDERS[name], number, options)
+                except record.FAILURES as reason:  # what was measured before is not lost
+                    failed.append(f"{scenario.name} in round {number} ({name})")
+                    print(f"{failed[-1]} failed: {reason}", file=sys.stderr)
+                    continue
+                results.append(result)
+                print(
+                    f"round {number}: {scenario.name}: {name}: p99 {result.alone['p99']:.1f} ms, "
+                    f"attacked {result.attacked['p99']:.1f} ms, max {result.attacked['max']:.1f} ms",
+                    flush=True,
+                )
+    print("", table(results), sep="\n")
+    settings: dict[str, Any] = {"rounds": options.rounds, "seconds": options.seconds}
+    record.finish(
+        {"machine": about, "settings": settings, "results": [asdict(result) for result in results]},
+        options,
+        "neighbours",
+    )
+    if failed:
+        sys.exit(f"failed, and left out: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
