@@ -40,8 +40,13 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
-soak: $(READY)  ## the fault tests in full, an hour: 50 kills, power cuts at every moment, damage to every byte
-	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} $(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
+soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
+soak: $(READY)  ## the fault tests in full and random examples, an hour; SEED=N, which it prints, repeats a run
+	@echo 'To repeat this run: make soak SEED=$(SEED)'
+	MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
+		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
+	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
+		$(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
 
 generate: $(READY) ## write completions/ and man/ anew from the commands
 	$(BIN)/python -m qcli.generate

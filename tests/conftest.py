@@ -7,8 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 import trio.testing
+from hypothesis import HealthCheck, settings
 
 from trio_nsq.broker.commit_threads import CommitThreads
+
+# The examples are the same each time, however long one takes. `make soak` draws others, by the seed that it prints.
+settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=False,
+)
+settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
+settings.load_profile("fixed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

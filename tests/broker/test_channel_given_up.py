@@ -410,7 +410,7 @@ def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_m
         fixture.drain(name)
     fixture.pass_ms(passed_ms)
     for name in ("one", "two"):
-        fixture.channel(name).seek(0)
+        fixture.channel(name).seek(0, fixture.now_ns)
     assert fixture.drain("one") == [b"a", b"b"]
     fixture.pass_ms(1000)
     assert sorted(fixture.drain("two")) == [b"a", b"b", b"only"]

@@ -203,7 +203,7 @@ def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -
         fixture.publish(b"%d" % n, only="other")
     fixture.publish(b"for both")
     fixture.drain()
-    channel.seek(0)
+    channel.seek(0, fixture.now_ns)
     fixture.subscriber()
     turns = 0
     while not (grants := channel.dispatch(fixture.now_ns)):

@@ -24,7 +24,7 @@ def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
     """Move a channel; what it would do was said before."""
     channel = fixture.topic.channels[name]
     foretold = channel.move_for(sequence)
-    assert channel.seek(sequence) == foretold
+    assert channel.seek(sequence, fixture.now_ns) == foretold
     assert channel.cursor >= foretold.to_sequence
     return foretold
 
@@ -233,6 +233,19 @@ def test_once_its_time_has_come_it_comes_in_its_turn(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m9", b"later", b"now"]
 
 
+def test_what_is_due_is_ready_though_the_clock_has_not_been_looked_at(fixture: Fixture) -> None:
+    """It was due before the channel got it: the topic was paused."""
+    fixture.drain()
+    fixture.topic.pause()
+    fixture.publish(b"later", defer_ms=10)
+    fixture.now_ns += 10 * MS
+    fixture.topic.unpause()
+    assert fixture.counts() == (0, 0, 1)
+    seek(fixture, 10)
+    assert fixture.counts() == (1, 0, 0)
+    assert fixture.drain() == [b"later"]
+
+
 def test_what_was_deferred_by_a_consumer_comes_at_once(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=1)
     (message,) = subscriber.receive()
@@ -271,6 +284,21 @@ def test_moved_into_the_middle_of_deferred_messages() -> None:
     assert fixture.drain() == []
     fixture.pass_ms(1000)
     assert fixture.drain() == [b"c", b"d"]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_was_taken_before_and_after_it_is_not_mixed_up(fixture: Fixture, gone: bool) -> None:
+    channel = fixture.topic.channels["channel"]
+    before = channel.withdraw([4])
+    seek(fixture, 0)
+    after = channel.withdraw([4])
+    if gone:
+        assert channel.dispose(before) == 0
+    else:
+        channel.put_back(before)
+    assert fixture.counts() == (10, 0, 0)
+    channel.put_back(after)
+    assert sorted(fixture.drain()) == [b"m%d" % number for number in range(10)]
 
 
 # ---------------------------------------------------------------------- restarts, damage, memory

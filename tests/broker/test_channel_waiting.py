@@ -142,7 +142,7 @@ def test_nothing_waits_when_a_channel_was_moved_back() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(bytes(100_000))
     fixture.pump(fixture.channel())
-    fixture.channel().seek(1)
+    fixture.channel().seek(1, fixture.now_ns)
     assert not fixture.channel().can_wait
 
 

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from os import urandom
+from random import Random
 
 import pytest
 import trio
@@ -10,6 +10,8 @@ import trio.testing
 
 from broker.support import settle
 from trio_nsq.broker.tcp.outbox import Outbox
+
+RANDOM = Random(1)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def fill(outbox: Outbox) -> bytes:
     """Put data and flush until the socket is full; returns what was put."""
     put = b""
     while not outbox.full:
-        put += (part := urandom(3001))
+        put += (part := RANDOM.randbytes(3001))
         outbox.put(part)
         outbox.flush()
     return put
@@ -74,7 +76,7 @@ async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
             await settle()
             expected = fill(outbox)
             for size in range(600):  # more parts than one system call takes, some of them empty
-                expected += (part := urandom(size % 50))
+                expected += (part := RANDOM.randbytes(size % 50))
                 outbox.put(memoryview(part) if size % 3 else part)
             outbox.flush()
             assert not results

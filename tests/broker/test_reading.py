@@ -59,7 +59,7 @@ def filled(log: Log, counts: Sequence[int], *, name: str = "topic") -> Fixture:
 
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 40), st.integers(0, 40), st.integers(0, 300))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_message_comes_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], start: int, end: int, max_bytes: int
 ) -> None:

@@ -112,7 +112,7 @@ RESULTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     RESULTS,
     st.floats(0, 3600),

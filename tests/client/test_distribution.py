@@ -54,7 +54,7 @@ def test_even_shares(total: int, maxima: list[int], shares: list[int]) -> None:
     assert even_shares(total, maxima) == shares
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 300), st.lists(st.integers(0, 100), max_size=8))
 def test_shares_are_as_even_as_the_maxima_allow_and_nothing_is_left_over(
     total: int, maxima: list[int]
@@ -172,7 +172,7 @@ def test_nothing_is_allowed_then_one_goes_to_any_of_them() -> None:
     assert first == {"a", "b", "c"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 12), st.booleans(), st.integers())
 def test_every_connection_has_its_turn(limit: int, more: int, messages: bool, seed: int) -> None:
     keys = [f"broker {number}" for number in range(limit + more)]
@@ -206,7 +206,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(STEPS, st.integers())
 def test_the_sum_is_what_is_allowed_whatever_happens(steps: list[tuple[str, Any]], seed: int) -> None:
     made, limit, now, names = distribution(4, seed=seed), 4, 0.0, count()

@@ -76,7 +76,7 @@ def test_on_disk_it_is_the_bytes_of_the_file(tmp_path: Path) -> None:
     st.integers(1, 200),
     st.sampled_from([1, 150, 10**6]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[list[bytes]], piece_bytes: int, segment_bytes: int
 ) -> None:

@@ -282,7 +282,7 @@ def test_sequences_that_belong_to_the_next_segment(tmp_path: Path) -> None:
     assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[2], first.stat().st_size, 3, 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     flips=st.lists(st.integers(0, 2**20), max_size=4),
     cut=st.one_of(st.none(), st.integers(0, 2**20)),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets, segment_files
@@ -56,7 +56,6 @@ def test_everything(tmp_path: Path) -> None:
 
 
 @given(first=st.integers(0, 20), end=st.integers(0, 20), segment_bytes=st.sampled_from([1, 200, 10**6]))
-@settings(deadline=None)
 def test_by_sequence(
     tmp_path_factory: pytest.TempPathFactory, first: int, end: int, segment_bytes: int
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from log.support import FIRST, CountingFiles, HastyFiles, batch, record_offsets
@@ -41,7 +41,6 @@ records = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), max_size=30
 
 
 @given(records, st.integers(0, 31), st.sampled_from([1, 150, 1000]))
-@settings(deadline=None)
 def test_ascending_times(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[tuple[int, int]],
@@ -61,7 +60,6 @@ def test_ascending_times(
 
 
 @given(records, st.integers(0, 31))
-@settings(deadline=None)
 def test_a_clock_that_was_set_back(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int, int]], timestamp_ns: int
 ) -> None:

@@ -182,7 +182,7 @@ def test_nothing_can_be_read_up_to_the_end(log: DiskLog, files: BadSectors, cloc
     assert read_on(log, 90) == ([batch(100, b"goes on")], 101, "")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
 @given(bad=st.sets(st.integers(0, OFFSETS[-1] // BLOCK), max_size=6), place=st.integers(0, 99))
 def test_what_does_not_lie_there_is_found(
     bad: set[int], place: int, log: DiskLog, files: BadSectors, monkeypatch: pytest.MonkeyPatch

@@ -189,9 +189,7 @@ class InFlightMachine(RuleBasedStateMachine):
             assert not real._by_id
 
 
-InFlightMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+InFlightMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestInFlight = InFlightMachine.TestCase
 
 

@@ -58,7 +58,7 @@ ATTEMPTS = st.sampled_from([None, None, 0, 0, 0, 1, 5])
 """Of a message in a channel; None: the channel does not have it."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(st.tuples(ATTEMPTS, ATTEMPTS, ATTEMPTS), max_size=40),
     waiting=st.integers(0, 5),

@@ -143,7 +143,7 @@ def test_only_sizes_within_bounds_are_taken() -> None:
     assert check_walk(data, 0, len(data), 3, 0, -1) == (0, [])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     SETS, st.integers(0, 30), st.integers(-8, 90), st.integers(-1, 9), st.integers(0, 2),
     st.one_of(st.integers(-8, 12), st.just(2**31 - 1)), st.lists(st.integers(0, 9), max_size=3),
@@ -237,7 +237,7 @@ def test_bodies(form: ModuleType) -> None:
     assert form.split_bodies(b"", [1, 2**31]) == [b"", b""]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(max_size=60), ANY_SIZES)
 def test_every_form_takes_the_same_bodies_out(data: bytes, sizes: list[int]) -> None:
     expected, start = [], 4
@@ -262,7 +262,7 @@ def naive_frames(
     return frames, ends
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(max_size=60), ANY_SIZES, st.binary(max_size=250), st.integers(0, 2**40))
 def test_every_form_makes_the_same_frames(data: bytes, sizes: list[int], heads: bytes, first: int) -> None:
     prefixes = {size: int32(size % 2**31) for size in sizes}
@@ -337,7 +337,7 @@ def naive_decode(payload: bytes, count: int, note_bytes: int) -> RecordBatch | N
     return RecordBatch(0, 0, 0, 0, MessageSet(payload[:end], sizes), payload[end:])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SETS, st.integers(1, 9), st.one_of(st.integers(0, 9), st.just(2**32 - 1)))
 @example(THREE, 3, 0)
 @example(THREE, 2, 7)  # the third is the note
@@ -358,7 +358,7 @@ def test_payloads_are_decoded_alike(payload: bytes, count: int, note_bytes: int)
             assert decode_payload(header, payload) == expected, name
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SETS, st.integers(0, 5), st.integers(-2, 2))
 @example(THREE[:5] + THREE[9:], 2, 0)
 @example(THREE[:5] + THREE[9:], 2, -1)

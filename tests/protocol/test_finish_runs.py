@@ -178,7 +178,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(FRAGMENTS, max_size=40).map(b"".join), st.lists(st.integers(0, 1000), max_size=4))
 def test_the_same_as_line_by_line(data: bytes, cuts: Sequence[int]) -> None:
     assert read_all(in_state(), [data]) == naive(data)

@@ -121,7 +121,7 @@ CONVERSATIONS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(CONVERSATIONS, CUTS)
 def test_any_conversation_is_read_as_it_was_sent(commands: Sequence[Command], cuts: Sequence[int]) -> None:
     wire = MAGIC_V2 + b"".join(map(encode, commands))
@@ -147,7 +147,7 @@ NONSENSE = st.lists(
 ).map(b"".join)  # fmt: skip
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(NONSENSE, CUTS, st.sampled_from(State), st.booleans())
 def test_any_bytes_give_commands_or_a_command_error(
     data: bytes, cuts: Sequence[int], state: State, eof: bool
@@ -163,7 +163,7 @@ def test_any_bytes_give_commands_or_a_command_error(
             assert is_valid_name(command.topic)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_from_the_beginning(data: bytes, eof: bool) -> None:
     reader = CommandReader(LIMITS)
@@ -187,7 +187,7 @@ def check_set(messages: MessageSet, limits: Limits) -> None:
     assert b"".join(int32(len(body)) + body for body in messages.bodies()) == messages.data
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(BODIES, min_size=1, max_size=30), CUTS)
 def test_walking_in_steps_is_walking(bodies: Sequence[bytes], cuts: Sequence[int]) -> None:
     packed = pack_messages(bodies)
@@ -229,14 +229,14 @@ def encode_event(event: object) -> bytes:
             raise AssertionError(event)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(EVENTS, CUTS)
 def test_any_frames_are_read_as_they_were_sent(events: Sequence[object], cuts: Sequence[int]) -> None:
     wire = b"".join(map(encode_event, events))
     assert read_frames(FrameReader(), split_at(wire, cuts)) == events
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.one_of(

@@ -440,7 +440,7 @@ def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: s
 def test_a_disk_that_takes_no_more_is_named(
     to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, limit_bytes: int, file: str
 ) -> None:
-    fill(qcli, topic, [random.randbytes(100_000)])
+    fill(qcli, topic, [random.Random(1).randbytes(100_000)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
     try:

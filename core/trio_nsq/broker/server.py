@@ -534,7 +534,7 @@ class Server:
                 raise LookupError(channel.name)
             oldest = topic.log.first_sequence
             sequence = max(wanted, oldest)
-            move = channel.move_for(sequence) if dry_run else channel.seek(sequence)
+            move = channel.move_for(sequence) if dry_run else channel.seek(sequence, self.now_ns())
         if not dry_run:
             self.pump(channel)
             await self.save(topic)

@@ -69,7 +69,11 @@ class SetAside:
 
     def release(self, messages: Iterable[Aside]) -> list[Aside]:
         """Forget messages that were taken; returns those that were not forgotten meanwhile."""
-        return [message for message in messages if self._taken.pop(message.sequence, None) is message]
+        # A message that was dropped may be here once more: its channel was moved back, and it was taken again.
+        released = [message for message in messages if self._taken.get(message.sequence) is message]
+        for message in released:
+            del self._taken[message.sequence]
+        return released
 
     def take_all_waiting(self) -> list[Aside]:
         """Forget those that wait, and return them."""

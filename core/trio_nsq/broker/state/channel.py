@@ -742,20 +742,20 @@ class Channel:
         skipped = 0 if to <= self.topic.log.first_sequence else before
         return Move(self.cursor, to, (point - to) - (waiting - before), skipped, in_flight)
 
-    def seek(self, sequence: int) -> Move:
+    def seek(self, sequence: int, now_ns: int) -> Move:
         """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
 
         Every message from there on is delivered, attempts counted from 1, whatever has become of it; only those that
-        their publisher deferred wait for their time. With every message before it the channel is done; unless it goes
-        back to the beginning of the log: then it keeps what it has of messages that are no longer there. What is in
-        flight cannot be finished any more. Counters are kept.
+        their publisher deferred, and that are not due at `now_ns`, wait for their time. With every message before it
+        the channel is done; unless it goes back to the beginning of the log: then it keeps what it has of messages
+        that are no longer there. What is in flight cannot be finished any more. Counters are kept.
         """
         move = self.move_for(sequence)
         to = move.to_sequence
         keeps_before = to <= self.topic.log.first_sequence
         deferred = DeferredMessages()
         for due_ns, each, attempts in self._deferred:
-            if keeps_before if each < to else not attempts:
+            if keeps_before if each < to else due_ns > now_ns and not attempts:
                 deferred.add(due_ns, range(each, each + 1), attempts, self._deferred.held(each))
         given_up, taken = self._aside.take_all_waiting(), list(self._aside)
         requeued = list(self._requeued)
