@@ -1,12 +1,15 @@
 """One client's connection: when it ends, what others notice of it, and what it leaves behind."""
 
 import gc
+import json
+import os
 import socket
 import struct
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
 import trio
@@ -274,3 +277,38 @@ async def test_connections_leave_neither_files_nor_tasks_nor_memory(tmp_path: Pa
             while (after := held()) != before:  # some end in a thread's time
                 await trio.testing.wait_all_tasks_blocked(0.01)
         assert after == before
+
+
+async def test_large_identify_bodies_are_decoded_one_in_each_round_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+    decoded_in: list[int] = []
+    decode = json.loads
+
+    def noting(text: Any, **options: Any) -> Any:
+        if len(text) > 60_000:
+            decoded_in.append(rounds)
+        return decode(text, **options)
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            await trio.lowlevel.checkpoint()
+            rounds += 1
+
+    monkeypatch.setattr(json, "loads", noting)
+    body = b'{"ignored":[%s0]}' % (b"0," * 30_000)
+    async with running_broker(tmp_path / "data") as bound, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(8)]
+        for client in clients:
+            await client.send(b"IDENTIFY\n" + pack(">i", len(body)) + body[:-1])
+        await settle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count_rounds)
+            for client in clients:  # with no turn of the loop in between
+                os.write(client.stream.socket.fileno(), b"}")
+            for client in clients:
+                await client.ok()
+            nursery.cancel_scope.cancel()
+    assert len(set(decoded_in)) == len(clients)

@@ -5,10 +5,10 @@ from struct import pack
 import pytest
 
 from lookup.support import identify
-from trio_nsq.lookup.commands import MAX_IDENTIFY_BYTES, Command, CommandReader, Identify, Ping
+from trio_nsq.lookup.commands import Command, CommandReader, Identify, Ping
 from trio_nsq.lookup.protocol import PeerInfo, Register, Unregister
 from trio_nsq.protocol import CommandError
-from trio_nsq.protocol.limits import MAX_LINE_BYTES
+from trio_nsq.protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 
 MAGIC = b"  V1"
 I = Identify(PeerInfo("b", "h", 4151, 4150, "1.3.0"))  # noqa: E741
@@ -45,7 +45,7 @@ CASES: list[tuple[bytes, list[Command | bytes]]] = [
     (MAGIC + b"\xff x\n", [b"E_INVALID invalid command \xff"]),
     (MAGIC + b"IDENTIFY\n" + pack(">i", -1), [b"E_BAD_BODY IDENTIFY invalid body size -1"]),
     (
-        MAGIC + b"IDENTIFY\n" + pack(">i", MAX_IDENTIFY_BYTES + 1),
+        MAGIC + b"IDENTIFY\n" + pack(">i", MAX_HANDSHAKE_BYTES + 1),
         [b"E_BAD_BODY IDENTIFY body too big 65537 > 65536"],
     ),
     (MAGIC + b"IDENTIFY\n\0\0\0\2{}", [b"E_BAD_BODY IDENTIFY missing fields"]),

@@ -78,6 +78,7 @@ class Server:
         lookup: Keeps the broker registered there; None until it listens.
         tls_context: For clients' sessions; None: no TLS.
         auth_client: Asks who may do what; None: everybody may do everything.
+        parsing: Held while something large that a client sent is decoded on the event loop.
     """
 
     version = __version__
@@ -113,6 +114,7 @@ class Server:
         self._deleting: dict[str, trio.Event] = {}
         self._precreating: dict[Topic, trio.Event] = {}
         self._stopping = False
+        self.parsing = trio.Lock()
         self._deserted = trio.Event()  # set while there is no connection
         self._deserted.set()
         self.broker = Broker(options, self._make_log)

@@ -10,11 +10,8 @@ from struct import Struct
 from typing import Literal, TypeAlias, TypeVar
 
 from ..protocol import CommandError, is_valid_name
-from ..protocol.limits import KIB, MAX_LINE_BYTES
+from ..protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 from .protocol import MAGIC_V1, PeerInfo, Register, Unregister
-
-MAX_IDENTIFY_BYTES = 64 * KIB
-"""Of the body of IDENTIFY; nsqd's has some hundred bytes."""
 
 _SIZE = Struct(">i")
 _BLANKS = " \t\n\v\f\r"
@@ -121,8 +118,8 @@ class CommandReader:
         (size,) = _SIZE.unpack_from(self._buffer)
         if size < 0:
             raise CommandError("E_BAD_BODY", f"IDENTIFY invalid body size {size}")
-        if size > MAX_IDENTIFY_BYTES:
-            raise CommandError("E_BAD_BODY", f"IDENTIFY body too big {size} > {MAX_IDENTIFY_BYTES}")
+        if size > MAX_HANDSHAKE_BYTES:
+            raise CommandError("E_BAD_BODY", f"IDENTIFY body too big {size} > {MAX_HANDSHAKE_BYTES}")
         end = _SIZE.size + size
         if len(self._buffer) < end:
             self._wait("IDENTIFY failed to read body")

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Literal
 
 from .errors import CommandError, quote
-from .limits import MAGIC_V2, MAX_LINE_BYTES, Limits
+from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
 from .messages import MessageSet, walk_messages
 from .names import is_valid_name
 from .states import LEGAL_STATES, State
@@ -418,6 +418,8 @@ class CommandReader:
                 raise CommandError("E_BAD_MESSAGE", f"{verb} message too big {size} > {biggest}")
         else:
             biggest = self._limits.max_body_size
+            if verb != "MPUB":
+                biggest = min(biggest, MAX_HANDSHAKE_BYTES)
             if size > biggest:
                 raise CommandError("E_BAD_BODY", f"{verb} body too big {size} > {biggest}")
             if size <= 0:

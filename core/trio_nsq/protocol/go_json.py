@@ -25,7 +25,7 @@ class GoObject:
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        self._pairs = [(_fold(key), value) for key, value in pairs]
+        self._pairs = pairs  # their keys are folded when they are looked at: most objects never are
 
     def text(self, name: str) -> str:
         """A string."""
@@ -59,7 +59,7 @@ class GoObject:
     def _last(self, name: str, kind: type[_T], zero: _T) -> _T:
         found = zero
         for key, value in self._pairs:
-            if key == name and value is not None:
+            if value is not None and _fold(key) == name:
                 if type(value) is not kind:  # exactly: a bool is an int to Python only
                     raise _wrong(name)
                 found = value

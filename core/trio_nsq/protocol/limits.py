@@ -13,6 +13,10 @@ DAY_MS = 24 * 60 * MINUTE_MS
 MAX_LINE_BYTES = 16 * KIB
 """A command line, its line feed included. A longer one ends the connection with no error frame."""
 
+MAX_HANDSHAKE_BYTES = 64 * KIB
+"""Of the body of IDENTIFY and of AUTH, which have some hundred bytes. They come before anybody is known, and IDENTIFY
+is decoded on the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -21,7 +25,7 @@ class Limits:
     max_msg_size: int = 1 * MIB
     """Bytes of one message body."""
     max_body_size: int = 5 * MIB
-    """Bytes of one command body (IDENTIFY, AUTH, MPUB)."""
+    """Bytes of one command body (MPUB; IDENTIFY and AUTH, if it is less than `MAX_HANDSHAKE_BYTES`)."""
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 60 * MINUTE_MS
     """REQ is cut to it."""

@@ -1,7 +1,5 @@
 """IDENTIFY, and AUTH where there is no auth server."""
 
-from struct import pack
-
 from interop.same.stage import (
     END,
     Script,
@@ -17,7 +15,7 @@ from interop.same.stage import (
 
 SUB = b"SUB T c\n"
 
-BIGGEST_BODY = 5242880
+BIGGEST_BODY = 65536
 
 SCRIPTS: dict[str, Script] = {
     # -- replies
@@ -149,7 +147,11 @@ SCRIPTS: dict[str, Script] = {
     "negative size": same(b"IDENTIFY\n\xff\xff\xff\xff"),
     "most negative size": same(b"IDENTIFY\n\x80\0\0\0"),
     "biggest": same(identify_raw(b"{}".ljust(BIGGEST_BODY)) + END),
-    "too big": same(b"IDENTIFY\n" + pack(">i", BIGGEST_BODY + 1)),
+    "larger than here": differs(
+        "handshake-bytes",
+        identify_raw(b"{}".ljust(BIGGEST_BODY + 1)) + END,
+        here=["error E_BAD_BODY IDENTIFY body too big 65537 > 65536"],
+    ),
     # -- out of range
     "heartbeat too short": same(identify(heartbeat_interval=999)),
     "heartbeat too long": same(identify(heartbeat_interval=60001)),
@@ -181,6 +183,10 @@ SCRIPTS: dict[str, Script] = {
     "AUTH with an empty parameter": same(b"AUTH \n"),
     "AUTH empty": same(b"AUTH\n" + sized(b"")),
     "AUTH negative size": same(b"AUTH\n\xff\xff\xff\xff"),
-    "AUTH too big": same(b"AUTH\n" + pack(">i", BIGGEST_BODY + 1)),
+    "AUTH larger than here": differs(
+        "handshake-bytes",
+        b"AUTH\n" + sized(bytes(BIGGEST_BODY + 1)) + END,
+        here=["error E_BAD_BODY AUTH body too big 65537 > 65536"],
+    ),
     "AUTH biggest": same(b"AUTH\n" + sized(bytes(BIGGEST_BODY))),
 }

@@ -54,6 +54,7 @@ logger = logging.getLogger("trio_nsq.broker")
 
 _TURN_S = 0.005
 """A client whose data is always there already lets the others have their turn after so much time."""
+_LARGE_IDENTIFY_BYTES = 4096
 _NS_PER_MS = 1_000_000
 
 
@@ -595,7 +596,7 @@ class Connection:
 
     async def _identify(self, command: Identify) -> None:
         limits = self.server.options.limits
-        request = parse_identify(command.body)
+        request = await self._parse_identify(command.body)
         self._negotiated = settings = negotiate(request, limits, self._negotiated)
         self.identity = request
         self._reader.heartbeats = settings.heartbeat_interval_ms > 0
@@ -621,6 +622,14 @@ class Connection:
         )
         self._answer(encode_response(reply))
         await self._upgrade(upgrades)
+
+    async def _parse_identify(self, body: bytes) -> IdentifyRequest:
+        """Raises CommandError. Large bodies take milliseconds: one of them in each round of the event loop."""
+        if len(body) <= _LARGE_IDENTIFY_BYTES:
+            return parse_identify(body)
+        async with self.server.parsing:
+            await trio.lowlevel.checkpoint()
+            return parse_identify(body)
 
     async def _upgrade(self, upgrades: Upgrades) -> None:
         """Lay TLS and compression over the connection, with an OK inside each. Raises CommandError."""
