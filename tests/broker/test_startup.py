@@ -82,7 +82,8 @@ async def test_damaged_topic_state_is_named(tmp_path: Path, damage: bytes) -> No
 
 async def test_lost_topic_state_costs_the_channels_only(tmp_path: Path) -> None:
     folder = await publish_one(tmp_path / "d")
-    (folder / "state.json").unlink()
+    for path in folder.glob("state.json*"):
+        path.unlink()
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=1)
         assert (await client.message()).body == b"kept"
@@ -90,8 +91,11 @@ async def test_lost_topic_state_costs_the_channels_only(tmp_path: Path) -> None:
 
 async def test_damaged_broker_file(tmp_path: Path) -> None:
     await publish_one(tmp_path / "d")
-    (tmp_path / "d" / "broker.json").write_text("?")
+    for name in ("broker.json", "broker.json.copy"):
+        (tmp_path / "d" / name).write_text("?")
     assert "broker.json is damaged" in await refusal(tmp_path / "d")
+    (tmp_path / "d" / "broker.json").unlink()
+    assert "broker.json is missing" in await refusal(tmp_path / "d")
 
 
 async def test_an_nsqds_folder_is_not_started_over(tmp_path: Path) -> None:

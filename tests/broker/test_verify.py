@@ -102,6 +102,24 @@ def test_a_state_that_cannot_be_read(folder: Path, text: str) -> None:
     assert only(verify_topic(folder)) == (Kind.DAMAGE, "state.json", None, 0)
 
 
+def test_a_state_that_can_be_replaced_by_the_one_before(folder: Path) -> None:
+    path, previous = folder / "state.json", folder / "state.json.previous"
+    previous.write_bytes(path.read_bytes())
+    assert verify_topic(folder).findings == []
+    path.write_text("{")
+    (finding,) = verify_topic(folder).findings
+    assert (finding.kind, finding.path) == (Kind.DAMAGE, path)
+    assert finding.what.endswith("; a broker takes the state saved before, state.json.previous")
+    path.unlink()
+    (finding,) = verify_topic(folder).findings
+    assert (finding.kind, finding.path) == (Kind.NOTE, path)
+    path.write_bytes(previous.read_bytes())
+    previous.write_text("{")
+    (finding,) = verify_topic(folder).findings
+    assert (finding.kind, finding.path) == (Kind.DAMAGE, previous)
+    assert finding.what.endswith("; it is needed only if state.json is, too")
+
+
 def test_a_log_that_was_cut(folder: Path) -> None:
     last = segment_files(folder)[-1]
     cut_at = int(last.stem)
@@ -259,6 +277,11 @@ def test_broker_json(tmp_path: Path) -> None:
     ):
         (tmp_path / "broker.json").write_text(text)
         assert bool(verify_broker_file(tmp_path)) is damaged, text
+    (finding,) = verify_broker_file(tmp_path)
+    assert finding.what.endswith("a broker does not start over it")
+    (tmp_path / "broker.json.copy").write_text('{"format": 1, "next_id": 7}')
+    (finding,) = verify_broker_file(tmp_path)
+    assert finding.what.endswith("a broker goes on from the other copy")
 
 
 class Meanwhile(Files):

@@ -40,7 +40,8 @@ class Operation:
     """One thing done to the file system; which fields count depends on the kind.
 
     kind: `create`, `open`, `write`, `truncate`, `sync`, `synced`, `create_folder`, `sync_folder`, `folder_synced`,
-        `rename`, `unlink`, `remove_folder`. A sync is two: only what came before its begin is stable after its end.
+        `rename`, `link`, `unlink`, `remove_folder`. A sync is two: only what came before its begin is stable after
+        its end.
     handle: An open file, or a sync of a folder; never used again for another.
     path, to: Below the root.
     """
@@ -146,6 +147,11 @@ class RecordingFiles(Files):
             super().rename(path, to)
             self._note("rename", path=self._below(path), to=self._below(to))
 
+    def link(self, path: Path, to: Path) -> None:
+        with self._lock:
+            super().link(path, to)
+            self._note("link", path=self._below(path), to=self._below(to))
+
     def unlink(self, path: Path) -> None:
         with self._lock:
             super().unlink(path)
@@ -225,6 +231,10 @@ class Disk:
                 folder = self._folder(path[:-1])
                 assert operation.to[:-1] == path[:-1]
                 folder.change({path[-1]: None, operation.to[-1]: folder.seen[path[-1]]})
+            case "link":
+                folder = self._folder(path[:-1])
+                assert operation.to[:-1] == path[:-1]
+                folder.change({operation.to[-1]: folder.seen[path[-1]]})
             case "unlink" | "remove_folder":
                 self._folder(path[:-1]).change({path[-1]: None})
             case kind:

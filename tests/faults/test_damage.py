@@ -237,34 +237,78 @@ def missing_messages(caplog: pytest.LogCaptureFixture) -> set[int]:
     return said
 
 
+STATES = {
+    "broker.json": "broker.json.copy",
+    "topics/t.topic/state.json": "topics/t.topic/state.json.previous",
+}
+"""What a broker saves, and what it goes on from if that is damaged."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["broker.json", "topics/t.topic/state.json"])
-async def test_a_flipped_bit_in_a_state(data: Data, clock: trio.testing.MockClock, name: str) -> None:
+@pytest.mark.parametrize("name", STATES)
+async def test_a_flipped_bit_in_a_state_costs_no_message(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     path = data.path / name
     accepted = 0
     for at in sampled(range(path.stat().st_size), name):
+        caplog.clear()
         flip(path, at, at % 8)
-        lost = await missing_after(data, clock)
-        if isinstance(lost, str):
-            assert lost.startswith(f"{path} is damaged: ")
-            assert "if you move it away, " in lost
-        else:
-            assert lost == set()
-            accepted += 1
+        assert await missing_after(data, clock) == set()
+        said = [text for text in caplog.messages if text.startswith(f"{path} is damaged: ")]
+        accepted += not said
+        assert len(said) < 2
+        assert (data.folder / "state.json.damaged").exists() == (bool(said) and "state.json" in name)
         data.restore()
     assert accepted <= len("crc32")  # the name of the checksum itself, and then the rest is undamaged
 
 
-@pytest.mark.parametrize("name", ["broker.json", "topics/t.topic/state.json"])
-async def test_a_state_that_was_cut_is_refused(data: Data, clock: trio.testing.MockClock, name: str) -> None:
+@pytest.mark.parametrize("name", STATES)
+async def test_a_state_that_was_cut_costs_no_message(
+    data: Data, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     path = data.path / name
     size = len(path.read_bytes().rstrip())
     for left in sampled(range(size), name)[:: 1 if COMPLETE else 4]:
+        caplog.clear()
         os.truncate(path, left)
-        lost = await missing_after(data, clock)
-        assert isinstance(lost, str)
-        assert lost.startswith(f"{path} is damaged: ")
+        assert await missing_after(data, clock) == set()
+        assert f"{path} is damaged: " in caplog.text
         data.restore()
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_a_state_and_its_copy_that_were_cut_are_refused(
+    data: Data, clock: trio.testing.MockClock, name: str
+) -> None:
+    for each in (name, STATES[name]):
+        os.truncate(data.path / each, 10)
+    lost = await missing_after(data, clock)
+    assert isinstance(lost, str)
+    assert lost.startswith(f"{data.path / name} is damaged: ")
+    assert "away, " in lost
+    assert not (data.folder / "state.json.damaged").exists()
+
+
+async def test_ids_go_on_from_the_copy_of_broker_json(
+    data: Data, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the machine's clock says: an id that comes a second time would end another message."""
+    past = SimpleNamespace(time=lambda: 1_000_000, time_ns=time.time_ns)
+    monkeypatch.setattr(data_folder, "time", past)
+    (data.path / "broker.json").write_bytes(b"")
+    async with running_broker(data.path, files=HastyFiles()) as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "another", ready_count=1)
+        await client.publish("t", b"new")
+        assert int((await client.message()).id, 16) > max(ids_in(data.folder))
+
+
+def ids_in(folder: Path) -> list[int]:
+    """The ids of the first messages of the records before the last one."""
+    log = DiskLog(folder)
+    found = [header.first_id for header in log.headers(0)][:-1]
+    log.close()
+    return found
 
 
 # ---------------------------------------------------------------------- messages that were carried forward
@@ -341,6 +385,11 @@ async def test_without_its_state_a_topic_keeps_its_messages(
     path = data.folder / "state.json"
     path.unlink()
     assert await missing_after(data, clock) == set()
+    assert f"{path} is missing: the state saved before is taken" in caplog.text
+    data.restore()
+    path.unlink()
+    (data.folder / "state.json.previous").unlink()
+    assert await missing_after(data, clock) == set()
     assert f"{path} is missing: no channel is known" in caplog.text
 
 
@@ -354,6 +403,7 @@ async def test_without_broker_json_ids_go_on_from_the_clock(
     monkeypatch.setattr(data_folder, "time", later)
     path = data.path / "broker.json"
     path.unlink()
+    (data.path / "broker.json.copy").unlink()
     assert await missing_after(data, clock) == set()
     assert f"{path} is missing: ids go on from the machine's clock" in caplog.text
 

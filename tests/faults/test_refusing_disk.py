@@ -94,6 +94,10 @@ class FaultyFiles(HastyFiles):
         self._pass("rename")
         super().rename(path, to)
 
+    def link(self, path: Path, to: Path) -> None:
+        self._pass("link")
+        super().link(path, to)
+
     def unlink(self, path: Path) -> None:
         self._pass("unlink")
         super().unlink(path)

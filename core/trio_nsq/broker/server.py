@@ -150,15 +150,20 @@ class Server:
 
     def _load(self) -> None:
         for name in self._folder.topic_names():
-            state = self._folder.read_state(name)
             try:
+                state, is_previous = self._folder.read_state(name)
                 topic = self.broker.topic(name)
-                ahead = topic.restore(state)
-                self._report_missing(topic, state)
+                try:
+                    ahead = topic.restore(state)
+                except StateError as exc:
+                    path = self._folder.topic_folder(name) / STATE_FILE
+                    raise StateError(f"{path} is damaged: {exc}") from exc
+                self._report_missing(topic, state, is_previous=is_previous)
                 if ahead:
-                    self._folder.write_state(name, json.dumps(topic.snapshot()).encode())
+                    content = json.dumps(topic.snapshot()).encode()
+                    self._folder.write_state(name, content, keep_previous=False)
             except StateError as exc:
-                raise StartupError(f"{self._folder.topic_folder(name)}/state.json is damaged: {exc}") from exc
+                raise StartupError(str(exc)) from exc
             except LogError as exc:
                 raise StartupError(str(exc)) from exc
             except OSError as exc:
@@ -166,7 +171,7 @@ class Server:
                 raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
             if state is not None:
                 self.broker.unsaved.discard(name)
-                if not ahead and int(state["end"]) < topic.log.next_sequence:
+                if not ahead and (is_previous or int(state["end"]) < topic.log.next_sequence):
                     self.broker.changed.add(name)  # what came after the last checkpoint was found in the log
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
@@ -179,8 +184,11 @@ class Server:
             for channel in topic.channels.values():
                 self._dead_letters.look_at(channel)
 
-    def _report_missing(self, topic: Topic, state: dict[str, Any] | None) -> None:
-        """Say what a topic had before, and has no longer: its files, or the ends of them, are gone."""
+    def _report_missing(self, topic: Topic, state: dict[str, Any] | None, *, is_previous: bool) -> None:
+        """Say what a topic had before, and has no longer: its files, or the ends of them, are gone.
+
+        What a previous state needed may have been deleted because the last one did not.
+        """
         path = self._folder.topic_folder(topic.name) / STATE_FILE
         first, end = topic.log.first_sequence, topic.log.next_sequence
         if state is None:
@@ -188,7 +196,7 @@ class Server:
                 what = "%s is missing: no channel is known, and all messages in the log wait for a first one"
                 logger.warning(what, path)
             return
-        if (needed := topic.first_needed(state, topic.is_carried)) < first:
+        if not is_previous and (needed := topic.first_needed(state, topic.is_carried)) < first:
             what = "%s: messages %d to %d are missing, the log begins after them"
             logger.error(what, path, needed, first - 1)
         if (known := int(state["end"])) > end:

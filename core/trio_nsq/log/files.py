@@ -127,6 +127,10 @@ class Files:
             raise
         self.sync_folder(path.parent)
 
+    def link(self, path: Path, to: Path) -> None:
+        """Give a file a second name, which must not exist."""
+        os.link(path, to)
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         path.unlink()

@@ -1,9 +1,12 @@
 """The data folder: who owns it, what topics lie in it, and their saved state.
 
 broker.json                     {"crc32": C, "format": 1, "next_id": N}: message ids below N may have been used
+broker.json.copy                the same again, for when the other is damaged
 spare-room                      see `SpareRoom`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Checkpoint`: pause flags, channels, what is unfinished; with a "crc32" before it
+    state.json.previous         the one saved before, for when the other is damaged
+    state.json.damaged          one that was damaged, set aside for people to look at
     00000000000000000000.log    segments of its log
 topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
 topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
@@ -19,15 +22,19 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from errno import EBADMSG, EDQUOT, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
 from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from ...log import Files, OpenFiles, reasonable_limit
+from ...log import Files, LogReadError, OpenFiles, reasonable_limit
+from ...log.files import temporary_of
+from ...log.stragglers import read_at
 from ...protocol import is_valid_name
 from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
+from ..state.topic import StateError
 from .spare_room import SpareRoom
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -35,9 +42,15 @@ logger = logging.getLogger("trio_nsq.broker")
 FORMAT = 1
 SUFFIX = ".topic"
 STATE_FILE = "state.json"
+PREVIOUS_STATE_FILE = "state.json.previous"
+DAMAGED_STATE_FILE = "state.json.damaged"
 BROKER_FILE = "broker.json"
+BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
+_DAMAGE = frozenset((EIO, EBADMSG, EUCLEAN))
+"""What the operating system says of a place on the disk that it cannot read, or of a damaged file system."""
+_FULL = frozenset((ENOSPC, EDQUOT))
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
 ID_RESERVE = 2**32
@@ -116,25 +129,36 @@ class DataFolder:
 
         It is at least the time in seconds times 2**20, so that ids do not repeat even when the folder is wiped.
         """
-        path = self.path / BROKER_FILE
-        saved = 0
-        if path.exists():
-            try:
-                saved = decode_ids(path.read_bytes())
-            except OSError as exc:
-                raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
-            except ValueError as exc:
-                advice = "if you move it away, ids go on from the machine's clock, which has to be right then"
-                raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
-        elif any((self.path / "topics").iterdir()):
-            logger.warning("%s is missing: ids go on from the machine's clock, which has to be right", path)
         by_time = int(time.time()) << _IDS_PER_SECOND_BITS
-        return max(saved, by_time) % (1 << COUNTER_BITS)
+        return max(self._reserved_ids(), by_time) % (1 << COUNTER_BITS)
+
+    def _reserved_ids(self) -> int:
+        """The counter value in `broker.json`, or its copy if it is damaged; 0 if there is none. Raises StartupError."""
+        paths = self.path / BROKER_FILE, self.path / BROKER_COPY_FILE
+        problem = ""
+        for path in paths:
+            try:
+                saved = decode_ids(self._content(path))
+            except FileNotFoundError:
+                problem = problem or f"{path} is missing"
+            except (OSError, ValueError) as exc:
+                problem = problem or _problem(path, exc)
+            else:
+                if problem:
+                    logger.error("%s: %s is used instead", problem, path)
+                return saved
+        if any(path.exists() for path in paths):
+            advice = "if you move it and its copy away, ids go on from the machine's clock, which has to be right then"
+            raise StartupError(f"{problem}; {advice}")
+        if any((self.path / "topics").iterdir()):
+            logger.warning("%s: ids go on from the machine's clock, which has to be right", problem)
+        return 0
 
     def reserve_ids(self, below: int) -> None:
         """Remember that ids below this may be used. Raises OSError."""
         content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
-        self._spare_room.replace(self.path / BROKER_FILE, content + b"\n")
+        for name in (BROKER_FILE, BROKER_COPY_FILE):
+            self._spare_room.replace(self.path / name, content + b"\n")
 
     # ------------------------------------------------------------------ topics
 
@@ -163,24 +187,120 @@ class DataFolder:
             elif path.name.endswith(SUFFIX) and is_valid_name(path.name.removesuffix(SUFFIX)):
                 yield path.name.removesuffix(SUFFIX)
 
-    def read_state(self, name: str) -> dict[str, Any] | None:
-        """A topic's saved state; None if there is none. Raises StartupError."""
-        path = self.topic_folder(name) / STATE_FILE
-        if not path.exists():
-            return None
-        try:
-            return decode_checked(path.read_bytes())
-        except OSError as exc:
-            raise StartupError(f"cannot read {path}: {exc.strerror}") from exc
-        except ValueError as exc:
-            advice = "if you move it away, the topic has no channel, and all messages in its log wait for a first one"
-            raise StartupError(f"{path} is damaged: {exc}; {advice}") from exc
+    def read_state(self, name: str) -> tuple[dict[str, Any] | None, bool]:
+        """A topic's saved state.
 
-    def write_state(self, name: str, content: bytes) -> None:
-        """Save a topic's state, a JSON object, atomically and durably. Raises OSError."""
+        If `state.json` is damaged, it is set aside, the state saved before is taken, and that is reported.
+
+        Returns:
+            The state, None if there is none; and whether it is the one saved before.
+
+        Raises:
+            StateError: Neither can be used.
+            OSError, LogReadError: The operating system refused.
+        """
+        folder = self.topic_folder(name)
+        path, previous = folder / STATE_FILE, folder / PREVIOUS_STATE_FILE
+        problem = ""
+        try:
+            return self._read_state(path, name), False
+        except FileNotFoundError:
+            problem = f"{path} is missing"
+        except ValueError as exc:
+            problem = str(exc)
+        try:
+            state = self._read_state(previous, name)
+        except FileNotFoundError:
+            if not path.exists():
+                return None, False
+            advice = "if you move it away, the topic has no channel, and all messages in its log wait for a first one"
+            raise StateError(f"{problem}; {advice}") from None
+        except ValueError as exc:
+            advice = "if you move both away, the topic has no channel, and all messages in its log wait for a first one"
+            raise StateError(f"{problem}; {exc}; {advice}") from None
+        if path.exists():
+            self.files.rename(path, folder / DAMAGED_STATE_FILE)
+        what = (
+            "%s: the state saved before is taken; messages that were finished since come again, and "
+            "what was changed of the topic and its channels since is lost"
+        )
+        logger.error(what, problem)
+        return state, True
+
+    def _read_state(self, path: Path, name: str) -> dict[str, Any]:
+        """Raises ValueError, which names the file; FileNotFoundError; LogReadError if it may be better later."""
+        try:
+            return decode_state(self._content(path), name)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            if exc.errno not in _DAMAGE:
+                raise LogReadError(path, exc) from exc
+            raise ValueError(_problem(path, exc)) from exc
+        except ValueError as exc:
+            raise ValueError(_problem(path, exc)) from exc
+
+    def _content(self, path: Path) -> bytes:
+        """What is in a file. Raises OSError."""
+        fd = self.files.open_read_only(path)
+        try:
+            return read_at(self.files, fd, self.files.size(fd), 0)
+        finally:
+            self.files.close(fd)
+
+    def write_state(self, name: str, content: bytes, *, keep_previous: bool = True) -> None:
+        """Save a topic's state, a JSON object, atomically and durably, and keep the one before it.
+
+        Without `keep_previous` nothing is kept of the states before: they must never be taken up again.
+
+        Raises:
+            OSError: The one before is still in force, or this one, whole.
+        """
         folder = self.topic_folder(name)
         self.files.make_folder(folder)
-        self._spare_room.replace(folder / STATE_FILE, encode_checked(content))
+        path, previous = folder / STATE_FILE, folder / PREVIOUS_STATE_FILE
+        linked = temporary_of(previous)
+        kept = keep_previous and self._link(path, linked)
+        if not keep_previous:
+            for each in (linked, previous):
+                if each.exists():
+                    self.files.unlink(each)
+        try:
+            self._spare_room.replace(path, encode_checked(content))
+        except OSError as exc:
+            if kept:
+                self._remove(linked)
+            if not kept or exc.errno not in _FULL or not self._remove(previous):
+                raise
+            # A second copy is worth less than the state, without which a full disk stays full.
+            self._spare_room.replace(path, encode_checked(content))
+            return
+        if kept:
+            try:
+                self.files.rename(linked, previous)
+            except OSError:
+                pass  # the state is saved; the next time keeps it
+
+    def _link(self, path: Path, to: Path) -> bool:
+        """Give a file a second name, instead of whatever has that; False if there is no file, or it cannot be done."""
+        for _ in range(2):
+            try:
+                self.files.link(path, to)
+            except FileExistsError:
+                self._remove(to)  # it is left from a broker that was killed
+            except OSError:
+                return False  # on a file system without links there is no second copy
+            else:
+                return True
+        return False
+
+    def _remove(self, path: Path) -> bool:
+        """Remove a file; False if there is none, or it resists."""
+        try:
+            self.files.unlink(path)
+        except OSError:
+            return False
+        return True
 
     def retire_topic(self, name: str) -> Path | None:
         """Put a topic's folder out of use, in one step; who has its files open may go on.
@@ -208,6 +328,12 @@ class DataFolder:
         self.files.remove_folder(folder)
 
 
+def _problem(path: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot read {path}: {error.strerror}"
+    return f"{path} is damaged: {error}"
+
+
 def encode_checked(content: bytes) -> bytes:
     """A JSON object that is not empty, with a checksum put in front."""
     rest = content[1:]
@@ -220,12 +346,23 @@ def decode_checked(content: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It is damaged.
     """
-    state = json.loads(content)
+    try:
+        state = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(state, dict):
         raise ValueError("it holds no JSON object")
     noted = state.pop("crc32", None)
     if noted is not None and noted != f"{crc32(content.rstrip()[_CHECKED_FROM:]):08x}":
         raise ValueError("its checksum does not match what it says")
+    return state
+
+
+def decode_state(content: bytes, name: str) -> dict[str, Any]:
+    """The saved state of the topic of this name. Raises ValueError: it is damaged, or another topic's."""
+    state = decode_checked(content)
+    if state.get("name", name) != name:
+        raise ValueError(f"it is the state of topic {state['name']}")
     return state
 
 

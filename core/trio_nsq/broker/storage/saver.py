@@ -104,6 +104,10 @@ class Saver:
                 self._note_error(f"cannot save the state of topic {topic.name}: {exc.strerror}")
                 raise SaveError(self.error) from exc
             self._broker.never_saved -= new
+            if new:
+                self._broker.changed.add(
+                    topic.name
+                )  # saved again soon: the second copy of the state lacks them
             self._broker.changed.update(other.name for other in topic.saved(checkpoint))
             self.keeper.schedule.look_at(topic.name, look_at_ns)
             if error is None:

@@ -15,7 +15,19 @@ from ...protocol import is_valid_name
 from ..state.cache import BatchCache
 from ..state.deferred import DeferredMessages
 from ..state.topic import StateError, Topic
-from .data_folder import BROKER_FILE, STATE_FILE, SUFFIX, decode_checked, decode_ids
+from .data_folder import (
+    BROKER_COPY_FILE,
+    BROKER_FILE,
+    PREVIOUS_STATE_FILE,
+    STATE_FILE,
+    SUFFIX,
+    decode_checked,
+    decode_ids,
+    decode_state,
+)
+
+_TAKES_PREVIOUS = f"a broker takes the state saved before, {PREVIOUS_STATE_FILE}"
+_NOT_SERVED = "a broker does not start over it"
 
 
 def topic_name(folder: Path) -> str:
@@ -30,16 +42,23 @@ def topic_folders(data_path: Path) -> list[Path]:
 
 
 def verify_broker_file(data_path: Path) -> list[Finding]:
-    """What is wrong with `broker.json`. Raises OSError."""
-    path = data_path / BROKER_FILE
-    try:
-        decode_ids(path.read_bytes())
-    except FileNotFoundError:
-        return []  # no broker has run here yet
-    except ValueError as exc:
-        what = f"damaged, or from another version of this program ({exc}); a broker does not start over it"
-        return [_damage(path, what)]
-    return []
+    """What is wrong with `broker.json` and its copy. Raises OSError."""
+    damaged: dict[Path, ValueError] = {}
+    whole = 0
+    for name in (BROKER_FILE, BROKER_COPY_FILE):
+        path = data_path / name
+        try:
+            decode_ids(path.read_bytes())
+            whole += 1
+        except FileNotFoundError:
+            pass  # no broker has run here yet, or an older one
+        except ValueError as exc:
+            damaged[path] = exc
+    instead = "goes on from the other copy" if whole else "does not start over it"
+    return [
+        _damage(path, f"damaged, or from another version of this program ({exc}); a broker {instead}")
+        for path, exc in damaged.items()
+    ]
 
 
 def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
@@ -55,19 +74,41 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     report = verify_log(folder, files=files, progress=progress)
     is_carried = _check_stragglers(folder, files or Files(), report)
     after = _read(path)
+    has_previous = _check_previous(folder, report)
     if after is None:
-        if report.segments:
+        if has_previous:
+            report.findings.append(Finding(Kind.NOTE, path, 0, 0, f"missing; {_TAKES_PREVIOUS}"))
+        elif report.segments:
             what = "missing: no channel is known, and every message waits for a first one"
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
         return report
     try:
-        for content in (before, after):
-            if content is not None:
-                _restore(folder, _parse(content), report)
-        report.findings += _compare(path, _parse(before or after), _parse(after), report, is_carried)
+        first, last = _parse(folder, before or after), _parse(folder, after)
+    except StateError as exc:
+        instead = _TAKES_PREVIOUS if has_previous else _NOT_SERVED
+        report.findings.append(_damage(path, f"damaged ({exc}); {instead}"))
+        return report
+    try:
+        for state in (first, last):
+            _restore(folder, state, report)
+        report.findings += _compare(path, first, last, report, is_carried)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
-        report.findings.append(_damage(path, f"damaged ({exc}); a broker does not start over it"))
+        report.findings.append(_damage(path, f"damaged ({exc}); {_NOT_SERVED}"))
     return report
+
+
+def _check_previous(folder: Path, report: LogReport) -> bool:
+    """Check the state that a broker takes if the last one is damaged; returns whether it could."""
+    path = folder / PREVIOUS_STATE_FILE
+    content = _read(path)
+    if content is None:
+        return False
+    try:
+        _restore(folder, _parse(folder, content), report)
+    except StateError as exc:
+        report.findings.append(_damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is, too"))
+        return False
+    return True
 
 
 def _read(path: Path) -> bytes | None:
@@ -77,12 +118,17 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse(folder: Path, content: bytes) -> dict[str, Any]:
     """Raises StateError."""
     try:
-        return decode_checked(content)
+        return decode_state(content, topic_name(folder)) if _is_topics(folder) else decode_checked(content)
     except ValueError as exc:
         raise StateError(str(exc)) from exc
+
+
+def _is_topics(folder: Path) -> bool:
+    """Whether a folder is called as its topic is; else it is a copy, called as somebody liked."""
+    return folder.resolve().name.endswith(SUFFIX)
 
 
 class _Outline(MemoryLog):
@@ -99,8 +145,7 @@ class _Outline(MemoryLog):
 
 def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:
     """Let a topic take up a state, as a broker does at its start. Raises StateError."""
-    named = folder.resolve().name.endswith(SUFFIX)  # or it is a copy, called as somebody liked
-    name = topic_name(folder) if named else str(state.get("name"))
+    name = topic_name(folder) if _is_topics(folder) else str(state.get("name"))
     Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
 
 

@@ -1,0 +1,217 @@
+"""The second copy of what a broker saves: when there is one, what it is worth, and when there must be none."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import trio.testing
+
+from broker.support import RawClient, connected, running_broker, until
+from faults.scenario import http
+from log.support import HastyFiles, segment_files
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+async def receive(client: RawClient, count: int) -> list[bytes]:
+    """Receive so many messages and finish them."""
+    bodies = []
+    for _ in range(count):
+        message = await client.message()
+        await client.send(b"FIN %s\n" % message.id)
+        bodies.append(message.body)
+    return bodies
+
+
+async def finish(client: RawClient, count: int) -> None:
+    """Receive and finish so many messages, and wait until the broker has taken note."""
+    await receive(client, count)
+    await client.send(b"CLS\n")
+    assert await client.frame() == (0, b"CLOSE_WAIT")
+
+
+@pytest.mark.parametrize("damaged", ["state.json", "state.json.previous"])
+async def test_a_channel_outlasts_damage_once_both_copies_have_it(
+    tmp_path: Path, clock: trio.testing.MockClock, damaged: str
+) -> None:
+    async with running_broker(tmp_path / "d", checkpoint_interval_ms=1000) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c")
+        clock.jump(1.5)
+        folder = tmp_path / "d" / "topics" / "t.topic"
+        await until((folder / "state.json.previous").exists)
+        async with connected(bound.tcp_address) as client:
+            await client.publish("t", b"for c")
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    damage(tmp_path / "killed" / "topics" / "t.topic" / damaged)
+    async with running_broker(tmp_path / "killed") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "d")
+        await client.publish("t", b"for both")
+    async with running_broker(tmp_path / "killed") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=10)
+        assert await receive(client, 2) == [b"for c", b"for both"]
+
+
+async def test_what_was_deleted_with_the_last_state_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state saved before needed messages that the damaged one knew to be finished."""
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    async with running_broker(tmp_path / "d", max_bytes_per_file=1000) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c")
+            for number in range(10):
+                await client.publish("t", b"%d" % number * 500)
+            assert bound.http_address is not None
+            await http(bound.http_address, "POST", "/channel/pause", topic="t", channel="c")
+            await http(bound.http_address, "POST", "/channel/unpause", topic="t", channel="c")
+            await client.send(b"RDY 10\n")
+            await finish(client, 10)
+    assert len(segment_files(folder)) == 1
+    assert json.loads((folder / "state.json.previous").read_bytes())["channels"][0]["cursor"] == 0
+    damage(folder / "state.json")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert f"{folder / 'state.json'} is damaged: " in caplog.text
+        assert "missing" not in caplog.text
+        await client.subscribe("t", "c", ready_count=1)
+        assert await receive(client, 1) == [b"9" * 500]
+        await client.publish("t", b"new")
+        assert await receive(client, 1) == [b"new"]
+    assert json.loads((folder / "state.json").read_bytes())["end"] == 11
+    assert (folder / "state.json.damaged").exists()
+
+
+async def test_a_state_ahead_of_its_log_is_never_taken_up_again(tmp_path: Path) -> None:
+    """After a power cut it takes for finished what is then published in the places of lost messages."""
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.subscribe("t", "c", ready_count=10)
+        await client.publish("t", b"stays")
+        size = segment_files(folder)[0].stat().st_size
+        await client.publish("t", b"lost", b"lost", b"lost")
+        await finish(client, 4)
+    os.truncate(segment_files(folder)[0], size)
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", b"new", b"new", b"new")
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    left = tmp_path / "killed" / "topics" / "t.topic"
+    assert not (left / "state.json.previous").exists()
+    assert json.loads((left / "state.json").read_bytes())["end"] == 1
+    damage(folder / "state.json")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=10)
+        assert await receive(client, 3) == [b"new"] * 3
+
+
+class Refusing(HastyFiles):
+    """A file system that refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.refuses: Callable[[str, Path], int | None] = lambda operation, path: None
+
+    def _pass(self, operation: str, path: Path) -> None:
+        if code := self.refuses(operation, path):
+            raise OSError(code, os.strerror(code))
+
+    def link(self, path: Path, to: Path) -> None:
+        self._pass("link", path)
+        super().link(path, to)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self._pass("replace", path)
+        super().replace(path, content)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self._pass("read", Path(f"/proc/self/fd/{fd}").readlink())
+        return super().read(fd, size, offset)
+
+
+async def save_twice(address: str | None) -> Sequence[int]:
+    assert address is not None
+    return [
+        (await http(address, "POST", f"/channel/{what}", topic="t", channel="c"))[0]
+        for what in ("pause", "unpause")
+    ]
+
+
+async def test_on_a_file_system_without_links_there_is_no_copy(tmp_path: Path) -> None:
+    files = Refusing()
+    files.refuses = lambda operation, path: errno.EPERM if operation == "link" else None
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c")
+        assert await save_twice(bound.http_address) == [200, 200]
+    names = {path.name for path in (tmp_path / "d" / "topics" / "t.topic").iterdir()}
+    assert names == {"state.json"}
+
+
+async def test_on_a_full_disk_a_state_has_the_room_of_the_copy(tmp_path: Path) -> None:
+    files = Refusing()
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    async with running_broker(tmp_path / "d", files=files) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c")
+        assert await save_twice(bound.http_address) == [200, 200]
+        assert {path.name for path in folder.iterdir()} == {"state.json", "state.json.previous"}
+        files.refuses = lambda operation, path: (
+            errno.ENOSPC
+            if operation == "replace" and (path.parent / "state.json.previous").exists()
+            else None
+        )
+        assert await save_twice(bound.http_address) == [200, 200]
+        assert {path.name for path in folder.iterdir()} == {"state.json", "state.json.previous"}
+        files.refuses = lambda operation, path: errno.ENOSPC if operation == "replace" else None
+        assert await save_twice(bound.http_address) == [503, 503]
+        assert {path.name for path in folder.iterdir()} == {"state.json"}
+
+
+@pytest.mark.parametrize("unreadable", ["broker.json", "state.json"])
+async def test_a_copy_is_taken_where_the_disk_cannot_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unreadable: str
+) -> None:
+    files = Refusing()
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c")
+        await client.publish("t", b"kept")
+    files.refuses = lambda operation, path: (
+        errno.EIO if operation == "read" and path.name == unreadable else None
+    )
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        assert f"{unreadable}: Input/output error" in caplog.text
+        await client.subscribe("t", "c", ready_count=1)
+        assert await receive(client, 1) == [b"kept"]
+
+
+async def test_the_state_of_another_topic_is_not_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c")
+        await client.publish("t", b"kept")
+        await client.publish("other", b"not this")
+    topics = tmp_path / "d" / "topics"
+    shutil.copy(topics / "other.topic" / "state.json", topics / "t.topic" / "state.json")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert "t.topic/state.json is damaged: it is the state of topic other" in caplog.text
+        await client.subscribe("t", "c", ready_count=1)
+        assert await receive(client, 1) == [b"kept"]
