@@ -226,3 +226,18 @@ def test_size_bytes_covers_what_is_held() -> None:
     before = batch.size_bytes
     _, frames = batch.take(0, 20, 1 << 20)
     assert before == batch.size_bytes >= len(frames)
+
+
+def test_messages_are_the_same_one_by_one_and_all_at_once() -> None:
+    some = [
+        records([b"one", b"", b"three"]),
+        records([b"4", b"fifth"], base=3, first_id=FIRST_ID + 3),
+    ]
+    alone, whole = Batch(some), Batch(some)
+    whole.take(0, 5, 1 << 20)
+    for _ in range(10):  # more than it takes for all frames to be made
+        for index in range(5):
+            assert alone.frame(index, 7) == whole.frame(index, 7)
+            assert alone.id(index) == whole.id(index)
+            assert alone.body(index) == whole.body(index)
+            assert alone.timestamp_ns(index) == whole.timestamp_ns(index)

@@ -4,7 +4,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import EIO
 from pathlib import Path
 
@@ -21,6 +21,12 @@ def batch(sequence: int, *bodies: bytes, due_ns: int = 0) -> RecordBatch:
     return RecordBatch(
         sequence, 10**15 + 3 * sequence, 1_700_000_000_000_000_000 + sequence, due_ns, pack_messages(bodies)
     )
+
+
+def link(batches: Sequence[RecordBatch]) -> list[RecordBatch]:
+    """The same as the records of one batch of messages."""
+    last = len(batches) - 1
+    return [replace(one, has_previous=at > 0, has_next=at < last) for at, one in enumerate(batches)]
 
 
 def numbered(start: int, count: int, *, size: int = 10) -> list[RecordBatch]:

@@ -15,6 +15,7 @@ from log.support import (
     check_usable,
     contents,
     copied,
+    link,
     numbered,
     open_descriptors,
     open_descriptors_before,
@@ -28,9 +29,14 @@ BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20), batch(4
 LOGGER = "trio_nsq.log"
 
 
-def make_log(folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 10**6) -> None:
+def make_log(
+    folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 10**6, *, together: bool = False
+) -> None:
     log = DiskLog(folder, segment_bytes=segment_bytes, files=HastyFiles())
-    append_each(log, batches)
+    if together:
+        log.append(batches, sync=False)
+    else:
+        append_each(log, batches)
     log.close()
 
 
@@ -45,6 +51,50 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     caplog.clear()
     return found
+
+
+# ---------------------------------------------------------------------- several records of one batch of messages
+
+LINKED = [
+    batch(0, b"a"),
+    *link([batch(1, b"bc", b"def"), batch(3, b"g" * 20), batch(4, b"h")]),
+    batch(5, b"ij"),
+]
+
+
+def test_an_unfinished_batch_of_several_records_is_cut_off(tmp_path: Path) -> None:
+    make_log(tmp_path / "whole", [LINKED[0], *LINKED[1:4]], together=True)
+    offsets = record_offsets(LINKED[:4])
+    for size in range(offsets[1], offsets[-1]):
+        folder = copied(tmp_path / "whole", tmp_path / "torn")
+        with (folder / FIRST).open("r+b") as file:
+            file.truncate(size)
+        check_usable(folder, LINKED[:1])
+    check_usable(tmp_path / "whole", LINKED[:4])
+
+
+@pytest.mark.parametrize("part", ["header", "payload"])
+@pytest.mark.parametrize("record", [1, 2, 3])
+def test_damage_that_recovery_finds_costs_all_records_of_the_batch(
+    tmp_path: Path, record: int, part: str
+) -> None:
+    make_log(tmp_path / "log", LINKED, together=True)
+    offsets = record_offsets(LINKED)
+    flip(tmp_path / "log" / FIRST, offsets[record] + (10 if part == "header" else HEADER_BYTES + 4))
+    for _ in range(2):  # also the next time
+        log = DiskLog(tmp_path / "log", files=HastyFiles())
+        assert contents(log) == [LINKED[0], LINKED[4]]
+        log.close()
+    check_usable(tmp_path / "log", [LINKED[0], LINKED[4]])
+
+
+def test_a_batch_of_several_records_is_read_from_any_of_its_messages(tmp_path: Path) -> None:
+    make_log(tmp_path / "log", LINKED, together=True)
+    log = DiskLog(tmp_path / "log", files=HastyFiles())
+    assert [header.has_next for header in log.headers(0)] == [False, True, True, False, False]
+    for sequence in range(6):
+        assert log.read(sequence, 1)[0].base_sequence <= sequence < log.read(sequence, 1)[0].next_sequence
+    log.close()
 
 
 # ---------------------------------------------------------------------- torn tails

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from log.support import HastyFiles, SimulatedDisk, batch, contents, copied
+from log.support import HastyFiles, SimulatedDisk, batch, contents, copied, link
 from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
 
 
@@ -28,15 +28,25 @@ class Ledger:
         self.kept: list[RecordBatch] = []
         self.unsynced: list[RecordBatch] = []
         self.possible: dict[int, list[RecordBatch]] = {}
+        self.linked: list[list[RecordBatch]] = []
         self.cuts = 0
 
-    def append(self, *bodies: Sequence[bytes], sync: bool) -> None:
+    def append_linked(self, *bodies: Sequence[bytes], sync: bool) -> None:
+        """One batch of messages that has so many records."""
+        first = self.log.next_sequence
+        self.append(*bodies, sync=sync, linked=True)
+        self.linked.append([one[-1] for sequence, one in self.possible.items() if sequence >= first])
+
+    def append(self, *bodies: Sequence[bytes], sync: bool, linked: bool = False) -> None:
         batches: list[RecordBatch] = []
         sequence = self.log.next_sequence
         for some in bodies:
             batches.append(batch(sequence, *some))
-            self.possible.setdefault(sequence, []).append(batches[-1])
             sequence += len(some)
+        if linked:
+            batches = link(batches)
+        for one in batches:
+            self.possible.setdefault(one.base_sequence, []).append(one)
         try:
             self.log.append(batches, sync=sync)
         except LogWriteError:
@@ -93,6 +103,8 @@ class Ledger:
         assert sequences == sorted(set(sequences))
         for before, after in pairwise(found):
             assert before.next_sequence <= after.base_sequence
+        for records in self.linked:
+            assert len({one in found for one in records}) == 1, "a part of what was appended together"
         for one in self.kept:
             assert one in found, "something that was acknowledged is lost"
         if self.kept:
@@ -149,6 +161,19 @@ def test_syncs_fail(tmp_path: Path, segment_bytes: int) -> None:
     ledger.sync()
     ledger.append([b"h"], sync=True)
     assert b"f" not in [body for one in contents(ledger.log) for body in one.messages.bodies()]
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 250, 10**6])
+def test_records_that_belong_together_come_together_or_not_at_all(tmp_path: Path, segment_bytes: int) -> None:
+    ledger = Ledger(tmp_path, segment_bytes)
+    ledger.append([b"a"], sync=True)
+    ledger.append_linked([b"b", b"cd"], [b"e"], [b"f" * 50], sync=False)
+    ledger.append([b"g"], sync=False)
+    ledger.append_linked([b"h"], [b"i"], sync=False)
+    ledger.append_linked([b"j"], [b"k"], sync=True)
+    ledger.append_linked([b"l" * 30], [b"m"], [b"n"], [b"o"], sync=False)
+    ledger.sync()
+    assert len(contents(ledger.log)) == 13
 
 
 def test_the_ledger_would_notice(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from log.support import (
     batch,
     contents,
     copied,
+    link,
     numbered,
     record_offsets,
     segment_files,
@@ -441,3 +442,19 @@ def test_a_payload_that_was_only_half_written_is_no_damage(tmp_path: Path) -> No
             path.write_bytes(whole)
 
     assert verify_log(tmp_path, files=BusyFiles(write)).findings == []
+
+
+def test_a_batch_of_several_records_that_was_never_finished(tmp_path: Path) -> None:
+    linked = link(BATCHES[1:])
+    whole = tmp_path / "whole"
+    log = DiskLog(whole, files=HastyFiles())
+    log.append([BATCHES[0], *linked], sync=False)
+    log.close()
+    assert verify_log(whole).messages == 6
+    for size in range(OFFSETS[1] + 1, OFFSETS[-1]):
+        torn = copied(whole, tmp_path / "torn")
+        os.truncate(torn / FIRST, size)
+        report = verify_log(torn)
+        assert only(report) == (Kind.TORN, FIRST, OFFSETS[1], size, None, 0)
+        assert report.messages == 1
+        assert contents(DiskLog(torn, files=HastyFiles())) == BATCHES[:1]

@@ -167,3 +167,15 @@ def test_walking_refuses_sizes_out_of_range(size: int) -> None:
 def test_encoding_holds_what_decoding_wants() -> None:
     packed = pack_messages([b"a", b"bc"])
     assert encode_mpub("t", packed) == LINE + mpub_body(b"a", b"bc")
+
+
+@pytest.mark.parametrize(("most", "size"), [(1, 1), (3, 1000), (100, 12), (2, 9), (100, 1000)])
+def test_a_set_is_split_into_sets_that_hold_the_same(most: int, size: int) -> None:
+    bodies = [b"x" * (n * 7 % 11 + 1) for n in range(20)]
+    sets = pack_messages(bodies).split(most, size)
+    assert [body for some in sets for body in some.bodies()] == bodies
+    for some in sets:
+        assert some.sizes
+        assert len(some.data) == sum(some.sizes) + 4 * len(some.sizes)
+        assert len(some) <= most
+        assert len(some) == 1 or len(some.data) <= size

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..log.records import HEADER_BYTES
+from ..log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ..protocol import MessageSet
 from .errors import PublishRefused
+
+_ONE_RECORD_BYTES = min(5 * MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
+"""So few bytes are one record, however small the messages."""
 
 
 @dataclass(slots=True)
@@ -24,8 +27,12 @@ class Publication:
 
     @property
     def record_bytes(self) -> int:
-        """What it takes in the log if it shares its record with none."""
-        return HEADER_BYTES + len(self.messages.data) + len(self.note)
+        """What it takes in the log at most: if it shares its record with none."""
+        size = HEADER_BYTES + len(self.messages.data) + len(self.note)
+        if size > _ONE_RECORD_BYTES:
+            # Of two neighbouring records that have fewer messages than they may, one is more than half full.
+            size += HEADER_BYTES * (len(self.messages) // MAX_RECORD_MESSAGES + 2 * size // MAX_RECORD_BYTES)
+        return size
 
 
 class Group:

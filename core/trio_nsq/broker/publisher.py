@@ -13,13 +13,14 @@ Publishers are told that something is stored before it is sent on: they can prep
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter
 
 import trio
 
 from ..log import LogError, RecordBatch
+from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, split_batch
 from ..protocol import MessageSet
 from .commit_threads import Commit, CommitThreads
 from .errors import PublishRefused, TopicFull
@@ -27,6 +28,7 @@ from .figures.histogram import Histogram
 from .options import BrokerOptions
 from .publication import Publication
 from .state.broker import MessageIds
+from .state.note import is_about_messages
 from .state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -37,10 +39,6 @@ and all publishers of its topic wait for that."""
 
 _TURN_S = 0.005
 """Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
-
-_MAX_RECORD_BYTES = 256 * 1024
-"""Publishes that are stored together share a record up to this size: few records are cheap to write, read and
-deliver, but damage costs a whole record."""
 
 
 @dataclass(slots=True)
@@ -279,7 +277,11 @@ class Publisher:
     # ------------------------------------------------------------------ common
 
     def _records(self, topic: Topic, publications: Sequence[Publication]) -> list[RecordBatch]:
-        """Records for these publications, from the end of the log on; neighbours share one while it is small."""
+        """Records for these publications, from the end of the log on; neighbours share one while it is small.
+
+        What is too large for one record has several, which recovery keeps together. But not if its note tells of each
+        of its messages, in their order: there are few of those.
+        """
         records: list[RecordBatch] = []
         timestamp_ns = time.time_ns()
         sequence = topic.log.next_sequence
@@ -288,7 +290,15 @@ class Publisher:
             messages = MessageSet.join([publication.messages for publication in together])
             with self._taking_ids:
                 first_id = self._ids.take(len(messages.sizes))
-            records.append(RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, messages, first.note))
+            note = first.note
+            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, messages, note)
+            if is_about_messages(note):
+                records.append(record)
+            else:
+                some = split_batch(record)
+                if note and len(some) > 1:  # it is a batch's number, and said once
+                    some[1:] = [replace(one, note=b"") for one in some[1:]]
+                records += some
             sequence += len(messages.sizes)
         return records
 
@@ -419,15 +429,17 @@ def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[P
     if len(publications) == 1:
         return [publications]
     shares: list[list[Publication]] = []
-    size = 0
+    size = count = 0
     open_for_more = False
     for publication in publications:
+        messages = publication.messages
         plain = not (publication.due_ns or publication.note)
-        size += len(publication.messages.data)
-        if open_for_more and plain and size <= _MAX_RECORD_BYTES:
+        size += len(messages.data)
+        count += len(messages.sizes)
+        if open_for_more and plain and size <= MAX_RECORD_BYTES and count <= MAX_RECORD_MESSAGES:
             shares[-1].append(publication)
         else:
             shares.append([publication])
-            size = len(publication.messages.data)
+            size, count = len(messages.data), len(messages.sizes)
             open_for_more = plain
     return shares

@@ -18,7 +18,7 @@ class MemoryLog:
 
     Args:
         max_messages: Keep at least this many of the newest messages, `max_bytes` permitting; older batches go.
-            0 keeps only the newest batch. (nsqd drops the newest instead, silently.)
+            0 keeps only the newest batch, all of its records. (nsqd drops the newest instead, silently.)
         max_bytes: Keep no more bytes of record than this, beside the newest batch.
         first_sequence: Where the topic begins.
     """
@@ -87,7 +87,10 @@ class MemoryLog:
         self._batches.extend(batches)
         self._next_sequence = batches[-1].next_sequence
         self._size_bytes += sum(batch.record_bytes for batch in batches)
-        while self._gone < len(self._batches) - 1:
+        newest = len(self._batches) - 1
+        while self._batches[newest].has_previous:
+            newest -= 1
+        while self._gone < newest:
             messages_after = self._next_sequence - self._batches[self._gone].next_sequence
             if messages_after < self._max_messages and self._size_bytes <= self._max_bytes:
                 break
@@ -152,6 +155,8 @@ def _header(batch: RecordBatch) -> RecordHeader:
         due_ns=batch.due_ns,
         payload_crc=batch.payload_crc,
         note_bytes=len(batch.note),
+        has_previous=batch.has_previous,
+        has_next=batch.has_next,
     )
 
 

@@ -2,7 +2,7 @@
 
      0      4            8             12       16      20           24
     +------+------------+-------------+--------+-------+------------+
-    | NSQB | header_crc | payload_crc | length | count | note_bytes |
+    | NSQB | header_crc | payload_crc | length | count | links+note |
     +------+------------+-------------+--------+-------+------------+
     24              32         40              48       56          56+length
     +---------------+----------+---------------+--------+---------+
@@ -14,6 +14,9 @@ can be trusted to tell how far the record reaches, even when the payload is dama
 file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
 when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
 behind it the note, most often empty: whatever the log's owner wishes to know of these messages besides.
+
+"links+note" holds the bytes of the note in its lower 30 bits. Bit 31 says that the record after it belongs to the same
+batch of messages, bit 30 that the record before it does. Recovery keeps all records of a batch or none.
 Checksums are zlib's CRC-32, as zlib-ng computes it, which takes a twelfth of the time.
 """
 
@@ -30,6 +33,15 @@ MAGIC = b"NSQB"
 _HEADER = Struct(">4sIIIIIQQQQ")
 _CHECKED = Struct(">IIIIQQQQ")
 HEADER_BYTES = _HEADER.size
+MAX_RECORD_MESSAGES = 2048
+"""The broker writes no record of more messages: to read one of them, the sizes of all before it have to be read."""
+MAX_RECORD_BYTES = 256 * 1024
+"""Nor of more bytes, unless a single message has more. Few records are cheap to write, read and deliver, but a record
+is read as a whole, and damage costs all of it."""
+_HAS_NEXT = 1 << 31
+_HAS_PREVIOUS = 1 << 30
+_NOTE_BYTES = _HAS_PREVIOUS - 1
+_ANY_CRC = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,7 @@ class RecordHeader:
         due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
         payload_crc: CRC-32 of the payload.
         note_bytes: Bytes of the note.
+        has_previous, has_next: Whether the record before it, or after it, belongs to the same batch of messages.
     """
 
     base_sequence: int
@@ -55,6 +68,8 @@ class RecordHeader:
     due_ns: int
     payload_crc: int
     note_bytes: int = 0
+    has_previous: bool = False
+    has_next: bool = False
 
     @property
     def next_sequence(self) -> int:
@@ -84,6 +99,8 @@ class RecordBatch:
     due_ns: int
     messages: MessageSet
     note: bytes = b""
+    has_previous: bool = False
+    has_next: bool = False
     next_sequence: int = field(init=False, repr=False, compare=False)
     record_bytes: int = field(init=False, repr=False, compare=False)
 
@@ -100,6 +117,37 @@ class RecordBatch:
     def payload_crc(self) -> int:
         """As in the header."""
         return crc32(self.note, crc32(self.messages.data))
+
+
+def split_batch(batch: RecordBatch) -> list[RecordBatch]:
+    """The same messages in linked records, none larger than the limits unless a single message is.
+
+    Each has the note of the whole.
+    """
+    messages = batch.messages
+    if len(messages.sizes) <= MAX_RECORD_MESSAGES and len(messages.data) <= MAX_RECORD_BYTES:
+        return [batch]
+    pieces: list[RecordBatch] = []
+    sequence, message_id, left = batch.base_sequence, batch.first_id, batch.count
+    for piece in messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES):
+        count = len(piece.sizes)
+        left -= count
+        has_previous, has_next = batch.has_previous or bool(pieces), batch.has_next or left > 0
+        pieces.append(
+            RecordBatch(
+                sequence,
+                message_id,
+                batch.timestamp_ns,
+                batch.due_ns,
+                piece,
+                batch.note,
+                has_previous,
+                has_next,
+            )
+        )
+        sequence += count
+        message_id += count
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +183,56 @@ def encode_header(batch: RecordBatch, seed: int) -> bytes:
         crc32(note, payload_crc) if note else payload_crc,
         len(messages.data) + len(note),
         len(messages.sizes),
-        len(note),
+        len(note) + (_HAS_PREVIOUS if batch.has_previous else 0) + (_HAS_NEXT if batch.has_next else 0),
         batch.base_sequence,
         batch.first_id,
         batch.timestamp_ns,
         batch.due_ns,
     )
+    return _with_crc(checked, seed)
+
+
+def _with_crc(checked: bytes, seed: int) -> bytes:
     return b"%s%s%s" % (MAGIC, crc32(checked, seed).to_bytes(4, "big"), checked)
+
+
+def encode_spoiled(header: RecordHeader, seed: int) -> bytes:
+    """The header to write over that of a whole record: its payload no longer matches, and readers pass over it."""
+    links = (_HAS_PREVIOUS if header.has_previous else 0) + (_HAS_NEXT if header.has_next else 0)
+    checked = _CHECKED.pack(
+        header.payload_crc ^ _ANY_CRC,
+        header.length,
+        header.count,
+        header.note_bytes + links,
+        header.base_sequence,
+        header.first_id,
+        header.timestamp_ns,
+        header.due_ns,
+    )
+    return _with_crc(checked, seed)
 
 
 def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHeader | None:
     """The header at `data[offset:]`, or None if those bytes are not an undamaged one of a file of this seed."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return None
-    _, header_crc, payload_crc, length, count, note_bytes, base, first_id, timestamp_ns, due_ns = (
+    _, header_crc, payload_crc, length, count, note, base, first_id, timestamp_ns, due_ns = (
         _HEADER.unpack_from(data, offset)
     )
     if crc32(data[offset + 8 : offset + HEADER_BYTES], seed) != header_crc or not count:
         return None
-    return RecordHeader(base, count, length, first_id, timestamp_ns, due_ns, payload_crc, note_bytes)
+    return RecordHeader(
+        base,
+        count,
+        length,
+        first_id,
+        timestamp_ns,
+        due_ns,
+        payload_crc,
+        note & _NOTE_BYTES,
+        bool(note & _HAS_PREVIOUS),
+        note >= _HAS_NEXT,
+    )
 
 
 def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
@@ -168,7 +247,14 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
     data, note = (payload[:offset], payload[offset:]) if header.note_bytes else (payload, b"")
     messages = MessageSet(data, sizes)
     return RecordBatch(
-        header.base_sequence, header.first_id, header.timestamp_ns, header.due_ns, messages, note
+        header.base_sequence,
+        header.first_id,
+        header.timestamp_ns,
+        header.due_ns,
+        messages,
+        note,
+        header.has_previous,
+        header.has_next,
     )
 
 

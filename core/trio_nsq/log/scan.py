@@ -6,7 +6,7 @@ not judged.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from errno import EIO
 from itertools import chain, islice
@@ -24,6 +24,7 @@ _READ_BYTES = 4 * 1024 * 1024
 """Large, because a record that reaches past the end of what was read is read again."""
 _SEARCH_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
+_UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
 _NOTHING = memoryview(b"")
 _SEED = slice(12, 16)
 _PAYLOAD_CRC = slice(8, 12)
@@ -171,6 +172,26 @@ class _Scan:
 
     def run(self) -> Iterator[ScannedRecord | Finding]:
         """See `scan_segment`. Raises OSError."""
+        unfinished: list[ScannedRecord] = []  # of a batch of messages whose last record is yet to come
+        for found in self._walk():
+            if isinstance(found, ScannedRecord):
+                unfinished.append(found)
+                if found.header.has_next:
+                    continue
+            elif found.kind is Kind.TORN and unfinished:
+                found = replace(found, offset=unfinished[0].offset)
+                unfinished.clear()
+            yield from unfinished
+            unfinished.clear()
+            if isinstance(found, Finding):
+                yield found
+        if not self._is_last:
+            yield from unfinished
+        elif unfinished and self._files.size(self._fd) <= self._end:  # else a broker is writing the rest
+            yield Finding(Kind.TORN, self._path, unfinished[0].offset, self._end, _UNFINISHED)
+
+    def _walk(self) -> Iterator[ScannedRecord | Finding]:
+        """The same; records of a batch that was never finished are among them."""
         offset = 0
         try:
             offset = yield from self._pass_file_header()
@@ -296,8 +317,7 @@ class _Scan:
                 what += "; it is the last one, and the next start of the broker cuts it off"
             yield self._damage(offset, self._end, what, self._left)
         else:
-            what = "an unfinished record batch, which the next start of the broker cuts off"
-            yield Finding(Kind.TORN, self._path, offset, self._end, what)
+            yield Finding(Kind.TORN, self._path, offset, self._end, _UNFINISHED)
         return self._end
 
     def _find_header(self, offset: int) -> tuple[int, RecordHeader] | None:
@@ -326,6 +346,5 @@ class _Scan:
             what = "a record batch does not match its checksum"
             return self._damage(offset, following, what, header.count)
         if self._is_last:
-            what = "an unfinished record batch, which the next start of the broker cuts off"
-            return Finding(Kind.TORN, self._path, offset, size, what)
+            return Finding(Kind.TORN, self._path, offset, size, _UNFINISHED)
         return self._damage(offset, size, "the file ends within a record batch", self._left)

@@ -9,8 +9,10 @@ The crc covers bytes 16..32, and is the seed of the records' checksums. A segmen
 digits, so that names sort as sequences do.
 
 What a crash can leave behind, and what is made of it: a record that reaches past the end of the file, or bytes at
-the end that are no record, were being written and were never acknowledged: cut off. A record that is there in full
-length but does not match its checksum is damage: it stays, its sequences stay used, and readers pass over it.
+the end that are no record, were being written and were never acknowledged: cut off, with all records of the same batch
+of messages. A record that is there in full length but does not match its checksum is damage: it stays, its sequences
+stay used, and readers pass over it; also over the rest of its batch, if recovery finds it, so that no part of a batch
+is ever delivered after a crash.
 """
 
 import logging
@@ -38,6 +40,7 @@ from .records import (
     decode_header,
     decode_payload,
     encode_header,
+    encode_spoiled,
     find_headers,
 )
 
@@ -378,19 +381,24 @@ class Segment:
             LogReadError, LogWriteError: The operating system refused.
         """
         size, end = self.size, FILE_HEADER_BYTES
+        batch = _RecoveredBatch()
         for offset, header, window in self._walk(FILE_HEADER_BYTES, _SCAN_BYTES, _NO_LIMIT):
             following = offset + header.record_bytes
             if following > size:
                 break
+            if not header.has_previous:
+                self._keep(batch)  # it lacks its end
+                batch = _RecoveredBatch()
             at = window.at(offset, header.record_bytes)
             payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
-            if crc32(payload) != header.payload_crc:
+            is_whole = crc32(payload) == header.payload_crc
+            if not is_whole:
                 self._report_record(offset, following)
-            self._index.note(header.base_sequence, offset)
-            self.first_ns = self.first_ns or header.timestamp_ns
-            self._last_ns = header.timestamp_ns
-            self.next_sequence = header.next_sequence
-            end = following
+            batch.add(offset, header, is_whole)
+            if not header.has_next:
+                self._keep(batch)
+                batch = _RecoveredBatch()
+                end = following
         self.size = self._index.up_to = end
         if end < size:
             logger.warning("%s: cut %d bytes of an unfinished record at byte %d", self.path, size - end, end)
@@ -400,6 +408,24 @@ class Segment:
         self.sync()
         if end == FILE_HEADER_BYTES:
             self._sync_name()  # it may have been killed before it did that
+
+    def _keep(self, batch: "_RecoveredBatch") -> None:
+        """Take up the records of a batch whose sequences stay used; make all of them unreadable if some are damaged."""
+        for offset, header, is_whole in batch.records:
+            self._index.note(header.base_sequence, offset)
+            self.first_ns = self.first_ns or header.timestamp_ns
+            self._last_ns = header.timestamp_ns
+            self.next_sequence = header.next_sequence
+            if is_whole and not batch.is_complete:
+                self._spoil(offset, header)
+
+    def _spoil(self, offset: int, header: RecordHeader) -> None:
+        try:
+            with self._file as fd:
+                self._files.write(fd, offset, [encode_spoiled(header, self._seed)])
+        except OSError as exc:
+            raise LogWriteError(self.path, exc) from exc
+        self._report_record(offset, offset + header.record_bytes)
 
     def _sync_name(self) -> None:
         try:
@@ -612,6 +638,31 @@ class Segment:
             if not found:
                 raise  # otherwise the next call meets it again
         return found, offset
+
+
+class _RecoveredBatch:
+    """The records of one batch of messages, as recovery finds them.
+
+    Attributes:
+        records: Where each begins, its header, and whether its payload matches.
+        is_complete: All from the first to the last are there, and match.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, RecordHeader, bool]] = []
+        self._end = 0
+        self._has_all = True
+
+    def add(self, offset: int, header: RecordHeader, is_whole: bool) -> None:
+        """Add the next record."""
+        follows = offset == self._end if self.records else not header.has_previous
+        self._has_all = self._has_all and follows and is_whole
+        self.records.append((offset, header, is_whole))
+        self._end = offset + header.record_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        return self._has_all and bool(self.records) and not self.records[-1][1].has_next
 
 
 def _decode(header: RecordHeader, data: bytes, begin: int) -> RecordBatch | None:

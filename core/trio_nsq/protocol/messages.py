@@ -9,9 +9,10 @@ The bytes are kept as they came; the only per-message work on the publish path i
 each size once. Loops over messages are in `bulk.py`.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from struct import Struct
 
 from .bulk import COMPILED, MAX_INT32, split_bodies, walk_sizes
@@ -44,6 +45,22 @@ class MessageSet:
     def bodies(self) -> list[bytes]:
         """Every body, copied out, in order."""
         return split_bodies(self.data, self.sizes)
+
+    def split(self, max_messages: int, max_bytes: int) -> "list[MessageSet]":
+        """The same messages in sets of so many, and so many bytes of `data`, unless a single message is larger."""
+        sets: list[MessageSet] = []
+        index = start = 0
+        while index < len(self.sizes):
+            sizes = self.sizes[index : index + max_messages]
+            size = sum(sizes) + 4 * len(sizes)
+            if size > max_bytes and len(sizes) > 1:
+                ends = [end + 4 * number for number, end in enumerate(accumulate(sizes), 1)]
+                del sizes[max(1, bisect_right(ends, max_bytes)) :]
+                size = ends[len(sizes) - 1]
+            sets.append(MessageSet(self.data[start : start + size], sizes))
+            index += len(sizes)
+            start += size
+        return sets
 
     @staticmethod
     def join(sets: Sequence["MessageSet"]) -> "MessageSet":

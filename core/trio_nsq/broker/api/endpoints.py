@@ -2,10 +2,12 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from struct import Struct, error
 from typing import TYPE_CHECKING
+
+import trio
 
 from ...http import Handler, HTTPError, Request, Response, Route, Router
 from ...listening import port_of
@@ -46,6 +48,10 @@ _PUBLISHED = Response(body=b"OK", headers={"NSQ-Batch": "published"})
 _REPEATED = Response(body=b"OK", headers={"NSQ-Batch": "repeated"})
 _EMPTY = Response.empty()
 _FALSE = ("0", "false")
+_AT_ONCE_BYTES = 64 * 1024
+_PIECE_BYTES = 32 * 1024
+_PIECE_MESSAGES = 16 * 1024
+"""The pieces of a larger MPUB take some milliseconds each, however small its messages; then others have their turn."""
 _MORE = frozenset(("defer", "producer", "number"))
 """What a publish may ask for besides being stored."""
 
@@ -161,21 +167,36 @@ class Endpoints:
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
         due_ns = due_given(request, self._server) if "producer" in request.query else 0
-        return await self._publish(request, topic, self._messages(request), due_ns)
+        pieces: list[MessageSet] = []
+        for piece in self._pieces(request):
+            pieces.append(piece)
+            await trio.lowlevel.checkpoint()
+        return await self._publish(request, topic, MessageSet.join(pieces), due_ns)
 
     def begin_mpub(self, request: Request, then: Callable[[Response], None]) -> bool:
         """As `mpub`."""
-        return self._begin(request, self._messages, then)
+        return len(request.body) <= _AT_ONCE_BYTES and self._begin(request, self._messages, then)
 
     def _messages(self, request: Request) -> MessageSet:
+        return MessageSet.join(list(self._pieces(request)))
+
+    def _pieces(self, request: Request) -> Iterator[MessageSet]:
+        """The messages of a body, some at a time, so that others can have their turn. Raises HTTPError."""
         if "binary" in request.query and request.query["binary"] not in _FALSE:
             return self._binary(request.body)
-        bodies = [line for line in request.body.split(b"\n") if line]
-        if max(map(len, bodies), default=0) > self._limits.max_msg_size:
-            raise HTTPError(413, "MSG_TOO_BIG")
-        return pack_messages(bodies)
+        return self._lines(request.body)
 
-    def _binary(self, body: bytes) -> MessageSet:
+    def _lines(self, body: bytes) -> Iterator[MessageSet]:
+        start = 0
+        while start < len(body):
+            end = body.find(b"\n", start + _PIECE_BYTES) + 1 or len(body)
+            bodies = [line for line in body[start:end].split(b"\n") if line]
+            if max(map(len, bodies), default=0) > self._limits.max_msg_size:
+                raise HTTPError(413, "MSG_TOO_BIG")
+            yield pack_messages(bodies)
+            start = end
+
+    def _binary(self, body: bytes) -> Iterator[MessageSet]:
         # Status 413 for malformed batches is nsqd's, and clients know it.
         try:
             (count,) = _INT32.unpack_from(body)
@@ -183,14 +204,21 @@ class Endpoints:
             raise HTTPError(413, "BAD_BODY") from None
         if not 0 < count <= (self._limits.max_body_size - 4) // 5:
             raise HTTPError(413, "BAD_BODY")
-        sizes: list[int] = []
-        try:
-            end = walk_messages(body, 4, len(body), count, self._limits, sizes)
-        except CommandError:
-            raise HTTPError(413, "BAD_MESSAGE") from None
-        if len(sizes) != count or end != len(body):
+        start = 4
+        while count:
+            sizes: list[int] = []
+            some = min(count, _PIECE_MESSAGES)
+            try:
+                end = walk_messages(body, start, len(body), some, self._limits, sizes)
+            except CommandError:
+                raise HTTPError(413, "BAD_MESSAGE") from None
+            if len(sizes) != some or end > len(body):
+                raise HTTPError(413, "BAD_MESSAGE")
+            yield MessageSet(body[start:end], sizes)
+            start = end
+            count -= some
+        if start != len(body):
             raise HTTPError(413, "BAD_MESSAGE")
-        return MessageSet(body[4:], sizes)
 
     def _begin(
         self, request: Request, read: Callable[[Request], MessageSet], then: Callable[[Response], None]

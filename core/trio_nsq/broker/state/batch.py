@@ -29,6 +29,8 @@ _TIMESTAMP = Struct(">q")
 _TIMESTAMP_OFFSET = 4 + 4
 _ATTEMPTS_OFFSET = _TIMESTAMP_OFFSET + _TIMESTAMP.size
 _MAX_ATTEMPTS = 0xFFFF
+_TAKEN_ALONE = 16
+"""So many messages are sent again before it is worth it to make the frames of all."""
 
 
 class Batch:
@@ -52,6 +54,7 @@ class Batch:
         "_lines",
         "_offsets",
         "_records",
+        "_taken_alone",
         "base_sequence",
         "channel",
         "due_ns",
@@ -69,6 +72,7 @@ class Batch:
         self._frames = b""
         self._lines = b""
         self._offsets: list[int] = []
+        self._taken_alone = 0
 
     def __len__(self) -> int:
         return self.next_sequence - self.base_sequence
@@ -109,6 +113,17 @@ class Batch:
         self._offsets = offsets
         self._records = None
 
+    def _locate(self, records: Sequence[RecordBatch], index: int) -> tuple[RecordBatch, int]:
+        """The record that holds a message, and its place there."""
+        sequence = self.base_sequence + index
+        record = next(record for record in records if sequence < record.next_sequence)
+        return record, sequence - record.base_sequence
+
+    def _frame_alone(self, record: RecordBatch, index: int, attempts: int) -> tuple[bytes, bytes]:
+        message_id, body = b"%016x" % (record.first_id + index), _body(record, index)
+        common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, min(attempts, _MAX_ATTEMPTS))
+        return message_id, b"%s%s%s%s" % (_FRAME_SIZES[len(body)], common, message_id, body)
+
     def take(self, index: int, count: int, max_bytes: int) -> tuple[bytes, memoryview]:
         """Up to `count` messages from `index` on, at least one, within `max_bytes` of frames if it can.
 
@@ -128,7 +143,8 @@ class Batch:
     def id(self, index: int) -> bytes:
         """The id of one message."""
         if self._records is not None:
-            self._build(self._records)
+            record, at = self._locate(self._records, index)
+            return b"%016x" % (record.first_id + at)
         start = index * FINISH_LINE_BYTES
         return self._lines[start + 4 : start + 20]
 
@@ -137,8 +153,7 @@ class Batch:
         if self._records is None:
             (timestamp_ns,) = _TIMESTAMP.unpack_from(self._frames, self._offsets[index] + _TIMESTAMP_OFFSET)
             return int(timestamp_ns)
-        sequence = self.base_sequence + index
-        return next(r.timestamp_ns for r in self._records if sequence < r.next_sequence)
+        return self._locate(self._records, index)[0].timestamp_ns
 
     def timestamps_ns(self, index: int, count: int) -> list[tuple[int, int]]:
         """When the `count` messages from `index` on were published: (timestamp, how many in a row have it)."""
@@ -151,17 +166,27 @@ class Batch:
     def body(self, index: int) -> bytes:
         """The body of one message."""
         if self._records is not None:
-            self._build(self._records)
+            return _body(*self._locate(self._records, index))
         return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
 
     def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
         """The id and the frame of one message, with its attempts filled in."""
         if self._records is not None:
+            if self._taken_alone < _TAKEN_ALONE:
+                self._taken_alone += 1
+                return self._frame_alone(*self._locate(self._records, index), attempts)
             self._build(self._records)
         frames, start, end = self._frames, self._offsets[index], self._offsets[index + 1]
         before, after = start + _ATTEMPTS_OFFSET, start + _ATTEMPTS_OFFSET + _ATTEMPTS.size
         number = _ATTEMPTS.pack(min(attempts, _MAX_ATTEMPTS))
         return self.id(index), b"%s%s%s" % (frames[start:before], number, frames[after:end])
+
+
+def _body(record: RecordBatch, index: int) -> bytes:
+    """The body of one message of a record."""
+    messages = record.messages
+    start = sum(messages.sizes[:index]) + _SIZE_BYTES * (index + 1)
+    return messages.data[start : start + messages.sizes[index]]
 
 
 def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...log import Log, RecordBatch
+from ...log.records import split_batch
 from ...log.times import sequence_at
 from ...protocol import is_ephemeral
 from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
@@ -437,10 +438,13 @@ class Topic:
         cached = self._cache.get((self.name, sequence)) or self._cached_holding(sequence)
         if cached is not None:
             return [cached]
-        return self._read_log(self.log.read(sequence))
+        return self._remember_read(self.log.read(sequence), sequence)
 
-    def _read_log(self, records: Sequence[RecordBatch]) -> list[Batch]:
-        batches = make_batches(records)
+    def _remember_read(self, records: Sequence[RecordBatch], sequence: int) -> list[Batch]:
+        """Batches of what was read of the log to have this message, from the one that holds it on."""
+        # A record that was written by an earlier version may hold a million messages.
+        pieces = [piece for record in records for piece in split_batch(record)]
+        batches = make_batches([piece for piece in pieces if piece.next_sequence > sequence])
         for batch in batches:
             self._cache.put(self.name, batch)
             self._read.append((batch.base_sequence, batch.next_sequence))
@@ -453,7 +457,7 @@ class Topic:
             return held
         batch = self._cached_holding(sequence)
         if batch is None:
-            for batch in self._read_log(self.read_scattered(sequence, _REDELIVERY_READ_BYTES)):
+            for batch in self._remember_read(self.read_scattered(sequence, _REDELIVERY_READ_BYTES), sequence):
                 if batch.base_sequence <= sequence < batch.next_sequence:
                     break
             else:
