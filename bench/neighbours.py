@@ -221,6 +221,41 @@ async def unfinished_bodies(attack: Attack) -> None:
         attack.under_way()
 
 
+TINY_MPUB = pack(">i", 1_000_000) + b"\0\0\0\1x" * 1_000_000
+
+
+async def tiny_messages(attack: Attack) -> None:
+    """An MPUB of a million one-byte messages every second, over HTTP, to a topic without consumers."""
+    attack.under_way()
+    while True:
+        status, told = await attack.http("POST", "/mpub?topic=tiny&binary=true", TINY_MPUB)
+        assert status == 200, told
+        attack.done += 1
+        await trio.sleep(1)
+
+
+async def tiny_redelivered(attack: Attack) -> None:
+    """Two MPUBs of a million one-byte messages; three clients each let 2,500 of them time out every second."""
+    for path in (
+        "topic/create?topic=tiny",
+        "channel/create?topic=tiny&channel=c",
+        *["mpub?topic=tiny&binary=true"] * 2,
+    ):
+        status, told = await attack.http("POST", f"/{path}", TINY_MPUB if path.startswith("mpub") else b"")
+        assert status == 200, told
+    attack.under_way()
+
+    async def one() -> None:
+        client = await attack.connect()
+        async with client.stream:
+            await client.send(with_body("IDENTIFY", b'{"msg_timeout":1000}'), b"SUB tiny c\nRDY 2500\n")
+            while True:
+                frame_type, _ = await client.frame()
+                attack.done += frame_type == 2
+
+    await repeat(3, one)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One attack.
@@ -250,6 +285,8 @@ SCENARIOS = [
     Scenario("slow-names", slow_names, patch="slow_names", request="CREATE"),
     Scenario("connections", connections),
     Scenario("unfinished-bodies", unfinished_bodies),
+    Scenario("tiny-messages", tiny_messages),
+    Scenario("tiny-redelivered", tiny_redelivered),
 ]
 
 
