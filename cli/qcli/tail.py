@@ -23,6 +23,7 @@ MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
 
 LOOKUPD_OPTION = "--lookupd-http-address"
+TAKE_BACKLOG = "--take-backlog"
 IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 """With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
 
@@ -45,6 +46,7 @@ class _Request:
     first: str | None
     end: str | None
     http_address: str
+    take_backlog: bool
 
 
 def _lookupd(text: str) -> str:
@@ -78,6 +80,7 @@ def _lookupd(text: str) -> str:
         ExitCode.OK: "The messages asked for were written, the idle timeout was over, or the reader of standard "
         "output went away.",
         ExitCode.FAILURE: "Standard output cannot be written, or the broker refused.",
+        ExitCode.USAGE: f"{ExitCode.USAGE.meaning} Or it would take a topic's backlog; see Private channels.",
         ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} A broker that goes away later is waited for.",
         ExitCode.DAMAGED: "With --from or --to: damaged messages were passed over; standard error says which.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had not been written was returned.",
@@ -88,6 +91,11 @@ def _lookupd(text: str) -> str:
         "received and not written goes back to the channel at the end, so nothing stays in flight. A message may "
         "come twice if the broker or the connection fails. A topic or channel that is not there is made, as by any NSQ "
         "consumer.",
+        "Private channels": "Without a channel, this command listens on a private one of its own. It begins at the end "
+        "of the topic and takes nothing: messages wait for the first other channel as if it were not there. nsqd has "
+        "no private channels. There an ordinary channel stands in for one and goes away with this command, but only "
+        "if the topic has another channel already, which is asked over HTTP: as the first channel it would take all "
+        "messages that wait, and lose them at the end. --take-backlog allows it in any case.",
         "Pipes": "What has gone into a pipe is written, whether or not its reader takes it: 'qcli tail clicks/archive "
         "| head -1' prints one message and finishes as many as the pipe holds, hundreds or thousands, which the "
         "channel then has no more. To take a number of messages and leave the others, use -n, such as -n 1.",
@@ -121,7 +129,9 @@ def _lookupd(text: str) -> str:
     help="An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
     "while nobody has the topic after 1, 2, 4, ... seconds. May be given several times.",
 )
-@http_address("The broker's HTTP address, for --from and --to, and for names to be completed.")
+@http_address(
+    "The broker's HTTP address, for --from and --to, for names to be completed, and to ask an nsqd for channels."
+)
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
 @tcp_connection
 @to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
@@ -164,6 +174,12 @@ def _lookupd(text: str) -> str:
     show_default=True,
     help="Messages to receive ahead, per topic; never more than -n asks for.",
 )
+@option(
+    RECEIVING,
+    TAKE_BACKLOG,
+    is_flag=True,
+    help="Without a channel, at an nsqd: go on even if this takes what waits for the topic's first channel.",
+)
 def command(
     sources: tuple[Source, ...],
     nsqd_tcp_address: str,
@@ -176,6 +192,7 @@ def command(
     count: int | None,
     idle_timeout_ms: int | None,
     max_in_flight: int,
+    take_backlog: bool,
     first: str | None,
     end: str | None,
 ) -> int:
@@ -204,6 +221,7 @@ def command(
         first,
         end,
         nsqd_http_address,
+        take_backlog,
     )
     if first is None and end is None:
         if not lookupd_addresses:
@@ -235,27 +253,34 @@ async def _tail(request: _Request) -> ExitCode:
 
     from trio_nsq.client import ConnectionFailed, Consumer
 
+    from .private_channel import SharedChannel
     from .signals import watch_signals
     from .tailing import Tail, json_renderer, raw_renderer
 
     quiet_library()
     connecting = Connecting.of_command().options()
-    consumers = [
-        (
+    consumers = []
+    for each in request.sources:
+        channel = each.channel or f"tail{random.randrange(10**6):06d}#ephemeral"
+        consumer = Consumer(
             each.topic,
-            Consumer(
-                each.topic,
-                each.channel or f"tail{random.randrange(10**6):06d}#ephemeral",
-                nsqd_tcp_addresses=[] if request.lookupd_addresses else [request.address],
-                lookupd_http_addresses=request.lookupd_addresses,
-                max_in_flight=request.max_in_flight,
-                low_rdy_idle_timeout_s=IDLE_S,
-                rdy_redistribute_interval_s=REDISTRIBUTE_S,
-                **connecting,
-            ),
+            channel,
+            nsqd_tcp_addresses=[] if request.lookupd_addresses else [request.address],
+            lookupd_http_addresses=request.lookupd_addresses,
+            max_in_flight=request.max_in_flight,
+            private_channel=each.channel is None,
+            low_rdy_idle_timeout_s=IDLE_S,
+            rdy_redistribute_interval_s=REDISTRIBUTE_S,
+            **connecting,
         )
-        for each in request.sources
-    ]
+        consumer.without_private_channels = SharedChannel(
+            each.topic,
+            channel,
+            http_addresses=[request.http_address],
+            lookupd_addresses=request.lookupd_addresses,
+            take_backlog=request.take_backlog,
+        ).check
+        consumers.append((each.topic, consumer))
     tail = Tail(
         RawOutput(),
         json_renderer if request.form == "json" else raw_renderer(request.delimiter, request.print_topic),

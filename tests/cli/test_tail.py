@@ -1,6 +1,7 @@
 """`qcli tail`."""
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli.ours import only_ours
 from cli.support import Cli, lines
 from interop.peers import Broker, nsqd, qcli_serve
 
@@ -60,6 +63,61 @@ def test_without_a_channel_it_takes_nothing_from_anybody(qcli: Cli, broker: Brok
         assert tail.end().out == b"0\n1\n"
     assert broker.channel_stats(topic, "archive")["depth"] == 2
     assert private not in qcli("stat", topic).out.decode()  # gone with its user
+
+
+@only_ours
+def test_without_a_channel_a_backlog_stays(qcli: Cli, broker: Broker, topic: str) -> None:
+    backlog = fill(qcli, topic, 3)
+    with qcli.running("tail", topic, "-n", "1") as tail:
+        qcli.wait_until(topic, lambda record: str(record["channel"]).startswith("tail"))
+        qcli("pub", topic, "-q", stdin=b"new\n")
+        result = tail.end()
+    assert (result.code, result.out, result.err) == (0, b"new\n", "")
+    assert qcli("tail", f"{topic}/archive", "-n", "4").out == lines([*backlog, b"new"])
+
+
+def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        backlog = fill(qcli, "t", 3)
+        refused = qcli("tail", "t", "-n", "1")
+        assert (refused.code, refused.out) == (2, b"")
+        assert refused.err.startswith(
+            f"Error: Topic t has no channel on {broker.tcp_address}, which has no private"
+        )
+        assert "--take-backlog" in refused.err
+        unknown = qcli("tail", "t", "-n", "1", "--nsqd-http-address", "127.0.0.1:1")
+        assert (unknown.code, unknown.out) == (2, b"")
+        assert "no HTTP address of it is known" in unknown.err
+        with nsqd(tmp_path / "other") as other:
+            other.create("t", "c")
+            assert qcli("tail", "t", "--nsqd-http-address", other.http_address).code == 2
+        assert [topic["depth"] for topic in stats_of(broker, "t")] == [3]
+        taken = qcli("tail", "t", "-n", "3", "--take-backlog")
+        assert (taken.code, taken.out) == (0, lines(backlog))
+        assert taken.err.startswith(
+            f"Warning: the broker at {broker.tcp_address} has no private channels: tail"
+        )
+
+
+def test_at_an_nsqd_with_a_channel_it_gets_a_copy_and_says_so(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "archive")
+        with qcli.running("tail", "t", "-n", "1") as tail:
+            assert "is an ordinary channel" in tail.hear_line()
+            qcli.wait_until("t", lambda record: str(record["channel"]).startswith("tail"))
+            fill(qcli, "t", 1)
+            assert tail.end().out == b"0\n"
+        assert broker.channel_stats("t", "archive")["depth"] == 1
+
+
+def stats_of(broker: Broker, topic: str) -> list[dict[str, Any]]:
+    """What /stats says of a topic."""
+    found: list[dict[str, Any]] = json.loads(broker.http("GET", "/stats", format="json", topic=topic))[
+        "topics"
+    ]
+    return found
 
 
 @pytest.mark.parametrize(

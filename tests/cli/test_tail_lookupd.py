@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli
-from interop.peers import qcli_lookupd, qcli_serve
+from interop.peers import nsqd, qcli_lookupd, qcli_serve
 from qcli.exit_codes import ExitCode
 
 NOWHERE = Cli("127.0.0.1:1", "127.0.0.1:1")
@@ -26,6 +26,33 @@ def test_messages_come_from_every_broker_that_is_named(tmp_path: Path) -> None:
             for broker in (one, other):
                 stats = broker.channel_stats("clicks", "archive")
                 assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+
+
+@pytest.mark.parametrize("has_channel", [True, False])
+def test_without_a_channel_an_nsqd_that_is_found_is_asked_for_channels(
+    tmp_path: Path, has_channel: bool
+) -> None:
+    with (
+        qcli_lookupd() as lookupd,
+        nsqd(tmp_path / "a", f"--lookupd-tcp-address={lookupd.tcp_address}") as broker,
+    ):
+        broker.create("clicks", *(["archive"] if has_channel else []))
+        while b"clicks" not in lookupd.http("GET", "/topics"):
+            pass
+        args = ("tail", "clicks", "-n", "1", f"--lookupd-http-address={lookupd.http_address}")
+        with NOWHERE.running(*args) as tail:
+            said = tail.hear_line()
+            if has_channel:
+                assert said.startswith(f"Warning: the broker at {broker.tcp_address} has no private channels")
+                direct = Cli(broker.tcp_address, broker.http_address)
+                direct.wait_until("clicks", lambda record: str(record["channel"]).startswith("tail"))
+                broker.post("/pub", b"new", topic="clicks")
+            result = tail.end()
+        if has_channel:
+            assert (result.code, result.out) == (ExitCode.OK, b"new\n")
+        else:
+            assert said.startswith(f"Error: Topic clicks has no channel on {broker.tcp_address}")
+            assert result.code == ExitCode.USAGE
 
 
 def test_a_service_that_is_not_there_is_named() -> None:

@@ -1,16 +1,18 @@
 """A consumer whose first connection cannot be made, or is refused."""
 
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from client.consumers import accept_and_subscribe, eager_consumer_of
-from client.fake_broker import FakeBroker, bounded, error, message
+from client.consumers import accept_and_subscribe, eager_consumer_of, hold_open
+from client.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, message
 from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
 from trio_nsq.client.connection import HANDSHAKE_TIMEOUT_S
+from trio_nsq.protocol import OK_FRAME
 
 
 async def entering_fails(consumer: Consumer) -> ConnectionFailed:
@@ -182,3 +184,100 @@ async def test_a_consumer_is_entered_only_once(broker: FakeBroker) -> None:
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(RuntimeError, match="once"):
                 await consumer.__aenter__()
+
+
+# ---------------------------------------------------------------------- private channels
+
+
+def private_consumer_of(broker: FakeBroker) -> Consumer:
+    return Consumer(
+        "topic",
+        "look#ephemeral",
+        nsqd_tcp_addresses=[broker.address],
+        private_channel=True,
+        close_timeout_s=0,
+        reconnect_min_s=0.001,
+        reconnect_max_s=0.001,
+    )
+
+
+async def greet(broker: FakeBroker, *, private: bool) -> Peer:
+    """Accept a connection, and answer its IDENTIFY as a broker that has private channels, or as one that has none."""
+    peer = await broker.accept()
+    assert (await peer.expect_identify())["private_channel"] is True
+    await peer.send(identify_reply(**({"private_channel": True} if private else {})))
+    return peer
+
+
+@bounded
+async def test_a_private_channel_is_asked_for(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            peer = await greet(broker, private=True)
+            await peer.expect(b"SUB topic look#ephemeral\n")
+            await peer.send(OK_FRAME)
+            await peer.expect(b"RDY 1\n")
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(serve)
+        nursery.start_soon(hold_open, private_consumer_of(broker))
+
+
+@bounded
+async def test_a_broker_without_private_channels_is_refused(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            peer = await greet(broker, private=False)
+            await peer.expect_end()
+            peer.hang_up()
+
+        nursery.start_soon(serve)
+        failure = await entering_fails(private_consumer_of(broker))
+    assert failure.reason == "it has no private channels, and private_channel is True"
+
+
+@bounded
+async def test_a_broker_without_private_channels_may_be_accepted_at_each_connection(
+    broker: FakeBroker,
+) -> None:
+    consumer = private_consumer_of(broker)
+    asked = []
+
+    async def accept_it(address: str) -> None:
+        asked.append(address)
+
+    consumer.without_private_channels = accept_it
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_open, consumer)
+        for _ in range(2):
+            peer = await greet(broker, private=False)
+            await peer.expect(b"SUB topic look#ephemeral\n")
+            await peer.send(OK_FRAME)
+            await peer.expect(b"RDY 1\n")
+            peer.hang_up()
+        nursery.cancel_scope.cancel()
+    assert asked == [broker.address] * 2
+
+
+@bounded
+async def test_what_the_program_raises_for_a_broker_without_private_channels_ends_the_consumer(
+    broker: FakeBroker,
+) -> None:
+    consumer = private_consumer_of(broker)
+
+    async def refuse(address: str) -> None:
+        raise RuntimeError("not here")
+
+    consumer.without_private_channels = refuse
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(greet, broker, private=False))
+        with pytest.raises(ExceptionGroup) as caught:
+            await consumer.__aenter__()
+    assert caught.group_contains(RuntimeError, match="not here")
+
+
+def test_a_private_channel_is_ephemeral() -> None:
+    with pytest.raises(ValueError, match="'channel' must end in #ephemeral"):
+        Consumer("topic", "channel", private_channel=True)

@@ -44,7 +44,8 @@ def test_the_table_of_options() -> None:
         del own[field.name]
     told = {name: default for name, default in rows.items() if name in own}
     assert told == {
-        name: str(default) if isinstance(default, str) else f"{default:g}" for name, default in own.items()
+        name: str(default) if isinstance(default, str | bool) else f"{default:g}"
+        for name, default in own.items()
     }
 
 

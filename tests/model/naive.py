@@ -64,6 +64,8 @@ class NaiveConsumer:
 class NaiveChannel:
     """A channel: copies by the number of the message."""
 
+    private: bool = False
+    """It gets what is published from its beginning on, and the topic does not know it."""
     paused: bool = False
     copies: dict[int, Copy] = field(default_factory=dict)
     consumers: dict[str, NaiveConsumer] = field(default_factory=dict)
@@ -225,21 +227,29 @@ class NaiveTopic:
             if only is not None:
                 self.only[self.published] = only
             self.waiting[self.published] = due_ns
+            for name, channel in self.channels.items():
+                if channel.private:
+                    self.give(name, self.published)
             self.published += 1
         self.distribute()
 
     def distribute(self) -> None:
         """Give every channel its copies of what waits."""
-        if self.paused or not self.channels:
+        shared = [name for name, channel in self.channels.items() if not channel.private]
+        if self.paused or not shared:
             return
         self.due_ns |= self.waiting
-        for number, due_ns in self.waiting.items():
-            for name, channel in self.channels.items():
-                if self.only.get(number, name) != name:
-                    continue
-                channel.message_count += 1
-                channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
+        for number in self.waiting:
+            for name in shared:
+                self.give(name, number)
         self.waiting.clear()
+
+    def give(self, name: str, number: int) -> None:
+        """Give a channel its copy of a message that waits, unless that is for another one."""
+        if self.only.get(number, name) == name:
+            channel, due_ns = self.channels[name], self.waiting[number]
+            channel.message_count += 1
+            channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
 
     def empty(self) -> None:
         """Drop what waits."""

@@ -45,6 +45,7 @@ SMALL: list[tuple[Any, str, int]] = [
 LONGEST_MS = 120
 """max_msg_timeout; longer than some consumers' msg_timeout, shorter than others'."""
 
+PRIVATE = "look#ephemeral"
 channel_names = st.sampled_from(["one", "two", "tail#ephemeral"])
 picks = st.integers(0, 40)
 milliseconds = st.sampled_from([1, 1, 10, 40, 100, 170])
@@ -173,8 +174,8 @@ class TopicMachine(RuleBasedStateMachine):
             self.connect(index, 3 * index + 1, 100)
 
     def add_channel(self, name: str) -> None:
-        self.real.topic.add_channel(name)
-        self.naive.channels.setdefault(name, NaiveChannel())
+        self.real.topic.add_channel(name, private=name == PRIVATE)
+        self.naive.channels.setdefault(name, NaiveChannel(private=name == PRIVATE))
         self.naive.distribute()
 
     @rule(what=st.sampled_from(OPERATIONS), name=channel_names)
@@ -191,6 +192,7 @@ class TopicMachine(RuleBasedStateMachine):
             naive.copies.clear()
         elif what == "delete":
             self.real.topic.remove_channel(real)
+            naive.copies.clear()  # whoever has taken some has them no more
             del self.naive.channels[name]
             for consumer in naive.consumers:
                 assert self.clients.pop(consumer).closed
@@ -206,12 +208,14 @@ class TopicMachine(RuleBasedStateMachine):
         if picked is None:
             return
         _, naive, real = picked
-        first, point = self.real.log.first_sequence, self.real.topic.distribution_point
+        topic = self.real.topic
+        first, point = topic.log.first_sequence, topic.end if naive.private else topic.distribution_point
         to = first + (point - first + 2) * place // 100
         expected = real.move_for(to)
         assert real.seek(to, self.real.now_ns) == expected
         assert expected.to_sequence == min(to, point)
-        distributed = {number: due_ns for number, due_ns in self.naive.due_ns.items() if number < point}
+        published = self.naive.due_ns | self.naive.waiting
+        distributed = {number: due_ns for number, due_ns in published.items() if number < point}
         again, skipped = naive.seek(expected.to_sequence, distributed, first, self.real.now_ns)
         assert (expected.delivered_again, expected.skipped) == (again, skipped)
         if keep and self.is_kept():
@@ -630,10 +634,19 @@ class EphemeralMachine(TopicMachine):
         """A log in memory is not appended to by a thread."""
 
 
+class PrivateMachine(TopicMachine):
+    """A durable topic with a private channel that comes and goes."""
+
+    @rule(what=st.sampled_from([*OPERATIONS, "add"]))
+    def operate_private_channel(self, what: str) -> None:
+        self.operate_channel(what, PRIVATE)
+
+
 TestMemory = TopicMachine.TestCase
 TestDisk = DiskMachine.TestCase
 TestEphemeral = EphemeralMachine.TestCase
-TestMemory.settings = TestDisk.settings = TestEphemeral.settings = SETTINGS
+TestPrivate = PrivateMachine.TestCase
+TestMemory.settings = TestDisk.settings = TestEphemeral.settings = TestPrivate.settings = SETTINGS
 
 
 def test_a_message_that_is_due_when_its_channel_gets_it_is_ready_after_a_seek() -> None:

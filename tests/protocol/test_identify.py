@@ -23,7 +23,7 @@ def test_every_field() -> None:
     body = (
         b'{"client_id":"c","hostname":"h","user_agent":"u","feature_negotiation":true,"heartbeat_interval":1000,'
         b'"output_buffer_size":64,"output_buffer_timeout":25,"tls_v1":true,"snappy":true,"deflate":true,'
-        b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"survive_refusals":true,'
+        b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"survive_refusals":true,"private_channel":true,'
         b'"short_id":"c","long_id":7,"other":[{}]}'
     )
     expected = IdentifyRequest(
@@ -32,6 +32,7 @@ def test_every_field() -> None:
         sample_rate=99,
         msg_timeout=1000,
         survive_refusals=True,
+        private_channel=True,
     )
     assert parse_identify(body) == expected
     assert all(getattr(expected, field.name) != field.default for field in fields(IdentifyRequest))
@@ -287,6 +288,8 @@ def test_what_nsqd_does_not_know_is_told_to_those_who_asked() -> None:
     settings = negotiate(IdentifyRequest(), Limits())
     told = identify_reply(settings, Upgrades(), Limits(), "1", auth_required=False, survive_refusals=True)
     assert told.endswith(b',"survive_refusals":true}')
+    told = identify_reply(settings, Upgrades(), Limits(), "1", auth_required=False, private_channel=True)
+    assert told.endswith(b'":250,"private_channel":true}')
 
 
 # ---------------------------------------------------------------------- upgrades

@@ -235,11 +235,11 @@ class Server:
         if known_ns is None or at_ns < known_ns:
             self._timer_moved.set()
 
-    def _channel(self, topic_name: str, channel_name: str) -> Channel:
+    def _channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """The channel of this name, made if need be: it may begin with messages that wait for their time."""
         self._topic(topic_name)
         known_ns = self.broker.next_deadline_ns
-        channel = self.broker.channel(topic_name, channel_name)
+        channel = self.broker.channel(topic_name, channel_name, private=private)
         if self.broker.next_deadline_ns != known_ns:
             self._timer_moved.set()
         return channel
@@ -414,9 +414,19 @@ class Server:
     # ------------------------------------------------------------------ subscriptions
 
     async def subscribe(
-        self, client: Connection, topic_name: str, channel_name: str, consumer: Consumer
+        self,
+        client: Connection,
+        topic_name: str,
+        channel_name: str,
+        consumer: Consumer,
+        *,
+        private: bool = False,
     ) -> Channel:
         """Let a client consume from a channel; it and its topic are made, durably, if need be.
+
+        Args:
+            client, topic_name, channel_name, consumer: Who consumes what.
+            private: If the channel is made, make it a private one; its name must be an ephemeral one.
 
         Raises:
             CommandError: E_SUB_FAILED.
@@ -424,7 +434,7 @@ class Server:
         if topic_name in self._deleting or self._stopping:
             raise CommandError("E_SUB_FAILED", "SUB failed exiting")
         try:
-            channel = self._channel(topic_name, channel_name)
+            channel = self._channel(topic_name, channel_name, private=private)
         except LogError as exc:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
         limit = self.options.max_channel_consumers

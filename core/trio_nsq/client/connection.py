@@ -56,6 +56,7 @@ async def connect(
     settings: ConnectionSettings,
     *,
     survive_refusals: bool = False,
+    private_channel: bool = False,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> "Connection":
     """Connect and introduce ourselves (magic, IDENTIFY).
@@ -64,6 +65,7 @@ async def connect(
         address: `host:port`.
         settings: What to ask of the broker.
         survive_refusals: Ask, too, that the connection outlive a publish that is refused; nsqd does not know of that.
+        private_channel: Ask, too, that SUB make a private channel; likewise.
         max_frame_bytes: A frame that says it is longer is none.
 
     Returns:
@@ -84,7 +86,8 @@ async def connect(
     except UnicodeError as error:  # of the encoding for the name service
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
     connection = Connection(stream, address, settings, max_frame_bytes)
-    await connection.introduce({"survive_refusals": True} if survive_refusals else {})
+    extensions = {"survive_refusals": survive_refusals, "private_channel": private_channel}
+    await connection.introduce({name: True for name, asked in extensions.items() if asked})
     return connection
 
 
@@ -103,6 +106,7 @@ class Connection:
         msg_timeout_ms: How long it waits for an answer to a message.
         survives_refusals: A publish that the broker could not store (`E_PUB_FAILED` and the like) is not stored in any
             part, and the connection goes on after it.
+        makes_private_channel: A channel that SUB makes is a private one.
         ended: Set once the connection is over and its socket closed.
     """
 
@@ -117,6 +121,7 @@ class Connection:
         self.max_rdy_count = Limits().max_rdy_count
         self.msg_timeout_ms = settings.msg_timeout_ms or DEFAULT_MSG_TIMEOUT_MS
         self.survives_refusals = False
+        self.makes_private_channel = False
         self.ended = trio.Event()
         self._stream = stream
         self._settings = settings
@@ -146,6 +151,7 @@ class Connection:
                 reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
                 raise await self._failed(reason) from error
         self.survives_refusals = features.get("survive_refusals") is True
+        self.makes_private_channel = features.get("private_channel") is True
         if self._settings.tls_v1:
             if not features.get("tls_v1"):
                 raise await self._failed("it does not offer TLS, and nothing is to be sent in the clear")

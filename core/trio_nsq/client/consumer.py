@@ -2,18 +2,18 @@
 
 import logging
 import random as random_module
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import NSQError, is_valid_name
+from trio_nsq.protocol import NSQError, is_ephemeral, is_valid_name
 
 from .addresses import each_once, lookupd_address, nsqd_address
 from .background import Background
-from .connection import connect
+from .connection import Connection, connect
 from .consumer_options import ConsumerOptions, ConsumerSettings
 from .discovery import Discovery
 from .errors import ConnectionFailed, none_reached
@@ -85,6 +85,11 @@ class Consumer:
         random: Gives numbers in [0, 1), for the jitter of delays, and for whose turn it is.
         options: See `ConsumerSettings`, and `ConnectionSettings`.
 
+    Attributes:
+        without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
+            private channels, before each SUB there. If it returns, the channel is subscribed to as any other. If it
+            raises `ConnectionFailed`, as it does by default, the broker is not; any other error ends the consumer.
+
     Raises:
         ValueError: A name, an address or an option that cannot work.
     """
@@ -107,6 +112,11 @@ class Consumer:
             raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
         refuse_unknown(Consumer, ConsumerSettings, options)
         self._settings = ConsumerSettings(**options)
+        if self._settings.private_channel and not is_ephemeral(channel):
+            raise ValueError(
+                f"private_channel is True; the channel's name {channel!r} must end in #ephemeral"
+            )
+        self.without_private_channels: Callable[[str], Awaitable[None]] = _refuse
         lookupds = each_once("lookupd_http_addresses", lookupd_http_addresses, lookupd_address)
         if nsqd_tcp_addresses is None:
             nsqd_tcp_addresses = () if lookupds else DEFAULT_NSQD_TCP_ADDRESSES
@@ -357,8 +367,7 @@ class Consumer:
         first = True
         while not self._closing and self._is_wanted(address):
             try:
-                connection = await connect(address, self._settings)
-                await connection.subscribe(self._topic, self._channel)
+                connection = await self._subscribe(address)
             except ConnectionFailed as error:
                 if first:
                     if address in self._addresses:  # not of all that are ever found, for they come and go
@@ -384,6 +393,19 @@ class Consumer:
             await trio.sleep(delay_s)
         self._kept.discard(address)
 
+    async def _subscribe(self, address: str) -> Connection:
+        """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""
+        private = self._settings.private_channel
+        connection = await connect(address, self._settings, private_channel=private)
+        if private and not connection.makes_private_channel:
+            try:
+                await self.without_private_channels(address)
+            except BaseException:
+                await connection.close_now()
+                raise
+        await connection.subscribe(self._topic, self._channel)
+        return connection
+
     async def _receive(self, feed: Feed) -> NSQError:
         """Take part in the sharing of max_in_flight and receive, until the connection ends; say why it did."""
         self._flow.add(feed)
@@ -403,6 +425,10 @@ class Consumer:
     def _new_delays(self) -> ReconnectDelays:
         settings = self._settings
         return ReconnectDelays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
+
+
+async def _refuse(address: str) -> None:
+    raise ConnectionFailed(address, "it has no private channels, and private_channel is True")
 
 
 class _Batches:

@@ -14,6 +14,7 @@ MINUTE_S = 60.0
 class ConsumerOptions(ConnectionOptions, total=False):
     """The keyword arguments of `Consumer`; `ConsumerSettings` and `ConnectionSettings` say what each means."""
 
+    private_channel: bool
     lookupd_poll_interval_s: float
     lookupd_poll_jitter: float
     lookupd_poll_timeout_s: float
@@ -35,6 +36,10 @@ class ConsumerSettings(ConnectionSettings):
     """Settings of a consumer, with the Go client's names and defaults where it has them.
 
     Attributes:
+        private_channel: Have the channel, whose name must end in `#ephemeral`, made a private one: it begins at the end
+            of the topic, and does not count as its first channel, so the consumer takes nothing from anybody. A
+            channel that exists stays what it is. Only our broker has private channels; any other is refused with
+            `ConnectionFailed`, unless `Consumer.without_private_channels` says otherwise.
         lookupd_poll_interval_s: How often the discovery services are asked, more than 0. They are also asked when a
             connection is lost, and earlier, after 1, 2, 4, ... seconds, while they all say that nobody has the topic.
         lookupd_poll_jitter: Up to this part of the interval, at random, is added once, before the second time, so that
@@ -59,6 +64,7 @@ class ConsumerSettings(ConnectionSettings):
         ValueError: A value that cannot work.
     """
 
+    private_channel: bool = False
     lookupd_poll_interval_s: float = MINUTE_S
     lookupd_poll_jitter: float = 0.3
     lookupd_poll_timeout_s: float = MINUTE_S

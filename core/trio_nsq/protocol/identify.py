@@ -18,6 +18,8 @@ class IdentifyRequest:
 
     Attributes:
         survive_refusals: Ours alone: a publish that cannot be stored does not end the connection.
+        private_channel: Ours alone: a channel that SUB makes begins at the end of the topic, and does not count as its
+            first channel.
     """
 
     client_id: str = ""
@@ -34,6 +36,7 @@ class IdentifyRequest:
     sample_rate: int = 0
     msg_timeout: int = 0
     survive_refusals: bool = False
+    private_channel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ def identify_reply(
     *,
     auth_required: bool,
     survive_refusals: bool = False,
+    private_channel: bool = False,
 ) -> bytes:
     """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
 
@@ -241,4 +245,6 @@ def identify_reply(
     }
     if survive_refusals:
         reply["survive_refusals"] = True
+    if private_channel:
+        reply["private_channel"] = True
     return json.dumps(reply, separators=(",", ":")).encode()

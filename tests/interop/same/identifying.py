@@ -114,6 +114,11 @@ SCRIPTS: dict[str, Script] = {
         negotiate(survive_refusals=True) + END,
         here=[reply(survive_refusals=True), "error E_INVALID invalid command NOPE"],
     ),
+    "another key of ours": differs(
+        "private-channel",
+        negotiate(private_channel=True) + END,
+        here=[reply(private_channel=True), "error E_INVALID invalid command NOPE"],
+    ),
     "an unknown key with a large number": same(identify_raw(b'{"x":1e999,"feature_negotiation":true}') + END),
     "an unknown key with depth": same(
         identify_raw(b'{"x":' + b"[" * 500 + b"]" * 500 + b',"feature_negotiation":true}') + END

@@ -90,11 +90,11 @@ class Broker:
             self.on_names_changed(name, None)
         return topic
 
-    def channel(self, topic_name: str, name: str) -> Channel:
+    def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
         """The channel of this name, it and its topic made if need be. Raises LogError."""
         topic = self.topic(topic_name)
         known = name in topic.channels
-        channel = topic.add_channel(name)
+        channel = topic.add_channel(name, private=private)
         if not known:
             if not channel.ephemeral:
                 self.unsaved.add(topic_name)
@@ -105,13 +105,17 @@ class Broker:
         return channel
 
     def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, and its topic if that is ephemeral and has no other."""
+        """Delete a channel, and its topic if that is ephemeral and has no other.
+
+        A private channel does not take along a topic in which messages wait for a first channel.
+        """
         topic = channel.topic
         topic.remove_channel(channel)
         self.changed.add(topic.name)
         self._forget(channel)
         self.on_names_changed(topic.name, channel.name)
-        if topic.ephemeral and not topic.channels:
+        waited_for = channel.private and topic.distribution_point < topic.end
+        if topic.ephemeral and not topic.channels and not waited_for:
             self.delete_topic(topic)
 
     def delete_topic(self, topic: Topic) -> None:

@@ -57,8 +57,11 @@ class Channel:
         topic: Where its messages come from.
         name: Valid, and unique in the topic.
         cursor: The first sequence it will deliver.
+        private: See below.
 
     Attributes:
+        private: It shows what is published from its beginning on to whoever asked for that, and counts for nothing
+            else: see `Topic`. It is ephemeral.
         message_count, finish_count, requeue_count, timeout_count: Since the broker started.
         expired_count: Messages dropped since then because they had waited for longer than the topic's `ttl_ms`.
         dropped_count: Those dropped because there were too many.
@@ -72,9 +75,10 @@ class Channel:
             old, damaged, or for others, that it gave up for this time: there may be more behind them.
     """
 
-    def __init__(self, topic: "Topic", name: str, cursor: int) -> None:
+    def __init__(self, topic: "Topic", name: str, cursor: int, *, private: bool = False) -> None:
         self.topic = topic
         self.name = name
+        self.private = private
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
@@ -122,6 +126,11 @@ class Channel:
         return self._cursor.position
 
     @property
+    def _point(self) -> int:
+        """The sequence up to which messages belong to it."""
+        return self.topic.end if self.private else self.topic.distribution_point
+
+    @property
     def depth(self) -> int:
         """Messages that are neither in flight nor deferred: ready to be delivered, or set aside."""
         return self.ready_count + len(self._aside)
@@ -163,7 +172,9 @@ class Channel:
 
     @property
     def _fresh(self) -> int:
-        return self.topic.distribution_point - self._cursor.position - self._cursor.hole_messages
+        # As `_point`, without its call: asked for several times for each delivery.
+        point = self.topic.end if self.private else self.topic.distribution_point
+        return point - self._cursor.position - self._cursor.hole_messages
 
     @property
     def backend_depth(self) -> int:
@@ -226,7 +237,7 @@ class Channel:
     # ------------------------------------------------------------------ what the topic tells
 
     def arrived(self, count: int) -> None:
-        """Note that `count` messages passed the distribution point."""
+        """Note that `count` messages belong to it from now on."""
         self.message_count += count
 
     def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
@@ -254,7 +265,7 @@ class Channel:
     def pass_over(self, sequence: int) -> int:
         """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""
         before = self._fresh
-        self.move_to(min(sequence, self.topic.distribution_point))
+        self.move_to(min(sequence, self._point))
         return before - self._fresh
 
     def drop_oldest(self, count: int) -> None:
@@ -682,13 +693,13 @@ class Channel:
 
     @property
     def _limit(self) -> int:
-        """How far the cursor can go now: the next hole, or the distribution point."""
-        return self._cursor.run_end(self.topic.distribution_point)
+        """How far the cursor can go now: the next hole, or the end of what belongs to it."""
+        return self._cursor.run_end(self._point)
 
     def _at_cursor(self) -> Batch | None:
         """The batch that holds the cursor, once it has passed over what is missing; None at the end."""
         cursor, batches = self._cursor, self._batches
-        while cursor.position < self.topic.distribution_point:
+        while cursor.position < self._point:
             while batches and batches[0].next_sequence <= cursor.position:
                 batches.popleft()
             if not batches:
@@ -696,8 +707,8 @@ class Channel:
             if batches and batches[0].base_sequence <= cursor.position:
                 return batches[0]
             # Damaged up to the next batch, or to the end, and reported by the log; or dropped by a full memory.
-            found = batches[0].base_sequence if batches else self.topic.distribution_point
-            self.move_to(min(found, self.topic.distribution_point))
+            found = batches[0].base_sequence if batches else self._point
+            self.move_to(min(found, self._point))
         self._batches.clear()
         return None
 
@@ -706,7 +717,7 @@ class Channel:
     def empty(self) -> None:
         """Drop everything: ready, in flight and deferred. Counters are kept."""
         self._state = None
-        self._cursor.restart(self.topic.distribution_point)
+        self._cursor.restart(self._point)
         self._requeued.clear()
         self._deferred.clear()
         self._aside.clear()
@@ -727,12 +738,12 @@ class Channel:
             for due_ns, sequence, attempts in self._deferred:
                 yield Waiting(state, sequence, attempts, due_ns, self._deferred.held(sequence))
         else:
-            for start, end in self._cursor.ahead(self.topic.distribution_point):
+            for start, end in self._cursor.ahead(self._point):
                 yield from (Waiting(state, sequence) for sequence in range(start, end))
 
     def move_for(self, sequence: int) -> Move:
         """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
-        point = self.topic.distribution_point
+        point = self._point
         to = min(sequence, point)
         before = self._cursor.count_before(to)
         before += sum(unfinished < to for unfinished, _ in self.unfinished())
@@ -789,7 +800,7 @@ class Channel:
         """Where ready and deferred messages lie, from a sequence on: [start, end), ascending."""
         others = chain((entry[0] for entry in self._requeued), self._deferred.sequences())
         found = [*spans(sorted(each for each in others if each >= sequence))]
-        ahead = self._cursor.ahead(self.topic.distribution_point)
+        ahead = self._cursor.ahead(self._point)
         found += [(max(start, sequence), end) for start, end in ahead if end > sequence]
         return sorted(found)
 
@@ -812,7 +823,7 @@ class Channel:
 
     def _withdraw_fresh(self, wanted: list[int]) -> list[Aside]:
         """Make holes where these are, as far as the cursor is yet to come there."""
-        found = self._cursor.ahead_among(wanted, self.topic.distribution_point)
+        found = self._cursor.ahead_among(wanted, self._point)
         if found:
             self._cursor.skip_among(found)
         ephemeral = self.topic.ephemeral

@@ -257,7 +257,12 @@ class WaitingMessages:
         return len(self._start)
 
     def __iter__(self) -> Iterator[Waiting]:
-        for start, count, due_ns in zip(self._start, self._count, self._due_ns, strict=True):
+        return self.since(0)
+
+    def since(self, sequence: int) -> Iterator[Waiting]:
+        """Those that begin at `sequence` or later."""
+        for index in range(bisect_left(self._start, sequence), len(self._start)):
+            start, count, due_ns = self._start[index], self._count[index], self._due_ns[index]
             yield Waiting(
                 range(start, start + count), due_ns, self._channel.get(start), self._held.get(start)
             )

@@ -4,6 +4,10 @@ The *distribution point* is the sequence up to which messages belong to the chan
 except while the topic is paused or has no channel: then it stays put, and what arrives waits behind it for the
 first channel, or for the pause to end.
 
+A *private channel* (see `Channel.private`) is no part of this. It begins at the end of the topic, gets each message
+when it is published, also while the topic is paused, and moves nothing: to all other channels, and to what waits for
+a first one, the topic is the same as without it. It never makes a topic full, but loses its oldest messages instead.
+
 The end of the topic is the end of the log as far as `accept` was told of it: while a thread appends, the log may be
 ahead of it for a moment.
 """
@@ -11,7 +15,7 @@ ahead of it for a moment.
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -136,6 +140,19 @@ class Checkpoint:
         return sorted(found)
 
 
+def _give(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
+    """Let channels have `count` messages that can be read in their turn, and those that cannot."""
+    for channel in channels:
+        channel.arrived(count)
+        for waiting in deferred:
+            sequences = waiting.sequences
+            if waiting.channel is None or waiting.channel == channel.name:
+                channel.arrived(len(sequences))
+                channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
+            else:
+                channel.skip(sequences.start, sequences.stop)
+
+
 def _row(waiting: Waiting) -> tuple[Any, ...]:
     only = () if waiting.channel is None else (waiting.channel,)
     return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
@@ -185,6 +202,7 @@ class Topic:
         self.log = log
         self.e2e_window_ns = e2e_window_ns
         self.channels: dict[str, Channel] = {}
+        self._private: dict[str, Channel] = {}  # those of them that are
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
@@ -235,6 +253,11 @@ class Topic:
         return min(self.depth, max(0, self.cached_from - self.distribution_point))
 
     @property
+    def end(self) -> int:
+        """The sequence after the last message."""
+        return self._end
+
+    @property
     def cached_from(self) -> int:
         """The first sequence from which on messages are decoded in memory."""
         while self._recent and (self.name, self._recent[0][0]) not in self._cache:
@@ -246,7 +269,7 @@ class Topic:
 
     def accept(self, records: Sequence[RecordBatch]) -> None:
         """Take records that are now in the log: remember them decoded, and distribute them."""
-        self._end = records[-1].next_sequence
+        start, self._end = self._end, records[-1].next_sequence
         for record in records:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
@@ -254,6 +277,8 @@ class Topic:
                 self._take_note(record)
         if not (len(records) == 1 and self._extend_newest(records[0])):
             self._remember_all(records)
+        if self._private:
+            self._show(start)
         self.distribute()
         self._follow_log()
 
@@ -310,36 +335,42 @@ class Topic:
 
     def distribute(self) -> None:
         """Let the channels have what is behind the distribution point, unless it is frozen."""
-        end, point = self._end, self.distribution_point
-        if self.paused or not self.channels:
+        end, point, channels = self._end, self.distribution_point, self._shared
+        if self.paused or not channels:
             return
         if not self._waiting:
             self.distribution_point = end
-            for channel in self.channels.values():
+            for channel in channels:
                 channel.arrived(end - point)
             return
         self.has_distributed_deferred = True
         count = self.depth
-        deferred = list(self._waiting)
         self.distribution_point = end
-        for channel in self.channels.values():
-            channel.arrived(count)
-            for waiting in deferred:
-                sequences = waiting.sequences
-                if waiting.channel is None or waiting.channel == channel.name:
-                    channel.arrived(len(sequences))
-                    channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
-                else:
-                    channel.skip(sequences.start, sequences.stop)
+        _give(channels, count, list(self._waiting))
         self._waiting = WaitingMessages()
+
+    def _show(self, start: int) -> None:
+        """Let the private channels have what was accepted from `start` on."""
+        new = list(self._waiting.since(start))
+        self.has_distributed_deferred |= bool(new)
+        count = self._end - start - sum(len(waiting.sequences) for waiting in new)
+        _give(self._private.values(), count, new)
+
+    @property
+    def _shared(self) -> Collection[Channel]:
+        """The channels that are not private."""
+        channels = self.channels.values()
+        return [channel for channel in channels if not channel.private] if self._private else channels
 
     # ------------------------------------------------------------------ limits
 
     @property
     def oldest_waiting(self) -> int:
         """The oldest sequence that some channel has yet to deliver, or that waits for one; the end if there is none."""
-        cursors = [channel.cursor for channel in self.channels.values()]
-        return min(cursors, default=self.distribution_point)
+        return self._oldest_of(self.channels.values())
+
+    def _oldest_of(self, channels: Iterable[Channel]) -> int:
+        return min([self.distribution_point, *[channel.cursor for channel in channels]])
 
     def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
         """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
@@ -350,12 +381,12 @@ class Topic:
         if not self.may_refuse:
             return ""
         if limits.max_messages:
-            waiting = self.depth + max((channel.depth for channel in self.channels.values()), default=0)
+            waiting = self.depth + max((channel.depth for channel in self._shared), default=0)
             waiting += coming_messages
             if waiting + messages > limits.max_messages:
                 return self._no_room(waiting, messages, "messages", limits.max_messages)
         if limits.max_bytes:
-            waiting = self.log.bytes_from(self.oldest_waiting) + coming_bytes
+            waiting = self.log.bytes_from(self._oldest_of(self._shared)) + coming_bytes
             if waiting + size > limits.max_bytes:
                 return self._no_room(waiting, size, "bytes", limits.max_bytes)
         return ""
@@ -366,21 +397,26 @@ class Topic:
         return f"topic {self.name} is full: {waiting} {unit} wait, {more} more are too many: max_{unit} is {limit}"
 
     def make_room(self) -> None:
-        """Drop the oldest messages that are ready, if there are more than there may be and so it is set."""
-        if not self.may_drop:
+        """Drop the oldest messages that are ready, if there are more than there may be: in private channels, and
+        everywhere if so it is set.
+        """
+        if not (self.may_drop or (self._private and self.may_refuse)):
             return
         limits = self.settings
+        channels = self.channels if self.may_drop else self._private
         if limits.max_messages:
-            for channel in self.channels.values():
-                if (excess := channel.depth + self.depth - limits.max_messages) > 0:
+            for channel in channels.values():
+                waiting = channel.depth + (0 if channel.private else self.depth)
+                if (excess := waiting - limits.max_messages) > 0:
                     channel.drop_oldest(min(excess, channel.ready_count))
-            if (excess := self.depth - limits.max_messages) > 0:
+            if self.may_drop and (excess := self.depth - limits.max_messages) > 0:
                 self.dropped_count += self._pass_over(self._after_waiting(excess))
         if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
             sequence = self.log.last_bytes(limits.max_bytes)
-            for channel in self.channels.values():
+            for channel in channels.values():
                 channel.dropped_count += channel.pass_over(sequence)
-            self.dropped_count += self._pass_over(sequence)
+            if self.may_drop:
+                self.dropped_count += self._pass_over(sequence)
 
     def published_ns(self, sequence: int) -> int:
         """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
@@ -423,7 +459,7 @@ class Topic:
         if sequence <= point:
             return 0
         before = self.depth
-        for channel in self.channels.values():
+        for channel in self._shared:
             channel.skip(point, sequence)
         self.distribution_point = sequence
         return before - self.depth
@@ -491,10 +527,18 @@ class Topic:
 
     # ------------------------------------------------------------------ operators
 
-    def add_channel(self, name: str) -> Channel:
-        """The channel of this name, made if need be: it begins at the distribution point."""
+    def add_channel(self, name: str, *, private: bool = False) -> Channel:
+        """Return the channel of this name.
+
+        If there is none it is made: at the distribution point, or, a private one, at the end of the topic. One that is
+        there stays as it is, private or not.
+        """
         channel = self.channels.get(name)
-        if channel is None:
+        if channel is not None:
+            return channel
+        if private:
+            channel = self.channels[name] = self._private[name] = Channel(self, name, self._end, private=True)
+        else:
             channel = self.channels[name] = Channel(self, name, self.distribution_point)
             self.distribute()
         return channel
@@ -503,6 +547,7 @@ class Topic:
         """Delete a channel: its messages are dropped, its consumers' connections closed."""
         if self.channels.get(channel.name) is channel:
             del self.channels[channel.name]
+            self._private.pop(channel.name, None)
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
                 consumer.close()
@@ -519,7 +564,7 @@ class Topic:
 
     def empty(self) -> None:
         """Drop what is behind the distribution point; channels keep what they have."""
-        for channel in self.channels.values():
+        for channel in self._shared:
             channel.skip(self.distribution_point, self._end)
         self._waiting = WaitingMessages()
         self.distribution_point = self._end

@@ -35,6 +35,7 @@ from ...protocol import (
     encode_error,
     encode_response,
     identify_reply,
+    is_ephemeral,
     negotiate,
     parse_identify,
 )
@@ -619,6 +620,7 @@ class Connection:
             self.server.version,
             auth_required=auth_required,
             survive_refusals=request.survive_refusals,
+            private_channel=request.private_channel,
         )
         self._answer(encode_response(reply))
         await self._upgrade(upgrades)
@@ -653,6 +655,10 @@ class Connection:
 
     async def _subscribe(self, command: Subscribe) -> None:
         await self.guard.check("SUB", command.topic, command.channel)
+        private = self.identity.private_channel
+        if private and not is_ephemeral(command.channel):
+            reason = "a private channel's name must end in #ephemeral"
+            raise CommandError("E_BAD_CHANNEL", f"SUB channel name {command.channel}: {reason}")
         rate = self.settings.sample_rate
         # nsqd lets one percent more through.
         sample = (lambda: 100 * random() < rate) if rate else None
@@ -663,7 +669,9 @@ class Connection:
             self.settings.output_buffer_size,
             self.settings.output_buffer_timeout_ms,
         )
-        self.channel = await self.server.subscribe(self, command.topic, command.channel, consumer)
+        self.channel = await self.server.subscribe(
+            self, command.topic, command.channel, consumer, private=private
+        )
         self.consumer = consumer
         self._reader.state = State.SUBSCRIBED
         self._answer(OK_FRAME)
