@@ -11,6 +11,7 @@ import trio
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
 from ..lookup import LookupRegistration, PeerInfo
+from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
 from .api.server import HTTPServer
@@ -45,7 +46,9 @@ async def serve(
 
     Raises:
         StartupError: The broker cannot start; the text is for the person who started it.
+        RuntimeError: This is no trio task.
     """
+    require_trio("trio_nsq.broker.serve")
     folder = DataFolder(options.data_path, files)
     try:
         async with trio.open_nursery() as nursery:

@@ -10,6 +10,7 @@ from typing import Self, Unpack
 import trio
 
 from trio_nsq.protocol import NSQError, is_ephemeral, is_valid_name
+from trio_nsq.under_trio import require_trio
 
 from .addresses import each_once, lookupd_address, nsqd_address
 from .background import Background
@@ -149,7 +150,9 @@ class Consumer:
 
         Raises:
             ConnectionFailed: None of the brokers could be reached, and no discovery service was there to name others.
+            RuntimeError: This is no trio task, or it was entered before.
         """
+        require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once")
         self._entered = True

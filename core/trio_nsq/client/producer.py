@@ -13,6 +13,7 @@ import trio
 
 from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_messages
 from trio_nsq.protocol.limits import MIB
+from trio_nsq.under_trio import require_trio
 
 from .addresses import each_once, nsqd_address
 from .background import Background
@@ -150,7 +151,9 @@ class Producer:
 
         Raises:
             ConnectionFailed: None of the brokers could be reached.
+            RuntimeError: This is no trio task, or it was entered before.
         """
+        require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
             raise RuntimeError("a Producer can be entered only once")
         self._entered = True

@@ -17,6 +17,7 @@ from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
 from ..log.selection import Selection
 from ..protocol import MessageSet, NSQError
+from ..under_trio import require_trio
 from .errors import ConnectionFailed
 from .reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
 
@@ -113,7 +114,9 @@ class TopicReader:
         Raises:
             ConnectionFailed: The broker cannot be reached, or is none.
             ReadRefused: There is no such topic, or the broker is not one of ours.
+            RuntimeError: This is no trio task.
         """
+        require_trio("TopicReader")
         try:
             await self._ask(str(self._start), "latest" if self._end is None or self._follow else self._end)
         except OSError as exc:

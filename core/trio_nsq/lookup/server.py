@@ -14,6 +14,7 @@ from ..http.request_log import log_request
 from ..listening import Listening, listen, loopback_host, port_of
 from ..log import Files
 from ..protocol import CommandError, quote
+from ..under_trio import require_trio
 from ..wording import count_of
 from .commands import Command, CommandReader, Identify, Ping
 from .http_api import make_router
@@ -61,7 +62,9 @@ async def serve(
 
     Raises:
         StartupError: It cannot start; the text is for the person who started it.
+        RuntimeError: This is no trio task.
     """
+    require_trio("trio_nsq.lookup.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     registry = Registry(
         inactive_timeout_s=options.inactive_producer_timeout_ms / 1000,

@@ -1,0 +1,40 @@
+"""What is made for trio says so when something else runs it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+import trio_nsq
+from trio_nsq.broker import BrokerOptions, serve
+from trio_nsq.client.topic_reader import TopicReader
+from trio_nsq.lookup.options import LookupdOptions
+from trio_nsq.lookup.server import serve as serve_lookupd
+
+
+@pytest.mark.parametrize(
+    ("enter", "instead"),
+    [
+        (trio_nsq.Producer().__aenter__, "use trio_nsq.sync.Producer"),
+        (
+            trio_nsq.Consumer("t", "c", nsqd_tcp_addresses=["127.0.0.1:1"]).__aenter__,
+            "use trio_nsq.sync.Consumer",
+        ),
+        (TopicReader("127.0.0.1:1", "t").__aenter__, "trio.run"),
+    ],
+)
+def test_clients(enter: Callable[[], Awaitable[object]], instead: str) -> None:
+    async def main() -> None:
+        await enter()
+
+    with pytest.raises(RuntimeError, match=f"runs under trio only.*{instead}.*docs/client.md"):
+        asyncio.run(main())
+
+
+def test_servers(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"trio_nsq.broker.serve runs under trio only"):
+        asyncio.run(serve(BrokerOptions(tmp_path / "data")))
+    assert not (tmp_path / "data").exists()
+    with pytest.raises(RuntimeError, match=r"serve runs under trio only"):
+        asyncio.run(serve_lookupd(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")))
