@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .asking import make_sure
+from .brokers import on_broker, on_each
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_channel, complete_topic
 from .errors import Failure
@@ -67,11 +68,15 @@ def action_command(kind: str, action: Action, examples: Sequence[Example]) -> Do
             shell_complete=complete_channel,
         )
 
-    def run(names: tuple[Any, ...], nsqd_tcp_address: str, nsqd_http_address: str, yes: bool = False) -> None:
+    def run(names: tuple[Any, ...], nsqd_http_addresses: tuple[str, ...], yes: bool = False) -> None:
         sources = [name if isinstance(name, Source) else Source(name, None) for name in names]
         if action.destroys and not yes:
-            _ask(kind, action, sources, nsqd_http_address)
-        perform(nsqd_http_address, kind, action, sources)
+            _ask(kind, action, sources, nsqd_http_addresses)
+
+        def act(address: str) -> None:
+            perform(address, kind, action, sources, on_broker(address, nsqd_http_addresses))
+
+        on_each(nsqd_http_addresses, act)
 
     if action.destroys:
         agree = option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
@@ -81,14 +86,21 @@ def action_command(kind: str, action: Action, examples: Sequence[Example]) -> Do
     exits = {
         ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "It was done for some of the names only; the others are named on standard error.",
+        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     }
     make = click.command(action.name, cls=DocumentedCommand, help=action.help, examples=examples, exits=exits)
     return make(run)
 
 
-def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) -> None:
-    """Do it for each, whatever becomes of the others.
+def perform(address: str, kind: str, action: Action, sources: Sequence[Source], where: str) -> None:
+    """Do it for each on one broker, whatever becomes of the others.
+
+    Args:
+        address: The broker's HTTP address.
+        kind: `topic` or `channel`.
+        action: What is done.
+        sources: To which of them.
+        where: What is put behind the report of each.
 
     Raises:
         Failure: It was not done for all.
@@ -116,7 +128,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source]) 
             break
         else:
             done += 1
-            talk(f"{kind} {source}{' exists already' if there else action.done}")
+            talk(f"{kind} {source}{' exists already' if there else action.done}{where}")
     if complaints:
         raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
 
@@ -139,11 +151,11 @@ def _complaint(source: Source, address: str, error: Any) -> str:
     return f"{source}: {error.message}"
 
 
-def _ask(kind: str, action: Action, sources: Sequence[Source], address: str) -> None:
+def _ask(kind: str, action: Action, sources: Sequence[Source], addresses: Sequence[str]) -> None:
     """Let the user agree; raises what `make_sure` does."""
     names = ", ".join(map(str, sources))
     plural = "s" if len(sources) > 1 else ""
     make_sure(
-        f"{action.name.capitalize()} {kind}{plural} {names} on {address}?",
+        f"{action.name.capitalize()} {kind}{plural} {names} on {' and '.join(addresses)}?",
         f"'{kind} {action.name}' throws messages away",
     )

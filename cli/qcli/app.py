@@ -48,7 +48,8 @@ _MODULES = {
     ],
     notes={
         "Environment": "QCLI_NSQD_TCP_ADDRESS and QCLI_NSQD_HTTP_ADDRESS stand for --nsqd-tcp-address and "
-        "--nsqd-http-address, of every command that talks to a broker; the options under Connection have variables "
+        "--nsqd-http-address, of every command that talks to a broker, and QCLI_LOOKUPD_HTTP_ADDRESS for "
+        "--lookupd-http-address; several addresses with commas. The options under Connection have variables "
         "whose names begin with QCLI_CLIENT_, such as QCLI_CLIENT_TLS_ROOT_CA_FILE. QCLI_COMPLETION_TIMEOUT is how "
         "long completion waits for a broker's names, instead of 500ms. NO_COLOR turns colours off.",
     },

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .errors import Failure, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
+from .errors import Failure, NotThere, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .output import talk
 from .params import Source, is_https, is_unix_path
@@ -52,9 +52,9 @@ def not_readable(address: str, wanted: Source, status: int, text: str) -> Failur
     if text == "TLS_REQUIRED":
         return wants_https(address, HTTP_OPTION)
     if text == "TOPIC_NOT_FOUND":
-        return Failure(f"There is no topic {wanted.topic} on {address}.")
+        return NotThere(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
-        return Failure(f"There is no channel {wanted} on {address}.")
+        return NotThere(f"There is no channel {wanted} on {address}.")
     return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .administration import Action, action_command
+from .brokers import names_of
 from .channel_seek import command as seek
 from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
 from .completing import complete_topic
@@ -67,7 +70,7 @@ _EXAMPLES = {
     ],
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "It was done for some of the names only; the others are named on standard error.",
+        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     },
 )
 def command() -> None:
@@ -97,21 +100,31 @@ command.add_command(seek)
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
 @asks_broker
 @output_format(
-    "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused.",
+    "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused "
+    "(on one of the brokers at least).",
     "text",
     "json",
 )
-def list_channels(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
-    """List the channels of a broker, or of a topic, by name."""
+def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+    """List the channels of a broker, or of a topic, by name.
+
+    Of several brokers each channel is listed once.
+    """
     from .broker_http import BrokerHTTP
 
-    topics = BrokerHTTP(nsqd_http_address).stats(topic)["topics"]
+    topics = [each for address in nsqd_http_addresses for each in BrokerHTTP(address).stats(topic)["topics"]]
     if topic is not None and not topics:
-        raise Failure(f"There is no topic {topic} on {nsqd_http_address}.")
-    records = [
-        {"topic": each["topic_name"], "channel": channel["channel_name"], "paused": channel["paused"]}
-        for each in sorted(topics, key=lambda each: str(each["topic_name"]))
-        for channel in sorted(each["channels"] or [], key=lambda channel: str(channel["channel_name"]))
+        raise Failure(f"There is no topic {topic} on {' or '.join(nsqd_http_addresses)}.")
+    paused = {
+        Source(each["topic_name"], channel["channel_name"])
+        for each in topics
+        for channel in each["channels"] or []
+        if channel["paused"]
+    }
+    records: list[dict[str, Any]] = [
+        {"topic": name, "channel": channel, "paused": Source(name, channel) in paused}
+        for name, channels in names_of(topics).items()
+        for channel in channels
     ]
     if form == "json":
         write(json_lines(records))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from .asking import make_sure
 from .broker_log import not_readable
+from .brokers import by_broker, on_broker, on_each
 from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_channel
 from .exit_codes import ExitCode
@@ -16,7 +18,7 @@ from .options import asks_broker
 from .output import count_of, json_lines, write
 from .params import Source, channel_source
 from .positions import NOTE as POSITIONS
-from .positions import BrokerPosition
+from .positions import BrokerPosition, refuse_sequence
 
 
 @click.command(
@@ -33,6 +35,7 @@ from .positions import BrokerPosition
     exits={
         ExitCode.FAILURE: "It was not moved: no such channel, nobody agreed, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "It was moved on some of the brokers only; standard error says what failed on the others.",
     },
     notes={
         "What happens": "The channel begins anew at that position, and the other channels of the topic do not notice. "
@@ -47,7 +50,8 @@ from .positions import BrokerPosition
         "Positions": POSITIONS,
         "JSON": "One object: topic, channel, from_sequence and to_sequence (where it began to read before, and "
         "begins now), delivered_again (messages it was done with), skipped (messages it was not done with), in_flight, "
-        "limited_by (earliest or latest if it could not go further; else null) and dry_run.",
+        "limited_by (earliest or latest if it could not go further; else null) and dry_run. Of several "
+        "brokers an object each, with its address as broker.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
@@ -66,8 +70,7 @@ from .positions import BrokerPosition
 @output_format("text: a line or two for people. json: an object, see below.", "text", "json")
 def command(
     wanted: Source,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     to: str,
     dry_run: bool,
     yes: bool,
@@ -78,10 +81,19 @@ def command(
     Asks first if it would skip messages, on a terminal; elsewhere that needs --yes. The move is on disk when this
     command ends.
     """
+    refuse_sequence(to, nsqd_http_addresses)
     if not dry_run and not yes:
-        _ask(wanted, nsqd_http_address, _seek(nsqd_http_address, wanted, to, dry_run=True)["skipped"])
-    move = _seek(nsqd_http_address, wanted, to, dry_run=dry_run)
-    write(json_lines([move]) if form == "json" else _report(wanted, move))
+        skipped = sum(_seek(address, wanted, to, dry_run=True)["skipped"] for address in nsqd_http_addresses)
+        _ask(wanted, nsqd_http_addresses, skipped)
+
+    def move(address: str) -> None:
+        moved = _seek(address, wanted, to, dry_run=dry_run)
+        if form == "json":
+            write(json_lines(by_broker([moved], address, nsqd_http_addresses)))
+        else:
+            write(_report(wanted, on_broker(address, nsqd_http_addresses), moved))
+
+    on_each(nsqd_http_addresses, move)
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
@@ -97,18 +109,21 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
     return answer
 
 
-def _ask(wanted: Source, address: str, skipped: int) -> None:
+def _ask(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
     """Let the user agree to skip so many messages; raises what `make_sure` does."""
     if skipped:
         messages = count_of(skipped, "message")
-        make_sure(f"Skip {messages} of channel {wanted} on {address}?", f"This would skip {messages}")
+        make_sure(
+            f"Skip {messages} of channel {wanted} on {' and '.join(addresses)}?",
+            f"This would skip {messages}",
+        )
 
 
-def _report(wanted: Source, move: dict[str, Any]) -> str:
+def _report(wanted: Source, where: str, move: dict[str, Any]) -> str:
     would = "would move" if move["dry_run"] else "moved"
     again, skipped = count_of(move["delivered_again"], "message"), count_of(move["skipped"], "message")
     text = (
-        f"channel {wanted}: {would} from sequence {move['from_sequence']} to {move['to_sequence']}; "
+        f"channel {wanted}{where}: {would} from sequence {move['from_sequence']} to {move['to_sequence']}; "
         f"{again} delivered again, {skipped} skipped"
     )
     if move["in_flight"]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from trio_nsq._version import __version__
 
@@ -23,6 +24,9 @@ from .exit_codes import ExitCode
 
 OTHER_OPTIONS = "Options"
 CONNECTION_OPTIONS = "Connection"
+
+REPEATED = "qcli.repeated"
+"""In a context's `meta`: what a `GoFlagsCommand` is to log about options that were given several times."""
 
 _GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -52,6 +56,20 @@ class GroupedOption(click.Option):
         self.section = section
         self.alone = alone
 
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """The text in the environment; several values are separated by commas."""
+        if not self.multiple:
+            return super().value_from_envvar(ctx)
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else text.split(",")
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Where the user gave a bad value: the option, or its environment variable."""
+        source = ctx.get_parameter_source(self.name) if ctx and self.name else None
+        if source is ParameterSource.ENVIRONMENT:
+            return f"'{self.envvar}' in the environment"
+        return click.Parameter.get_error_hint(self, ctx)  # click.Option's names the variable besides
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Names and help. click puts a blank between a name and its value, which would be wrong where `=` has to be."""
         record = super().get_help_record(ctx)
@@ -61,6 +79,30 @@ class GroupedOption(click.Option):
 def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
     """`click.option` under the heading `section`."""
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
+
+
+class SeveralOption(GroupedOption):
+    """An option that takes several values: it may be given several times, and a value may be several with commas.
+
+    Its parameter is a tuple without duplicates.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, multiple=True, **kwargs)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[Any, ...]:
+        """Convert the values one by one. Raises BadParameter: one is wrong, or is there twice."""
+        texts = [text.strip() for each in value or () for text in each.split(",")]
+        values: tuple[Any, ...] = super().type_cast_value(ctx, texts)
+        for index, each in enumerate(values):
+            if each in values[:index]:
+                raise click.BadParameter(f"{each} is there twice.", ctx, self)
+        return values
+
+
+def several(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
+    """An option that takes several values, as `SeveralOption` does, under the heading `section`."""
+    return click.option(*names, cls=SeveralOption, section=section, **attributes)
 
 
 def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
@@ -132,6 +174,20 @@ class DocumentedCommand(click.Command):
         self.exits = dict(sorted(meanings.items()))
         self.notes = dict(notes or {})
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, but do not forget silently that an option had other values before its last."""
+        if not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            for param in dict.fromkeys(given):
+                if (count := given.count(param)) > 1 and _takes_one_value(param):
+                    names = " / ".join([*param.opts, *param.secondary_opts])
+                    self.note_repeated(ctx, f"{names} is given {count} times")
+        return super().parse_args(ctx, args)
+
+    def note_repeated(self, ctx: click.Context, text: str) -> None:
+        """Raises UsageError: an option that takes one value has several, as the text says."""
+        raise click.UsageError(f"{text}, and takes one value.", ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by heading, and the subcommands of a group."""
         for title, options in sections(ctx, self).items():
@@ -156,6 +212,13 @@ class DocumentedCommand(click.Command):
             formatter.write_dl([(str(code.value), text) for code, text in self.exits.items()])
 
 
+def _takes_one_value(param: click.Parameter) -> bool:
+    """Whether a second occurrence would replace the first. A flag that is only ever switched on stays on."""
+    if not isinstance(param, click.Option) or param.multiple:
+        return False
+    return not param.is_flag or bool(param.secondary_opts)
+
+
 class GoFlagsCommand(DocumentedCommand):
     """A command that also takes its options as Go's flag package does.
 
@@ -175,6 +238,10 @@ class GoFlagsCommand(DocumentedCommand):
             if isinstance(param.type, click.Choice) and word.lower() in param.type.choices:
                 raise click.UsageError(f"Write {flag}={word}: the value belongs behind '='.", ctx)
         return super().parse_args(ctx, self.as_click_has_it(ctx, args))
+
+    def note_repeated(self, ctx: click.Context, text: str) -> None:
+        """Remember it for the log: in Go the last value counts, without an error."""
+        ctx.meta.setdefault(REPEATED, []).append(text)
 
     def as_click_has_it(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Arguments with two dashes before each name, and a value for each option that may be left without."""

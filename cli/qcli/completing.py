@@ -141,29 +141,27 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
-    """The names of the broker's channels by topic; nothing if no broker answers in time."""
+    """The names of the brokers' channels by topic; nothing if one does not answer in time."""
     from .broker_http import BrokerHTTP
+    from .brokers import names_of
 
-    address = str(ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS)
+    given = (
+        ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS
+    )
+    addresses = [given] if isinstance(given, str) else given
     try:
         timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
     try:
-        broker = BrokerHTTP(address, Connecting.of_command(ctx))
+        brokers = [BrokerHTTP(address, Connecting.of_command(ctx)) for address in addresses]
     except (Failure, click.UsageError):
         return {}
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:
         try:
-            topics = broker.stats()["topics"]
-            answer.append(
-                {
-                    each["topic_name"]: [channel["channel_name"] for channel in each["channels"] or []]
-                    for each in topics
-                }
-            )
+            answer.append(names_of([topic for broker in brokers for topic in broker.stats()["topics"]]))
         except Exception:
             # Nobody at a prompt wants to read why there are no names.
             pass

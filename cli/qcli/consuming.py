@@ -63,11 +63,6 @@ def receiving_options(command: _F) -> _F:
     return command
 
 
-def separate(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Addresses that may be together with commas, one by one."""
-    return tuple(part.strip() for text in addresses for part in text.split(","))
-
-
 def given(*names: str) -> list[str]:
     """Which of these parameters are on the command line."""
     ctx = click.get_current_context()
@@ -80,7 +75,7 @@ def consumes(asked: bool) -> bool:
 
     The environment does not count: it names both addresses of a broker, for all commands.
     """
-    if asked or given("tcp_addresses", "nsqd_http_address") == ["tcp_addresses"]:
+    if asked or given("tcp_addresses", "nsqd_http_addresses") == ["tcp_addresses"]:
         return True
     for name in given("idle_timeout_ms", "max_in_flight"):
         flag = {"idle_timeout_ms": "--idle-timeout"}.get(name, "--max-in-flight")
@@ -126,10 +121,8 @@ def check_consuming(
         raise click.UsageError(
             f"--master {master} has others work, who do not see the spool on this machine's disk."
         )
-    for address in () if given("lookupd_addresses") else tcp_addresses:
+    for address in tcp_addresses:
         check_tcp_address(address)
-    if len(set(tcp_addresses)) < len(tcp_addresses):
-        raise click.UsageError(f"{TCP_OPTION} names a broker twice.")
     if spool is not None:
         return spool
 

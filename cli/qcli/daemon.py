@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .commands import alike
+from .commands import REPEATED, alike
 from .errors import Failure
 from .output import talk
 from .serve_config import ConfigFile
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
-    """Log which options have no effect, and which keys of the configuration file mean nothing.
+    """Log which options have no effect or were repeated, and which keys of the configuration file mean nothing.
 
     Args:
         ctx: Of the command.
         config: The file, if there is one.
         logger: The server's, so that its level holds.
     """
+    for text in ctx.meta.get(REPEATED, ()):
+        logger.warning("%s: the last value counts", text)
     for setting in ctx.command.params:
         if (
             isinstance(setting, Setting)

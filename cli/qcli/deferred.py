@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .bodies import with_bodies
+from .brokers import by_broker, from_each, on_broker, on_each
 from .commands import DocumentedCommand, DocumentedGroup, Example, option, output_format
 from .completing import complete_channel
 from .errors import Failure
@@ -54,7 +55,7 @@ def command() -> None:
     notes={
         "JSON": "One object per line: topic, channel, id, due_ns (Unix nanoseconds), sequence, timestamp_ns (when it "
         "was published), attempts (how often it was delivered here), state, and body, a string; for a body that is not "
-        "UTF-8, body_base64 stands in its place.",
+        "UTF-8, body_base64 stands in its place. Of several brokers also broker, its address.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
@@ -70,20 +71,23 @@ def command() -> None:
     help="How many, at most: those that are due first.",
 )
 @output_format("table: for people, bodies cut short. json: an object per line, see below.", "table", "json")
-def list_deferred(
-    wanted: Source, nsqd_tcp_address: str, nsqd_http_address: str, count: int, form: str
-) -> None:
+def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: int, form: str) -> None:
     """List what waits for its time in a channel, the earliest first, and take none of it."""
     params = {"max_messages": str(count)}
     try:
-        lines = get_json_lines(nsqd_http_address, wanted, "/channel/deferred", params, _WHAT)
+        found = from_each(
+            nsqd_http_addresses,
+            lambda address: get_json_lines(address, wanted, "/channel/deferred", params, _WHAT),
+        )
     except NoChannel as error:
         # Whoever has just published is not wrong to look here: what a topic defers waits for its first channel.
         raise NoChannel(
             f"{error.message} What is deferred waits in channels: make it with 'qcli channel create {wanted}', or with "
             "its first consumer."
         ) from error
+    lines = [line for each in found for line in by_broker(found[each], each, nsqd_http_addresses)]
     messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
+    messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
     if form == "json":
         write(json_lines(messages))
     elif messages:
@@ -112,26 +116,30 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
     exits={
         ExitCode.FAILURE: "None of them is deferred there, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which.",
+        ExitCode.PARTIAL: "Some of them are not deferred there; standard error says which. Or a broker failed.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=message_id)
 @asks_broker
-def cancel(wanted: Source, ids: Sequence[str], nsqd_tcp_address: str, nsqd_http_address: str) -> None:
+def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, ...]) -> None:
     """Throw away messages of a channel that wait for their time, by their ids.
 
     Other channels of the topic keep theirs. What has come due meanwhile is not cancelled any more.
     """
-    done = 0
-    missed: list[str] = []
-    for start in range(0, len(ids), _AT_ONCE):
-        params = {"id": ",".join(ids[start : start + _AT_ONCE])}
-        answer = post_json(nsqd_http_address, wanted, "/channel/deferred/cancel", params, _WHAT)
-        done += len(answer["cancelled"])
-        missed += answer["not_deferred"]
-    if done:
-        talk(f"channel {wanted}: {done:,} cancelled")
-    if missed:
+    cancelled: set[str] = set()
+
+    def act(address: str) -> None:
+        done: list[str] = []
+        for start in range(0, len(ids), _AT_ONCE):
+            params = {"id": ",".join(ids[start : start + _AT_ONCE])}
+            done += post_json(address, wanted, "/channel/deferred/cancel", params, _WHAT)["cancelled"]
+        if done:
+            talk(f"channel {wanted}: {len(done):,} cancelled{on_broker(address, nsqd_http_addresses)}")
+        cancelled.update(done)
+
+    on_each(nsqd_http_addresses, act)
+    if missed := [each for each in dict.fromkeys(ids) if each not in cancelled]:
+        done = bool(cancelled)
         code = ExitCode.PARTIAL if done else ExitCode.FAILURE
         raise Failure(f"Not deferred in {wanted}: {' '.join(missed)}.", code)

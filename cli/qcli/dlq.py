@@ -9,9 +9,10 @@ import click
 
 from .asking import make_sure
 from .bodies import body_of, with_bodies
+from .brokers import by_broker, from_each, on_broker, on_each
 from .commands import DocumentedCommand, DocumentedGroup, Example, option, output_format
 from .completing import complete_source, complete_topic_with
-from .errors import Failure
+from .errors import Failure, NotThere
 from .exit_codes import ExitCode
 from .extensions import get_json, get_json_lines, post_json
 from .log_positions import moment
@@ -29,6 +30,7 @@ _CHANNEL = "dead-letters"
 _complete_topic = complete_topic_with(_CHANNEL)
 _IDS_AT_ONCE = 500
 _PAGE = 1000
+_DONE = {"requeue": "requeued", "drop": "dropped"}
 
 _NOTE = (
     "A message that comes back from its channel's last attempt (see 'qcli channel set', max_attempts) goes to the "
@@ -137,21 +139,31 @@ _at_most = option(
         "Dead letters": _NOTE,
         "JSON": "One object per origin and reason: dead_letter_topic; topic and channel that they come from, and "
         "reason (requeued, timed_out or connection_lost), null for what somebody published to the dead-letter topic; "
-        "count; first_ns and last_ns, when the first and the last of them became a dead letter, Unix nanoseconds.",
+        "count; first_ns and last_ns, when the first and the last of them became a dead letter, Unix nanoseconds. "
+        "Of several brokers also broker, its address.",
     },
 )
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=_complete_topic)
 @asks_broker
 @output_format("table: for people. json: an object per line, see below.", "table", "json")
-def list_letters(topic: str | None, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
+def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
     """Count the dead letters that wait, by where they come from and why."""
-    topics = [topic] if topic is not None else _dead_letter_topics(nsqd_http_address)
-    records = [record for name in topics for record in _count(nsqd_http_address, name)]
+
+    def count(address: str) -> list[dict[str, Any]]:
+        topics = [topic] if topic is not None else _dead_letter_topics(address)
+        return [record for name in topics for record in _count(address, name)]
+
+    found = from_each(nsqd_http_addresses, count)
+    records = [record for each in found for record in by_broker(found[each], each, nsqd_http_addresses)]
     if form == "json":
         write(json_lines(records))
     elif records:
+        headings = ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
         rows = [_row(record) for record in records]
-        write(plain_table([("TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"), *rows], 5))
+        if "broker" in records[0]:
+            headings.insert(0, "BROKER")
+            rows = [(record["broker"], *row) for record, row in zip(records, rows, strict=True)]
+        write(plain_table([headings, *rows], len(headings) - 1))
     if not records:
         talk(f"{topic or 'All topics'}{_why_none(None, None)}")
 
@@ -233,17 +245,19 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 )
 def show(
     topic: str,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     origin: Source | None,
     reason: str | None,
     ids: Sequence[str],
     count: int,
     form: str,
 ) -> None:
-    """Show dead letters with where they come from, the oldest first, and take none of them."""
+    """Show dead letters with where they come from, the oldest first, and take none of them.
+
+    Of several brokers: those of one after those of the other.
+    """
     begun = False
-    for messages in _read(nsqd_http_address, topic, _selected(origin, reason), ids, count):
+    for messages in _read_all(nsqd_http_addresses, topic, _selected(origin, reason), ids, count):
         if form == "raw":
             RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
         elif form == "json":
@@ -256,6 +270,25 @@ def show(
         begun = True
     if not begun:
         talk(f"{topic}{_why_none(origin, reason)}")
+
+
+def _read_all(
+    addresses: Sequence[str], topic: str, params: dict[str, str], ids: Sequence[str], count: int
+) -> Iterator[list[dict[str, Any]]]:
+    """The letters of one broker after the other, no more than `count` (0: all), some at a time, at least one."""
+    missing: list[NotThere] = []
+    left = count
+    for address in addresses:
+        try:
+            for messages in _read(address, topic, params, ids, left):
+                yield by_broker(messages, address, addresses)
+                left -= len(messages) if count else 0
+        except NotThere as error:
+            missing.append(error)
+        if count and not left:
+            return
+    if len(missing) == len(addresses):
+        raise missing[0]
 
 
 def _read(
@@ -328,8 +361,7 @@ def _letter_row(message: dict[str, Any]) -> tuple[str, ...]:
 )
 def requeue(
     topic: str,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     origin: Source | None,
     reason: str | None,
     ids: Sequence[str],
@@ -339,8 +371,8 @@ def requeue(
     """Put dead letters back into the channels they come from."""
     params = _selected(origin, reason) | {"to": "topic" if to_topic else "channel"}
     kept: dict[str, int] = {}
-    done = _do(nsqd_http_address, topic, "requeue", params, ids, count, kept)
-    _finish(topic, "requeued", done, ids, "" if done or kept or ids else _why_none(origin, reason))
+    why_none = _why_none(origin, reason)
+    done = _do_on_each(nsqd_http_addresses, topic, "requeue", params, ids, count, kept, why_none)
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
         hint = "" if to_topic else " Say --to-topic to publish them for all channels of their topics."
@@ -361,6 +393,7 @@ def requeue(
     exits={
         ExitCode.FAILURE: "None of them was dropped: no such dead-letter topic, nobody agreed, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some of them were dropped, then a broker failed; standard error says which.",
     },
     notes={"Dead letters": _NOTE},
 )
@@ -371,8 +404,7 @@ def requeue(
 @option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
 def drop(
     topic: str,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     origin: Source | None,
     reason: str | None,
     ids: Sequence[str],
@@ -386,11 +418,47 @@ def drop(
     """
     if not yes:
         which = "the selected" if origin or reason or ids or count else "all"
-        make_sure(
-            f"Drop {which} dead letters in {topic} on {nsqd_http_address}?", "'dlq drop' throws messages away"
-        )
-    done = _do(nsqd_http_address, topic, "drop", _selected(origin, reason), ids, count, {})
-    _finish(topic, "dropped", done, ids, "" if done or ids else _why_none(origin, reason))
+        where = " and ".join(nsqd_http_addresses)
+        make_sure(f"Drop {which} dead letters in {topic} on {where}?", "'dlq drop' throws messages away")
+    params = _selected(origin, reason)
+    _do_on_each(nsqd_http_addresses, topic, "drop", params, ids, count, {}, _why_none(origin, reason))
+
+
+def _do_on_each(
+    addresses: Sequence[str],
+    topic: str,
+    verb: str,
+    params: dict[str, str],
+    ids: Sequence[str],
+    count: int | None,
+    kept: dict[str, int],
+    why_none: str,
+) -> int:
+    """Do something to letters, no more than `count` on all brokers together, and report it.
+
+    Returns:
+        To how many; `kept` then has why not to others.
+
+    Raises:
+        Failure: A broker failed, or none has a letter of these ids.
+    """
+    left = count
+    total = 0
+
+    def act(address: str) -> None:
+        nonlocal left, total
+        before = sum(kept.values())
+        done = _do(address, topic, verb, params, ids, left, kept)
+        total += done
+        if left is not None:
+            left -= min(left, done + sum(kept.values()) - before)
+        why = "" if ids or done or sum(kept.values()) > before else why_none
+        talk(f"{topic}: {done:,} {_DONE[verb]}{why}{on_broker(address, addresses)}")
+
+    on_each(addresses, act)
+    if ids and not (total or kept):
+        raise Failure(f"No such letter waits in {topic}.")
+    return total
 
 
 def _do(
@@ -416,7 +484,7 @@ def _do(
                 if done:
                     raise Failure(f"{done:,} done; then: {error.message}", ExitCode.PARTIAL) from error
                 raise
-            now_done = answer["requeued" if verb == "requeue" else "dropped"]
+            now_done = answer[_DONE[verb]]
             done += now_done
             seen = now_done
             for row in answer.get("kept", []):
@@ -426,9 +494,3 @@ def _do(
                 count -= min(count, seen)
             start = answer["next_sequence"]
     return done
-
-
-def _finish(topic: str, what: str, done: int, ids: Sequence[str], why_none: str) -> None:
-    talk(f"{topic}: {done:,} {what}{why_none}")
-    if ids and not done:
-        raise Failure(f"No such letter waits in {topic}.")

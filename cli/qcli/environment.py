@@ -9,10 +9,10 @@ import click
 from .commands import did_you_mean
 from .completing import TIMEOUT_VARIABLE
 from .connecting import VARIABLES
-from .options import HTTP_VARIABLE, TCP_VARIABLE
+from .options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 
 _PREFIX = "QCLI_"
-_OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})
+_OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})
 
 
 def notices(names: Iterable[str], root: click.Command) -> list[str]:

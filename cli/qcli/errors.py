@@ -29,6 +29,10 @@ class Failure(Exception):
         self.exit_code = code
 
 
+class NotThere(Failure):
+    """A broker has no such topic or channel; another broker may have it."""
+
+
 class OutputClosed(Exception):
     """Whoever read our standard output went away: the command ends quietly, as a success."""
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import Failure
+from .errors import Failure, NotThere
 from .params import Source
 
 _FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
@@ -28,7 +28,7 @@ def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str],
     return json.loads(_request("GET", address, wanted, path, params, what))
 
 
-class NoChannel(Failure):
+class NoChannel(NotThere):
     """There is no such channel."""
 
 
@@ -73,10 +73,10 @@ def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | No
     if text == "NOT_FOUND":  # that is, the endpoint
         return Failure(f"The broker at {address} has no {what}: it is an nsqd, or an older 'qcli serve'.")
     if text == "TOPIC_NOT_FOUND":
-        return Failure(f"There is no topic {wanted.topic} on {address}.")
+        return NotThere(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the one that a dead-letter topic has
-            return Failure(f"Topic {wanted.topic} on {address} never had a dead letter.")
+            return NotThere(f"Topic {wanted.topic} on {address} never had a dead letter.")
         return NoChannel(f"There is no channel {wanted} on {address}.")
     for code in _FOR_THE_USER:
         if text.startswith(code):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from . import params
-from .commands import option, output_format
+from .commands import option, output_format, several
 from .connecting import http_connection, tcp_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -17,31 +17,33 @@ TCP_OPTION = "--nsqd-tcp-address"
 HTTP_OPTION = "--nsqd-http-address"
 TCP_VARIABLE = "QCLI_NSQD_TCP_ADDRESS"
 HTTP_VARIABLE = "QCLI_NSQD_HTTP_ADDRESS"
+LOOKUPD_OPTION = "--lookupd-http-address"
+LOOKUPD_VARIABLE = "QCLI_LOOKUPD_HTTP_ADDRESS"
 DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 
 BROKER = "Which broker"
 WORK = "Who does the work"
+MAY_BE_SEVERAL = "Several: with commas, or given several times."
 
 
-def tcp_address(text: str, *, used: bool = True, checked: bool = True) -> Callable[[_F], _F]:
+def tcp_address(text: str, *, checked: bool = True) -> Callable[[_F], _F]:
     """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`.
 
     Args:
         text: Its help.
-        used: Whether its value matters, so that the help has to say where it comes from.
         checked: Whether one that is none is refused at once; if not, and it turns out to be needed, see
-            `check_tcp_address`. One that is not used is never refused.
+            `check_tcp_address`.
     """
     return option(
         BROKER,
         TCP_OPTION,
-        type=params.tcp_address if used and checked else str,
+        type=params.tcp_address if checked else str,
         default=DEFAULT_TCP_ADDRESS,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
-        show_default=used,
-        show_envvar=used,
+        show_default=True,
+        show_envvar=True,
         help=text,
     )
 
@@ -51,7 +53,9 @@ def check_tcp_address(text: str) -> None:
     try:
         params.tcp_address(text)
     except click.BadParameter as error:
-        error.param_hint = f"'{TCP_OPTION}' (env var: '{TCP_VARIABLE}')"
+        ctx = click.get_current_context()
+        (error.param,) = (each for each in ctx.command.params if TCP_OPTION in each.opts)
+        error.ctx = ctx
         raise
 
 
@@ -70,6 +74,50 @@ def http_address(text: str) -> Callable[[_F], _F]:
     )
 
 
+def http_addresses(text: str) -> Callable[[_F], _F]:
+    """The same, but it may be given several times; a tuple, `nsqd_http_addresses`."""
+    return several(
+        BROKER,
+        HTTP_OPTION,
+        "nsqd_http_addresses",
+        type=params.http_address,
+        default=(DEFAULT_HTTP_ADDRESS,),
+        envvar=HTTP_VARIABLE,
+        metavar="[https://]HOST:PORT|PATH",
+        show_default=True,
+        show_envvar=True,
+        help=f"{text} {MAY_BE_SEVERAL}",
+    )
+
+
+def lookupd_addresses(text: str) -> Callable[[_F], _F]:
+    """`--lookupd-http-address`, and `QCLI_LOOKUPD_HTTP_ADDRESS`: a tuple; see `chosen_lookupds`."""
+    return several(
+        BROKER,
+        LOOKUPD_OPTION,
+        "lookupd_addresses",
+        type=params.lookupd_address,
+        envvar=LOOKUPD_VARIABLE,
+        metavar="HOST:PORT",
+        show_envvar=True,
+        help=f"{text} {MAY_BE_SEVERAL}",
+    )
+
+
+def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...]:
+    """The discovery services to ask: none if the command line names a broker and only the environment names these.
+
+    Args:
+        addresses: The value of `--lookupd-http-address`.
+        brokers: The parameters that name brokers.
+    """
+    source = click.get_current_context().get_parameter_source
+    typed = click.core.ParameterSource.COMMANDLINE
+    if source("lookupd_addresses") is typed:
+        return addresses
+    return () if any(source(name) is typed for name in brokers) else addresses
+
+
 def streams_from_broker(command: _F) -> _F:
     """The addresses, and how to connect, for a command that speaks the TCP protocol."""
     command = tcp_connection(command)
@@ -78,11 +126,21 @@ def streams_from_broker(command: _F) -> _F:
 
 
 def asks_broker(command: _F) -> _F:
-    """The addresses, and how to connect, for a command that speaks HTTP."""
+    """The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""
     command = http_connection(command)
-    command = http_address("The broker's HTTP address.")(command)
+    command = http_addresses("The brokers' HTTP addresses.")(command)
     # Every command takes both, so that all can be called alike.
-    return tcp_address("Accepted, not used.", used=False)(command)
+    unused = option(
+        BROKER,
+        TCP_OPTION,
+        multiple=True,
+        default=(DEFAULT_TCP_ADDRESS,),
+        envvar=TCP_VARIABLE,
+        metavar="HOST:PORT",
+        expose_value=False,
+        help="Accepted, not used.",
+    )
+    return unused(command)
 
 
 def works_in_bulk(reachable: str, told: str) -> Callable[[_F], _F]:

@@ -167,6 +167,16 @@ def http_address(text: str) -> str:
     return address(rest if scheme.lower() == "http" else text)
 
 
+def lookupd_address(text: str) -> str:
+    """A discovery service's HTTP address: `host:port`, or a URL."""
+    from trio_nsq.client import addresses
+
+    try:
+        return addresses.lookupd_address(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
 def tcp_listen_address(text: str) -> str:
     """`host:port` to listen on; port 0 is a free one, no host is every interface, as in Go."""
     _host_port(text)

@@ -11,6 +11,7 @@ import click
 
 from .bodies import body_of, with_bodies
 from .broker_log import not_readable, note_gap
+from .brokers import by_broker, from_each
 from .commands import DocumentedCommand, Example, option, output_format
 from .completing import complete_source
 from .exit_codes import ExitCode
@@ -19,7 +20,7 @@ from .options import asks_broker
 from .output import RawOutput, plain_table, talk, write
 from .params import Source, source
 from .positions import NOTE as POSITIONS
-from .positions import from_option, is_in_future
+from .positions import from_option, is_in_future, refuse_sequence
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -52,7 +53,8 @@ STATES = ("requeued", "fresh", "deferred")
         "Positions": POSITIONS,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (how often the channel "
         "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: it is not), of a channel "
-        "also channel and state, and body, a string; for a body that is not UTF-8, body_base64 stands in its place.",
+        "also channel and state, of several brokers broker (its address), and body, a string; for a body that is not "
+        "UTF-8, body_base64 stands in its place.",
     },
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
@@ -87,8 +89,7 @@ STATES = ("requeued", "fresh", "deferred")
 )
 def command(
     wanted: Source,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     count: int,
     first: str | None,
     states: Sequence[str],
@@ -102,11 +103,18 @@ def command(
         raise click.UsageError("--from is for topics: a channel begins with what it delivers next.")
     if wanted.channel is None and states:
         raise click.UsageError("--state is for channels: write TOPIC/CHANNEL.")
-    if wanted.channel is not None:
-        lines = _ask_channel(nsqd_http_address, wanted, count, states)
-    else:
-        lines = _ask_topic(nsqd_http_address, wanted.topic, count, first)
+    refuse_sequence(first, nsqd_http_addresses)
+
+    def ask(address: str) -> list[dict[str, Any]]:
+        if wanted.channel is not None:
+            return _ask_channel(address, wanted, count, states)
+        return _ask_topic(address, wanted.topic, count, first)
+
+    found = from_each(nsqd_http_addresses, ask)
+    lines = [line for each in found for line in by_broker(found[each], each, nsqd_http_addresses)]
     messages = [line for line in lines if "gap" not in line]
+    if len(nsqd_http_addresses) > 1:
+        messages = _merged(messages, count, newest=first is None)
     damaged = _tell_gaps(line for line in lines if "gap" in line)
     if form == "raw":
         RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
@@ -115,8 +123,24 @@ def command(
     elif messages:
         write(_table(messages))
     if not lines:
-        talk(_why_none(nsqd_http_address, wanted, first, states))
+        for address in found:
+            talk(_why_none(address, wanted, first, states))
     return ExitCode.DAMAGED if damaged else ExitCode.OK
+
+
+def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list[dict[str, Any]]:
+    """The messages of several brokers, in the order that they have on one, no more than `count`.
+
+    Args:
+        messages: Those of each, in their order.
+        count: How many, at most.
+        newest: Of a topic: keep those that were published last.
+    """
+    if messages and "state" in messages[0]:
+        messages.sort(key=lambda each: (STATES.index(each["state"]), each["due_ns"] or 0))
+        return messages[:count]
+    messages.sort(key=lambda each: int(each["timestamp_ns"]))
+    return messages[-count:] if newest else messages[:count]
 
 
 def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
@@ -181,6 +205,10 @@ def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
 def _table(messages: Sequence[dict[str, Any]]) -> str:
     headings = ["SEQUENCE", "PUBLISHED"]
     rows = [[str(message["sequence"]), moment(message["timestamp_ns"])] for message in messages]
+    if "broker" in messages[0]:
+        headings.insert(0, "BROKER")
+        for row, message in zip(rows, messages, strict=True):
+            row.insert(0, message["broker"])
     if "state" in messages[0]:
         headings += ["ATTEMPTS", "STATE"]
         for row, message in zip(rows, messages, strict=True):

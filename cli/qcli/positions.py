@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -62,6 +62,14 @@ class PositionOrNow(BrokerPosition):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text to be sent."""
         return "latest" if value == "now" else super().convert(value, param, ctx)
+
+
+def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:
+    """Raises UsageError if a position is a sequence, which each of these brokers counts by itself."""
+    if text is not None and len(addresses) > 1 and _kind(text) == "0":
+        raise click.UsageError(
+            f"{text} is a sequence, and each of several brokers has its own: name a time, or one broker."
+        )
 
 
 def check_range(first: str | None, end: str | None) -> None:

@@ -10,7 +10,6 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from .commands import GroupedOption
 from .errors import Failure
@@ -141,17 +140,6 @@ class Setting(GroupedOption):
         self.kind = kind
         self.key = key or name.removesuffix("_ms")
         self.ignored = ignored
-
-    def value_from_envvar(self, ctx: click.Context) -> Any:
-        """The text in the environment; several values are separated by commas."""
-        text = self.resolve_envvar_value(ctx)
-        return text.split(",") if text is not None and self.multiple else text
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Where a bad value stands."""
-        if ctx and self.name and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT:
-            return f"'{self.envvar}' in the environment"
-        return super().get_error_hint(ctx)
 
 
 def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple[float, ...], ...]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from .brokers import by_broker, on_each
 from .commands import DocumentedCommand, Example, did_you_mean, output_format
 from .completing import complete_channel, complete_topic
 from .exit_codes import ExitCode
@@ -209,13 +210,16 @@ def _set_command(kind: str) -> DocumentedCommand:
     def run(
         wanted: str | Source,
         assignments: Sequence[tuple[str, Any]],
-        nsqd_tcp_address: str,
-        nsqd_http_address: str,
+        nsqd_http_addresses: tuple[str, ...],
         form: str,
     ) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
-        values = put_json(nsqd_http_address, source, f"/{kind}/settings", dict(assignments), _WHAT)
-        _print(kind, values, form)
+
+        def put(address: str) -> None:
+            values = put_json(address, source, f"/{kind}/settings", dict(assignments), _WHAT)
+            _print(kind, values, form, address, nsqd_http_addresses)
+
+        on_each(nsqd_http_addresses, put)
 
     words = click.argument(
         "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
@@ -230,16 +234,18 @@ def _set_command(kind: str) -> DocumentedCommand:
         exits={
             ExitCode.FAILURE: f"Nothing was changed: no such {kind}, or the broker refused.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+            ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
     )(_wanted(kind)(words(asks_broker(_format(kind)(run)))))
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
-    def run(wanted: str | Source, nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
+    def run(wanted: str | Source, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
-        values = get_json(nsqd_http_address, source, f"/{kind}/settings", {}, _WHAT)
-        _print(kind, values, form)
+        for address in nsqd_http_addresses:
+            values = get_json(address, source, f"/{kind}/settings", {}, _WHAT)
+            _print(kind, values, form, address, nsqd_http_addresses)
 
     return click.command(
         "settings",
@@ -255,14 +261,19 @@ def _settings_command(kind: str) -> DocumentedCommand:
 
 def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return output_format(
-        f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
+        f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds. "
+        "Of several brokers: one after the other, below '# ADDRESS'; in objects the key broker.",
         "text",
         "json",
     )
 
 
-def _print(kind: str, values: Mapping[str, Any], form: str) -> None:
-    write(json_lines([values]) if form == "json" else "".join(_lines(kind, values)))
+def _print(kind: str, values: dict[str, Any], form: str, address: str, addresses: Sequence[str]) -> None:
+    if form == "json":
+        write(json_lines(by_broker([values], address, addresses)))
+        return
+    heading = f"# {address}\n" if len(addresses) > 1 else ""
+    write(heading + "".join(_lines(kind, values)))
 
 
 def _wanted(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,7 @@ from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import is_live_terminal, json_lines, json_word, plain_table, separated, write
 from .params import Source, positive_duration, source
-from .stats import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, table
+from .stats import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, summed, table
 
 if TYPE_CHECKING:
     from .broker_http import BrokerHTTP
@@ -82,8 +83,7 @@ FORMATS = ("table", "json", "csv", "tsv")
 )
 def command(
     wanted: Source | None,
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     form: str,
     once: bool,
     count: int | None,
@@ -91,13 +91,14 @@ def command(
 ) -> None:
     """Show what waits in topics and channels, and how fast it moves.
 
-    On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more.
+    On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more. The
+    numbers of several brokers are added up.
     """
     from .broker_http import BrokerHTTP
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
-    reports = Reports(BrokerHTTP(nsqd_http_address), wanted)
+    reports = Reports([BrokerHTTP(address) for address in nsqd_http_addresses], wanted)
     if form == "table" and count is None and not once and is_live_terminal():
         from .stat_live import show_live
 
@@ -107,16 +108,19 @@ def command(
 
 
 class Reports:
-    """Looks at a broker, again and again.
+    """Looks at one broker or several, again and again.
 
     Args:
-        broker: Whom to ask.
+        brokers: Whom to ask.
         source: What is wanted; None: everything.
+
+    Attributes:
+        address: Of the brokers, for messages.
     """
 
-    def __init__(self, broker: BrokerHTTP, source: Source | None) -> None:
-        self.address = broker.address
-        self._broker = broker
+    def __init__(self, brokers: Sequence[BrokerHTTP], source: Source | None) -> None:
+        self.address = " and ".join(broker.address for broker in brokers)
+        self._brokers = brokers
         self._source = source
         self._sampler = Sampler(source)
 
@@ -124,10 +128,11 @@ class Reports:
         """Look once.
 
         Raises:
-            Failure: With the code for an unreachable broker, or because what is wanted is not there.
+            Failure: With the code for an unreachable broker, or because what is wanted is on none of them.
         """
-        stats = self._broker.stats(*(self._source or (None, None)))
-        rows = self._sampler.rows(stats["topics"], time.monotonic())
+        wanted = self._source or (None, None)
+        topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
+        rows = self._sampler.rows(topics, time.monotonic())
         if self._source is not None and not rows:
             kind = "topic" if self._source.channel is None else "channel"
             raise Failure(f"There is no {kind} {self._source} on {self.address}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,6 +182,35 @@ def _shortened(text: str, width: int) -> str:
         return text
     end = (width - 1) // 2
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def summed(looks: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Add up the statistics of several brokers.
+
+    Args:
+        looks: The `topics` of the `/stats` of each.
+
+    Returns:
+        One such list: counts are sums, and what is paused on one broker is paused.
+    """
+    topics: dict[str, dict[str, Any]] = {}
+    channels: dict[Key, dict[str, Any]] = {}
+    for topic in itertools.chain.from_iterable(looks):
+        name = topic["topic_name"]
+        _add(topics.setdefault(name, {"topic_name": name}), topic)
+        for channel in topic["channels"] or []:
+            key = (name, channel["channel_name"])
+            _add(channels.setdefault(key, {"channel_name": key[1]}), channel)
+    for name, topic in topics.items():
+        topic["channels"] = [channel for key, channel in channels.items() if key[0] == name]
+    return list(topics.values())
+
+
+def _add(total: dict[str, Any], stats: Mapping[str, Any]) -> None:
+    total["paused"] = total.get("paused", False) or stats["paused"]
+    for count in (*COUNTS, *RARE_COUNTS):
+        if stats.get(count) is not None:
+            total[count] = total.get(count, 0) + stats[count]
 
 
 class Sampler:

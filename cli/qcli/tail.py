@@ -13,7 +13,15 @@ from .completing import complete_source
 from .connecting import Connecting, refuse_plain_http, tcp_connection
 from .errors import leaves, no_lookupd, not_connected
 from .exit_codes import ExitCode
-from .options import BROKER, TCP_OPTION, check_tcp_address, http_address, tcp_address
+from .options import (
+    LOOKUPD_OPTION,
+    TCP_OPTION,
+    check_tcp_address,
+    chosen_lookupds,
+    http_address,
+    lookupd_addresses,
+    tcp_address,
+)
 from .output import RawOutput, quiet_library
 from .params import Source, delimiter, positive_duration, source, without_scheme
 from .positions import NOTE as POSITIONS
@@ -22,7 +30,6 @@ from .positions import check_range, from_option, to_option
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
 
-LOOKUPD_OPTION = "--lookupd-http-address"
 TAKE_BACKLOG = "--take-backlog"
 IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 """With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
@@ -47,15 +54,6 @@ class _Request:
     end: str | None
     http_address: str
     take_backlog: bool
-
-
-def _lookupd(text: str) -> str:
-    from trio_nsq.client.addresses import lookupd_address
-
-    try:
-        return lookupd_address(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
 
 
 @click.command(
@@ -119,15 +117,9 @@ def _lookupd(text: str) -> str:
     shell_complete=complete_source,
 )
 @tcp_address("The broker to connect to.", checked=False)
-@option(
-    BROKER,
-    LOOKUPD_OPTION,
-    "lookupd_addresses",
-    type=_lookupd,
-    multiple=True,
-    metavar="HOST:PORT",
-    help="An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
-    "while nobody has the topic after 1, 2, 4, ... seconds. May be given several times.",
+@lookupd_addresses(
+    "An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
+    "while nobody has the topic after 1, 2, 4, ... seconds."
 )
 @http_address(
     "The broker's HTTP address, for --from and --to, for names to be completed, and to ask an nsqd for channels."
@@ -208,10 +200,11 @@ def command(
         raise click.UsageError("--null and --delimiter exclude each other.")
     if form == "json" and (null or separator != b"\n"):
         raise click.UsageError("--null and --delimiter are for --format raw; JSON is one object per line.")
+    lookupds = chosen_lookupds(lookupd_addresses, "nsqd_tcp_address")
     request = _Request(
         sources,
         nsqd_tcp_address,
-        lookupd_addresses,
+        lookupds,
         count,
         form,
         b"\0" if null else separator,
@@ -224,7 +217,7 @@ def command(
         take_backlog,
     )
     if first is None and end is None:
-        if not lookupd_addresses:
+        if not lookupds:
             check_tcp_address(nsqd_tcp_address)
         return trio.run(_tail, request)
     _check_history(request, click.get_current_context())
@@ -235,7 +228,7 @@ def _check_history(request: _Request, ctx: click.Context) -> None:
     """Raises UsageError for what does not go with a log."""
     check_range(request.first, request.end)
     refuse_plain_http(request.http_address)
-    if request.lookupd_addresses:
+    if ctx.get_parameter_source("lookupd_addresses") is click.core.ParameterSource.COMMANDLINE:
         raise click.UsageError(
             f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
         )

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from . import params
-from .commands import DocumentedCommand, Example, option
+from .commands import DocumentedCommand, Example, option, several
 from .completing import complete_topic
 from .connecting import tcp_connection
-from .consuming import check_consuming, consumes, given, receiving_options, separate
+from .consuming import check_consuming, consumes, given, receiving_options
 from .exit_codes import ExitCode
 from .options import (
     BROKER,
-    DEFAULT_HTTP_ADDRESS,
     DEFAULT_TCP_ADDRESS,
-    HTTP_OPTION,
-    HTTP_VARIABLE,
     TCP_OPTION,
     TCP_VARIABLE,
+    chosen_lookupds,
+    http_addresses,
+    lookupd_addresses,
     works_in_bulk,
 )
 from .params import topic_name
@@ -34,24 +34,6 @@ SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
-
-
-def http_addresses(text: str) -> str:
-    """Brokers' HTTP addresses, with commas."""
-    found = [params.http_address(part.strip()) for part in text.split(",")]
-    if len(set(found)) < len(found):
-        raise click.BadParameter(f"{text!r} names a broker twice.")
-    return ",".join(found)
-
-
-def lookupd_address(text: str) -> str:
-    """A discovery service's HTTP address: `host:port`, or a URL."""
-    from trio_nsq.client import addresses
-
-    try:
-        return addresses.lookupd_address(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from error
 
 
 def file_bytes(text: str) -> int:
@@ -146,31 +128,12 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
 @click.argument("folder", metavar="FOLDER")
-@option(
-    BROKER,
-    HTTP_OPTION,
-    type=http_addresses,
-    default=DEFAULT_HTTP_ADDRESS,
-    envvar=HTTP_VARIABLE,
-    metavar="[https://]HOST:PORT|PATH",
-    show_default=True,
-    show_envvar=True,
-    help="The broker's HTTP address; several with commas.",
-)
-@option(
-    BROKER,
-    "--lookupd-http-address",
-    "lookupd_addresses",
-    type=lookupd_address,
-    multiple=True,
-    metavar="HOST:PORT",
-    help="An nsqlookupd that names the brokers instead. May be given several times.",
-)
-@option(
+@http_addresses("The brokers' HTTP addresses.")
+@lookupd_addresses("An nsqlookupd that names the brokers instead.")
+@several(
     BROKER,
     TCP_OPTION,
     "tcp_addresses",
-    multiple=True,
     default=(DEFAULT_TCP_ADDRESS,),
     envvar=TCP_VARIABLE,
     metavar="HOST:PORT",
@@ -285,7 +248,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
 def command(
     topic: str,
     folder: str,
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     lookupd_addresses: tuple[str, ...],
     tcp_addresses: tuple[str, ...],
     first: str | None,
@@ -341,9 +304,11 @@ def command(
     check_extra("to-parquet")
 
     consume = consumes(consume or spool is not None)
+    lookupds = chosen_lookupds(lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")
     if consume:
-        tcp_addresses = separate(tcp_addresses)
-        spool = check_consuming(topic, folder, channel, first or end, tcp_addresses, spool, master)
+        spool = check_consuming(
+            topic, folder, channel, first or end, () if lookupds else tcp_addresses, spool, master
+        )
 
     from trio_nsq.spark.export import FileOptions
     from trio_nsq.spark.layout import Body, Layout, Partition
@@ -367,8 +332,8 @@ def command(
         spool=spool,
     )
     running = Running(
-        tcp_addresses if consume else tuple(nsqd_http_address.split(",")),
-        lookupd_addresses,
+        tcp_addresses if consume else nsqd_http_addresses,
+        lookupds,
         "spark" if master is not None else engine,
         master,
         every_ms / 1000 if follow else None,

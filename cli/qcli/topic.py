@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .administration import Action, action_command
+from .brokers import names_of
 from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
 from .exit_codes import ExitCode
 from .options import asks_broker
@@ -58,7 +61,7 @@ _EXAMPLES = {
     ],
     exits={
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
-        ExitCode.PARTIAL: "It was done for some of the names only; the others are named on standard error.",
+        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     },
 )
 def command() -> None:
@@ -84,22 +87,22 @@ for _command in settings_commands("topic"):
 @asks_broker
 @output_format(
     "text: a topic per line, followed by its channels. json: an object per line, with the keys "
-    "topic, channels (names) and paused.",
+    "topic, channels (names) and paused (on one of the brokers at least).",
     "text",
     "json",
 )
-def list_topics(nsqd_tcp_address: str, nsqd_http_address: str, form: str) -> None:
-    """List the topics of a broker, by name, with their channels."""
+def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+    """List the topics of a broker, by name, with their channels.
+
+    Of several brokers each topic is listed once, with the channels it has on any of them.
+    """
     from .broker_http import BrokerHTTP
 
-    topics = BrokerHTTP(nsqd_http_address).stats()["topics"]
-    records = [
-        {
-            "topic": topic["topic_name"],
-            "channels": sorted(channel["channel_name"] for channel in topic["channels"] or []),
-            "paused": topic["paused"],
-        }
-        for topic in sorted(topics, key=lambda topic: str(topic["topic_name"]))
+    topics = [topic for address in nsqd_http_addresses for topic in BrokerHTTP(address).stats()["topics"]]
+    paused = {topic["topic_name"] for topic in topics if topic["paused"]}
+    records: list[dict[str, Any]] = [
+        {"topic": topic, "channels": channels, "paused": topic in paused}
+        for topic, channels in names_of(topics).items()
     ]
     if form == "json":
         write(json_lines(records))

@@ -81,7 +81,8 @@ def test_every_client_command_finds_its_broker_alike(ctx: click.Context) -> None
     tcp, http = options["--nsqd-tcp-address"], options["--nsqd-http-address"]
     assert tcp.default == (("127.0.0.1:4150",) if tcp.multiple else "127.0.0.1:4150")
     assert tcp.envvar == TCP_VARIABLE
-    assert (http.default, http.envvar) == ("127.0.0.1:4151", HTTP_VARIABLE)
+    assert http.default == (("127.0.0.1:4151",) if http.multiple else "127.0.0.1:4151")
+    assert http.envvar == HTTP_VARIABLE
     assert (TCP_VARIABLE, HTTP_VARIABLE) == ("QCLI_NSQD_TCP_ADDRESS", "QCLI_NSQD_HTTP_ADDRESS")
     for name in ("tls-root-ca-file", "tls-cert", "tls-key", "tls-insecure-skip-verify"):
         # Not QCLI_TLS_CERT, which is the broker's own.

@@ -1,0 +1,93 @@
+"""Commands that work with several brokers: what is done is done on each, and what is read comes from all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from .connecting import refuse_plain_http
+from .errors import Failure, NotThere
+from .exit_codes import ExitCode
+
+_T = TypeVar("_T")
+
+
+def on_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
+    """Act on every broker, also if another one fails; for changes.
+
+    Args:
+        addresses: HTTP addresses.
+        act: Called with one address after the other. Reports what it has done.
+
+    Returns:
+        The results in the order of the addresses.
+
+    Raises:
+        Failure: It failed on a broker. Of several brokers: its message says what failed on which, and its code is
+            `PARTIAL` if something was done.
+        click.UsageError: An address is not allowed. Nothing was done.
+    """
+    for address in addresses:
+        refuse_plain_http(address)
+    if len(addresses) == 1:
+        return [act(addresses[0])]
+    results: list[_T] = []
+    failures: list[Failure] = []
+    for address in addresses:
+        try:
+            results.append(act(address))
+        except Failure as error:
+            text = error.message if address in error.message else f"{address}: {error.message}"
+            failures.append(Failure(text, error.exit_code))
+    if not failures:
+        return results
+    codes = {failure.exit_code for failure in failures}
+    partial = bool(results) or ExitCode.PARTIAL in codes
+    code = ExitCode.PARTIAL if partial else codes.pop() if len(codes) == 1 else ExitCode.FAILURE
+    raise Failure(" ".join(failure.message for failure in failures), code)
+
+
+def from_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
+    """Read from every broker; from those that have it, if some do not have the topic or channel.
+
+    Args:
+        addresses: HTTP addresses.
+        read: Called with one address after the other.
+
+    Returns:
+        What was read, by address; of at least one.
+
+    Raises:
+        Failure: A broker does not answer or refuses, or none has the topic or channel.
+    """
+    results: dict[str, _T] = {}
+    missing: NotThere | None = None
+    for address in addresses:
+        try:
+            results[address] = read(address)
+        except NotThere as error:
+            missing = missing or error
+    if missing is not None and not results:
+        raise missing
+    return results
+
+
+def on_broker(address: str, addresses: Sequence[str]) -> str:
+    """What is put behind a report of what was done on one broker; nothing if there is only one."""
+    return f" on {address}" if len(addresses) > 1 else ""
+
+
+def names_of(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The names of channels by topic, each sorted, out of the `topics` of the `/stats` of one broker or several."""
+    names: dict[str, set[str]] = {}
+    for topic in topics:
+        channels = names.setdefault(topic["topic_name"], set())
+        channels.update(channel["channel_name"] for channel in topic["channels"] or [])
+    return {topic: sorted(names[topic]) for topic in sorted(names)}
+
+
+def by_broker(
+    records: Iterable[dict[str, Any]], address: str, addresses: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Records with the broker that they are from, if there are several."""
+    return [{"broker": address, **record} for record in records] if len(addresses) > 1 else list(records)

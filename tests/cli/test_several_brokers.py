@@ -1,0 +1,212 @@
+"""Options that are given more than once: commands that work with several brokers, and those that take one value."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.ours import only_ours
+from cli.support import Cli, Result, Run
+from interop.peers import Broker, qcli_serve
+from qcli.app import root
+from qcli.commands import GoFlagsCommand
+from qcli.exit_codes import ExitCode
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A second broker."""
+    with qcli_serve(tmp_path_factory.mktemp("other") / "data") as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Both:
+    """Commands that are told of two brokers."""
+
+    run_here: Run
+    cli: Cli
+    addresses: tuple[str, str]
+
+    def __call__(self, *args: str) -> Result:
+        named = [word for address in self.addresses for word in ("--nsqd-http-address", address)]
+        return self.run_here(self.cli, *args, *named)
+
+
+@pytest.fixture
+def both(run_here: Run, nowhere: Cli, broker: Broker, other: Broker) -> Both:
+    return Both(run_here, nowhere, (broker.http_address, other.http_address))
+
+
+def names(broker: Broker) -> set[str]:
+    topics = json.loads(broker.http("GET", "/stats", format="json"))["topics"]
+    return {topic["topic_name"] for topic in topics}
+
+
+def test_a_change_is_made_on_all_brokers(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+    here, there = both.addresses
+    created = both("topic", "create", topic)
+    assert (created.code, created.err) == (
+        0,
+        f"topic {topic} created on {here}\ntopic {topic} created on {there}\n",
+    )
+    assert topic in names(broker) & names(other)
+    deleted = both("topic", "delete", "--yes", topic)
+    assert (deleted.code, deleted.err) == (
+        0,
+        f"topic {topic} deleted on {here}\ntopic {topic} deleted on {there}\n",
+    )
+    assert topic not in names(broker) | names(other)
+
+
+def test_several_addresses_with_commas_and_in_the_environment(
+    run_here: Run, broker: Broker, other: Broker, topic: str
+) -> None:
+    several = f"{broker.http_address},{other.http_address}"
+    assert run_here(Cli("127.0.0.1:1", several), "topic", "create", topic).code == 0
+    assert topic in names(broker) & names(other)
+    nowhere = Cli("127.0.0.1:1", "127.0.0.1:1")
+    assert run_here(nowhere, "topic", "delete", "-y", topic, f"--nsqd-http-address={several}").code == 0
+    assert topic not in names(broker) | names(other)
+
+
+def test_a_broker_that_fails_is_named_and_the_others_do_it(
+    run_here: Run, broker: Broker, other: Broker, topic: str
+) -> None:
+    gone = "127.0.0.1:1"
+    several = Cli("127.0.0.1:1", f"{broker.http_address},{gone},{other.http_address}")
+    created = run_here(several, "topic", "create", topic)
+    assert created.code == ExitCode.PARTIAL
+    assert topic in names(broker) & names(other)
+    *done, failed = created.err.splitlines()
+    assert [line.rpartition(" ")[2] for line in done] == [broker.http_address, other.http_address]
+    assert failed.startswith(f"Error: No broker answers at {gone}")
+    run_here(several, "topic", "delete", "-y", topic, f"--nsqd-http-address={other.http_address}")
+    deleted = run_here(several, "topic", "delete", "-y", topic)
+    assert f"There is no topic {topic} on {other.http_address}." in deleted.err
+    assert (deleted.code, topic in names(broker)) == (ExitCode.PARTIAL, False)
+    nothing = run_here(Cli("127.0.0.1:1", f"{gone},127.0.0.2:1"), "topic", "create", topic)
+    assert nothing.code == ExitCode.UNREACHABLE
+
+
+def test_no_address_may_be_there_twice(run_here: Run, nowhere: Cli, broker: Broker) -> None:
+    twice = run_here(nowhere, "stat", *["--nsqd-http-address", broker.http_address] * 2)
+    assert (twice.code, f"{broker.http_address} is there twice." in twice.err) == (ExitCode.USAGE, True)
+
+
+def test_what_is_read_comes_from_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+    for each, bodies in ((broker, [b"a", b"c"]), (other, [b"b"])):
+        each.create(topic, "shared")
+        for body in bodies:
+            each.post("/pub", body, topic=topic)
+    broker.create(f"{topic}.here")
+    other.create(topic, "there")
+    depths = {row["channel"]: row["depth"] for row in both("stat", topic, "--format", "json").records}
+    assert depths == {None: 0, "shared": 3, "there": 0}
+    assert both("stat", topic, "--format", "json").records[0]["message_count"] == 3
+    assert both("channel", "list", topic).out.decode() == f"{topic}/shared\n{topic}/there\n"
+    listed = [line.split() for line in both("topic", "list").out.decode().splitlines()]
+    assert [topic, "shared", "there"] in listed
+    assert [f"{topic}.here"] in listed
+
+
+@only_ours
+def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+    for each, body in ((broker, b"a"), (other, b"b"), (broker, b"c")):
+        each.create(topic, "shared")
+        each.post("/pub", body, topic=topic)
+    here, there = both.addresses
+    newest = both("peek", topic, "--format", "json").records
+    assert [(each["body"], each["broker"]) for each in newest] == [("a", here), ("b", there), ("c", here)]
+    assert both("peek", topic, "-n", "1", "--format", "raw").out == b"c\n"
+    assert both("peek", f"{topic}/shared", "-n", "2").out.count(b"fresh") == 2
+    sequence = both("peek", topic, "--from", "1")
+    assert (sequence.code, "is a sequence" in sequence.err) == (ExitCode.USAGE, True)
+    moved = both("channel", "seek", f"{topic}/shared", "--to", "latest", "--yes", "--format", "json").records
+    assert [(each["broker"], each["skipped"]) for each in moved] == [(here, 2), (there, 1)]
+    other.post("/topic/delete", b"", topic=topic)
+    assert both("peek", topic, "--format", "raw").out == b"a\nc\n"
+    broker.post("/topic/delete", b"", topic=topic)
+    missing = both("peek", topic)
+    assert (missing.code, missing.err) == (1, f"Error: There is no topic {topic} on {here}.\n")
+
+
+@only_ours
+def test_settings_hold_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
+    broker.create(topic)
+    other.create(topic)
+    assert both("topic", "set", topic, "max_messages=7").out.count(b"max_messages=7\n") == 2
+    records = both("topic", "settings", topic, "--format", "json").records
+    assert [(each["broker"], each["max_messages"]) for each in records] == [(a, 7) for a in both.addresses]
+
+
+@only_ours
+def test_dead_letters_and_deferred_messages_of_all(
+    both: Both, broker: Broker, other: Broker, qcli: Cli, topic: str
+) -> None:
+    for each in (broker, other):
+        each.create(topic, "c")
+        each.post("/pub", b"later", topic=topic, defer=600_000)
+    waiting = both("deferred", "list", f"{topic}/c", "--format", "json").records
+    assert [each["broker"] for each in waiting] == list(both.addresses)
+    cancelled = both("deferred", "cancel", f"{topic}/c", *(each["id"] for each in waiting))
+    assert (cancelled.code, cancelled.err.count("1 cancelled on ")) == (0, 2)
+    assert both("dlq", "list").code == 0
+
+
+ONE_VALUE = [
+    ("stat --format json --format csv", "--format"),
+    ("tail t --from 1 --since 2", "--from / --since"),
+    ("tail t --tls --no-tls", "--tls / --no-tls"),
+    ("pub t --rate 1 --rate 2", "--rate"),
+    ("replay a b --nsqd-http-address h:1 --nsqd-http-address h:2", "--nsqd-http-address"),
+    ("channel seek t/c --to 1h --to 2h", "--to"),
+    ("log dump folder -n 1 -n 2", "-n / --count"),
+]
+
+
+@pytest.mark.parametrize(("line", "option"), ONE_VALUE)
+def test_a_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, option: str) -> None:
+    refused = run_here(nowhere, *line.split())
+    assert refused.code == ExitCode.USAGE
+    assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
+
+
+def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
+    flags = ["-max-msg-size", "1000", "--max-msg-size=2000", "--snappy", "--snappy=false"]
+    with qcli_serve(tmp_path / "data", *flags) as broker:
+        told = [line.partition(" WARNING: ")[2] for line in broker.log() if " WARNING: " in line]
+        assert json.loads(broker.http("GET", "/config/max_msg_size")) == 2000
+    assert told == [
+        "--max-msg-size is given 2 times: the last value counts",
+        "--snappy is given 2 times: the last value counts",
+    ]
+
+
+def test_a_flag_may_be_repeated(run_here: Run, qcli: Cli, topic: str) -> None:
+    run_here(qcli, "topic", "create", topic)
+    assert run_here(qcli, "topic", "delete", "-y", "--yes", topic).code == 0
+
+
+def test_no_command_forgets_a_value() -> None:
+    """Every command but the servers refuses a second value, or keeps it."""
+
+    def commands(ctx: click.Context) -> Iterator[click.Context]:
+        yield ctx
+        if isinstance(ctx.command, click.Group):
+            for name in ctx.command.list_commands(ctx):
+                command = ctx.command.get_command(ctx, name)
+                assert command is not None
+                yield from commands(click.Context(command, parent=ctx, info_name=name))
+
+    for ctx in commands(click.Context(root)):
+        if isinstance(ctx.command, GoFlagsCommand):
+            continue
+        for option in ctx.command.params:
+            if not isinstance(option, click.Option) or option.multiple or option.is_flag:
+                continue
+            with pytest.raises(click.UsageError, match=r"is given 2 times"):
+                ctx.command.parse_args(ctx, [f"{max(option.opts, key=len)}=1"] * 2)
