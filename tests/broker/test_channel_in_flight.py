@@ -3,7 +3,7 @@
 import pytest
 
 from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
-from trio_nsq.broker.state.in_flight import Delivery
+from trio_nsq.broker.state.in_flight import Delivery, InFlight
 from trio_nsq.protocol import encode_finish
 
 NOT_IN_FLIGHT = "ID not in flight"
@@ -67,6 +67,32 @@ def test_wrong_answers_leave_what_others_have_in_flight_as_it_is() -> None:
     owner.finish(received[2:3])  # out of order
     assert other.touch(received[2]) == NOT_IN_FLIGHT
     assert other.touch(received[3]) == NOT_OWNED
+
+
+def test_ids_of_nobodys_messages_do_not_have_everybodys_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture()
+    owners = [fixture.subscriber(ready=20) for _ in range(300)]
+    sender = fixture.subscriber(ready=0)
+    fixture.publish_many(6000, each=100)
+    fixture.pump(fixture.channel())
+    assert fixture.counts() == (0, 6000, 0)
+    looks = 0
+
+    def holds(in_flight: InFlight, message_id: bytes) -> bool:
+        nonlocal looks
+        looks += 1
+        return really_holds(in_flight, message_id)
+
+    really_holds = InFlight.holds
+    monkeypatch.setattr(InFlight, "holds", holds)
+    ids = [b"%015xg" % number for number in range(3000)]
+    assert fixture.channel().finish(sender.consumer, encode_finish(ids), 0) == [
+        (message_id, NOT_IN_FLIGHT) for message_id in ids
+    ]
+    assert sender.touch(Received(UNKNOWN, b"", 1, 0)) == NOT_IN_FLIGHT
+    assert looks <= 1000
+    for owner in owners:
+        assert not any(delivery.is_apart for _, delivery in owner.consumer.in_flight)
 
 
 @pytest.mark.parametrize("ending", ["FIN", "REQ", "timeout", "empty", "leave"])

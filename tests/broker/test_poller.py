@@ -315,6 +315,51 @@ async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> 
 # ---------------------------------------------------------------------- answers
 
 
+@pytest.mark.parametrize(
+    "flood", [b"RDY 0\n", b"NOP\r\n", b"TOUCH 0123456789abcdef\n", b"REQ 0123456789abcdef 0\n"]
+)
+async def test_many_commands_at_once_let_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: bytes
+) -> None:
+    monkeypatch.setattr(connection, "_TURN_S", 0)
+    obeyed: list[str] = []
+    obey = Connection._obey
+
+    def noting(client: Connection, command: Any) -> bool:
+        obeyed.append(client.peer)
+        return obey(client, command)
+
+    async with running_broker(tmp_path / "d") as bound:
+        async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as other:
+            for client in (one, other):
+                await client.subscribe("t", "c")
+            await settle()
+            monkeypatch.setattr(Connection, "_obey", noting)
+            for client, data in ((one, flood * 2000), (other, b"RDY 0\n")):
+                assert os.write(client.stream.socket.fileno(), data) == len(data)
+            with trio.fail_after(PATIENCE_S):
+                await until(lambda: len(obeyed) == 2001)
+            (turn,) = [number for number, peer in enumerate(obeyed) if peer != obeyed[-1]]
+            assert turn < 200
+
+
+async def test_a_flood_of_nops_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    obeyed: list[Any] = []
+    obey = Connection._obey
+
+    def noting(client: Connection, command: Any) -> bool:
+        obeyed.append(command)
+        return obey(client, command)
+
+    monkeypatch.setattr(Connection, "_obey", noting)
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(b"NOP\n" * 10_000 + pub("t", b"a") + b"NOP\n" * 10_000 + b"NOP")
+        await client.ok()
+        await client.send(b"\n" + pub("t", b"b"))
+        await client.ok()
+        assert len(obeyed) < 10
+
+
 @BOTH
 async def test_ten_thousand_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: str) -> None:
     """Neither do calls pile up, nor is anything lost or out of order."""

@@ -198,9 +198,9 @@ class CountingInFlight(InFlight):
 
     taken_apart = 0
 
-    def _take_apart(self) -> None:
+    def _take_apart(self, index: int) -> None:
         self.taken_apart += 1
-        super()._take_apart()
+        super()._take_apart(index)
 
 
 def in_flight_of(ids: Sequence[bytes], each: int) -> CountingInFlight:
@@ -229,6 +229,17 @@ def test_a_message_that_is_answered_late_costs_only_its_own_run(piece: int) -> N
     for start in range(0, 500, piece):
         assert in_flight.finish(encode_finish(answers[start : start + piece])) == []
     assert (in_flight.count, in_flight.taken_apart) == (0, 1)
+
+
+def test_ids_of_no_message_take_nothing_apart() -> None:
+    ids = [b"%016x" % number for number in range(0, 1000, 2)]
+    others = [b"%016x" % number for number in range(1, 1001, 2)]
+    in_flight = in_flight_of(ids, 50)
+    assert in_flight.finish(encode_finish(others)) == others
+    assert not any(map(in_flight.find, [*others, b"f" * 16, b" " * 16, b"0" * 16 + b"0"]))
+    assert in_flight.taken_apart == 0
+    assert in_flight.find(ids[333]) is not None
+    assert in_flight.taken_apart == 1
 
 
 def test_what_is_requeued_in_turn_is_not_taken_apart() -> None:

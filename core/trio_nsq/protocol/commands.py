@@ -26,6 +26,7 @@ _PIECE_BYTES = 4096
 _FIN_LINES_AT_LEAST = 16
 _ID_BYTES = 16
 _FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
+_NOPS = re.compile(rb"(?:NOP\n){16,}+")
 _HEX_DIGITS = b"0123456789abcdef"
 _MAX_DIGITS = 20
 _TOO_BIG = 2**64
@@ -295,6 +296,9 @@ class CommandReader:
             raise CommandError("E_INVALID", f"cannot {verb.decode()} in current state")
         match verb:
             case b"NOP":
+                # Nothing changes with it: so many in a row are the same as one.
+                if nops := _NOPS.match(self._buffer, self._position):
+                    self._position = nops.end()
                 return _NOP
             case b"PUB" | b"MPUB":
                 self._publish_topic = self._topic(verb.decode(), params)

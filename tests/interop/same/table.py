@@ -19,6 +19,7 @@ NOT_BY_SCRIPT = {
     "timers": "it is about how late nsqd happens to be",
     "message-ids": "nsqd's ids meet by chance only",
     "error-arrives": "whether nsqd's reset overtakes its frame is chance",
+    "not-owned": "tests/broker/test_channel_in_flight.py",
     "unread-answers": "tests/broker/test_server_tcp.py",
     "no-magic": "it takes a minute: tests/broker/test_server_timers.py",
     "stats-memory": "tests/broker/test_stats.py",

@@ -6,11 +6,11 @@ is kept together for as long as it is answered in order, from its start on: a *r
 run, its messages are kept one by one, by their ids, and cost about as much as a dict. What was sent alone is kept so
 from the beginning.
 
-To look for a message that is not the next one of the oldest run, runs are taken apart, oldest first, until it is found:
-each message is taken apart but once, so no order of answers makes this expensive.
+A message that is not the next one of the oldest run is found by bisection, and only the run that holds it is taken
+apart: each message is taken apart but once, so no order of answers makes this expensive, nor do ids of no message.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
@@ -23,6 +23,7 @@ from .note import Reason
 
 LOOKED_AT = 1000
 """Deliveries, or messages at the head of a queue, among which the oldest is looked for: that has a bounded cost."""
+_ID_BYTES = 16
 
 
 class Delivery:
@@ -95,6 +96,13 @@ class Delivery:
         start = len(self.lines) - (self.next_sequence - sequence) * FINISH_LINE_BYTES
         return self.lines[start + 4 : start + 20]
 
+    def holds(self, message_id: bytes) -> bool:
+        """Whether it is one of those that are left; only of a run."""
+        text = self.lines
+        ids_at = range(len(text) - self.left * FINISH_LINE_BYTES + 4, len(text), FINISH_LINE_BYTES)
+        index = bisect_left(ids_at, message_id, key=lambda at: text[at : at + _ID_BYTES])
+        return index < self.left and text.startswith(message_id, ids_at[index])
+
     def sequence_of(self, message_id: bytes) -> int:
         """The sequence of one of these messages; not of those of a run."""
         if self._ids is None:
@@ -115,6 +123,7 @@ class Delivery:
 
 _LEFT = attrgetter("left")
 _BEGINS_AT = attrgetter("begins_at")
+_LINES = attrgetter("lines")
 
 
 class InFlight:
@@ -124,12 +133,15 @@ class InFlight:
         count: Messages.
     """
 
-    __slots__ = ("_apart", "_by_id", "_deliveries", "_runs", "count")
+    __slots__ = ("_apart", "_ascends", "_by_id", "_deliveries", "_runs", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._deliveries: dict[Delivery, None] = {}  # all, in the order of their deadlines
         self._runs: deque[Delivery] = deque()  # of these, those that are runs, in the same order
+        self._ascends = (
+            True  # so do their ids, from run to run; unless the node's number was changed in between
+        )
         self._by_id: dict[bytes, Delivery] = {}  # the messages of the others
         self._apart = 0  # how many of the others once were runs
 
@@ -150,7 +162,12 @@ class InFlight:
         self._deliveries[delivery] = None
         self.count += delivery.left
         if delivery.left > 1:
-            self._runs.append(delivery)
+            runs = self._runs
+            if not runs:
+                self._ascends = True
+            elif delivery.lines < runs[-1].lines:
+                self._ascends = False
+            runs.append(delivery)
         else:
             self._by_id[delivery.lines[4:20]] = delivery
 
@@ -190,7 +207,7 @@ class InFlight:
             start = len(text) - left_bytes
             goes_on = lines.find(text[start : start + FINISH_LINE_BYTES], at)
             if goes_on == at:
-                self._take_apart()
+                self._take_apart(0)
             else:
                 upto = end if goes_on < 0 else goes_on
                 self._finish_by_id(lines[at:upto], finished, failed)
@@ -239,30 +256,34 @@ class InFlight:
         del self._deliveries[delivery]
         self._apart -= delivery.is_apart
 
-    def _take_apart(self) -> None:
-        run = self._runs.popleft()
+    def _take_apart(self, index: int) -> None:
+        run = self._runs[index]
+        del self._runs[index]
         self._by_id.update(dict.fromkeys(run.take_apart(), run))
         self._apart += 1
 
+    def _run_holding(self, message_id: bytes) -> int | None:
+        """The place of the run that holds a message; None if there is none."""
+        runs = self._runs
+        if self._ascends:
+            index = bisect_left(runs, b"FIN %s\xff" % message_id, key=_LINES) - 1
+            return index if index >= 0 and runs[index].holds(message_id) else None
+        return next((index for index, run in enumerate(runs) if run.holds(message_id)), None)
+
     def _find_by_id(self, message_id: bytes) -> Delivery | None:
-        while (delivery := self._by_id.get(message_id)) is None and self._runs:
-            self._take_apart()
+        delivery = self._by_id.get(message_id)
+        if delivery is None and (index := self._run_holding(message_id)) is not None:
+            delivery = self._runs[index]
+            self._take_apart(index)
         return delivery
 
     def find(self, message_id: bytes) -> Delivery | None:
         """What a message was sent with; None if it is not in flight."""
         return self._runs[0] if self._comes_next(message_id) else self._find_by_id(message_id)
 
-    def holding(self, ids: list[bytes]) -> set[bytes]:
-        """Those of these ids, ascending, that are in flight; no run is taken apart."""
-        found = self._by_id.keys() & ids
-        for run in self._runs:
-            start = len(run.lines) - run.left * FINISH_LINE_BYTES
-            first, last = run.lines[start + 4 : start + 20], run.lines[-17:-1]
-            for message_id in ids[bisect_left(ids, first) : bisect_right(ids, last)]:
-                if run.lines.find(b"FIN %s\n" % message_id, start) >= 0:
-                    found.add(message_id)
-        return found
+    def holds(self, message_id: bytes) -> bool:
+        """Whether a message is in flight; no run is taken apart."""
+        return message_id in self._by_id or self._run_holding(message_id) is not None
 
     def _comes_next(self, message_id: bytes) -> bool:
         """It is the first message of the oldest run."""

@@ -56,6 +56,8 @@ logger = logging.getLogger("trio_nsq.broker")
 _TURN_S = 0.005
 """A client whose data is always there already lets the others have their turn after so much time."""
 _LARGE_IDENTIFY_BYTES = 4096
+_COMMANDS_AT_LEAST = 32
+"""So many are obeyed before it is found out whether that is over."""
 _NS_PER_MS = 1_000_000
 
 
@@ -325,6 +327,7 @@ class Connection:
             self._hand_over(data)
             return False
         self._reader.receive_data(data)
+        self._turn_over_s = time.perf_counter() + _TURN_S
         self._go_on()
         return self._unread and self._holder is _NOBODY
 
@@ -430,13 +433,14 @@ class Connection:
     def _obey_now(self) -> bool:
         """Obey the commands that are whole, in order, until all are (True).
 
-        Or until one has to be waited for or, in the task, others are to have their turn.
+        Or until one has to be waited for, or others are to have their turn.
 
         Publishes next to each other are stored together.
 
         Raises:
             CommandError: The client broke the rules, after what was obeyed.
         """
+        left = _COMMANDS_AT_LEAST
         while True:
             command = self._next_command()
             if type(command) is Publish and (
@@ -455,6 +459,10 @@ class Connection:
             elif not self._obey(command):
                 self._next = command
                 return False
+            elif not (left := left - 1):
+                if self._holder is not _TASK or self._turn_is_over:
+                    return False
+                left = _COMMANDS_AT_LEAST
         if self.channel is not None:
             self.server.pump(self.channel)
         return True
@@ -543,7 +551,7 @@ class Connection:
         elif isinstance(command, Auth):
             self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
         else:
-            self._next = command
+            self._next = command  # or None, between two commands
             await self._let_others()
 
     def _obey(self, command: Command) -> bool:
