@@ -26,8 +26,10 @@ def check_extra(command: str) -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
+        from trio_nsq.extras import install_hint
+
         raise Failure(
-            f"{command} needs the extra 'spark', which is not installed ({error}): pip install 'trio-nsq[spark]'. "
+            f"{command} needs the extra 'spark', which is not installed ({error}): {install_hint('spark')}. "
             "With pyarrow alone, pip install pyarrow, --engine inline works."
         ) from error
 

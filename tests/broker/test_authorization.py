@@ -434,7 +434,7 @@ def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_the_package_for_patterns_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
-    with pytest.raises(StartupError, match=r"pip install 'trio-nsq\[auth\]'"):
+    with pytest.raises(StartupError, match="pip install google-re2"):
         AuthClient(options("127.0.0.1:1"))
 
 

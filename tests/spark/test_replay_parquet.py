@@ -23,6 +23,7 @@ from spark.replay_support import (
     write_parquet,
 )
 from spark.support import HOUR_NS, NOON_NS, cli_of, export, fill, numbers
+from trio_nsq.extras import install_hint
 from trio_nsq.spark.engines import run_inline
 from trio_nsq.spark.replay_job import open_job
 from trio_nsq.spark.replay_request import ReplayRequest
@@ -358,7 +359,7 @@ def test_what_is_not_installed_is_named(
             "--where is Spark SQL, and the extra 'spark' is not installed" in result.err,
         ) == (1, True)
         result = replay(qcli, tmp_path, str(archive), "t", "--engine", "spark")
-        assert (result.code, "pip install 'trio-nsq[spark]'" in result.err) == (1, True)
+        assert (result.code, install_hint("spark") in result.err) == (1, True)
     with monkeypatch.context() as without:
         without.setitem(modules, "pyarrow.parquet", None)
         result = replay(qcli, tmp_path, str(archive), "t")

@@ -35,6 +35,7 @@ from spark.support import (
     run_in_process,
     write_log,
 )
+from trio_nsq.extras import install_hint
 from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable
 from trio_nsq.spark.engines import run_inline
 from trio_nsq.spark.export import ExportTask, FileOptions, export_range
@@ -465,7 +466,7 @@ def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: 
             timeout=30,
         )
         assert done.returncode == 1
-        assert "pip install 'trio-nsq[spark]'" in done.stderr
+        assert install_hint("spark") in done.stderr
         assert "Traceback" not in done.stderr
         assert parquet_files(tmp_path / module) == []
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ..extras import install_hint
 from ..protocol.errors import NSQError
 from .bundle import can_be_zipped, write_zip
 from .engines import Advance, Done, Task, attempt
@@ -53,7 +54,7 @@ def check_spark() -> None:
         import pyspark  # noqa: F401
     except ImportError as exc:
         raise SparkFailed(
-            f"the extra 'spark' is not installed ({exc}): pip install 'trio-nsq[spark]', or say --engine inline"
+            f"the extra 'spark' is not installed ({exc}): {install_hint('spark')}, or say --engine inline"
         ) from exc
 
 

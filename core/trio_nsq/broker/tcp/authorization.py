@@ -183,7 +183,7 @@ class AuthClient:
             _re2()
         except ModuleNotFoundError as exc:
             raise StartupError(
-                "--auth-http-address needs the package google-re2: pip install 'trio-nsq[auth]'"
+                "--auth-http-address needs the package google-re2, which is missing here: pip install google-re2"
             ) from exc
         self._services = [_service_url(address) for address in options.auth_http_addresses]
         self._pick = pick
