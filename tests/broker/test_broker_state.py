@@ -89,22 +89,23 @@ def test_a_topic_whose_log_cannot_be_opened_is_not_made() -> None:
     with pytest.raises(LogReadError):
         broker.channel("t", "c")
     assert broker.topics == {}
-    assert broker.unsaved == set()
+    assert (broker.changed, broker.never_saved) == (set(), set())
 
 
 def test_what_is_new_has_to_be_saved_and_what_is_not_has_not() -> None:
     broker = make_broker()
-    broker.topic("t")
-    assert broker.unsaved == {"t"}
-    broker.unsaved.clear()
+    topic = broker.topic("t")
+    assert (broker.changed, broker.never_saved) == ({"t"}, {topic})
+    broker.changed.clear()
+    broker.never_saved.clear()
     broker.topic("t")
     broker.channel("t", "tail#ephemeral")
-    assert broker.unsaved == set()
+    assert (broker.changed, broker.never_saved) == (set(), set())
     broker.channel("t", "c")
-    assert broker.unsaved == {"t"}
-    broker.unsaved.clear()
+    assert broker.changed == {"t"}
+    broker.changed.clear()
     broker.channel("t", "c")
-    assert (broker.unsaved, broker.changed) == (set(), set())
+    assert broker.changed == set()
     broker.delete_channel(broker.channel("t", "c"))
     assert broker.changed == {"t"}
 
@@ -117,7 +118,7 @@ def test_deleting_the_last_channel_of_an_ephemeral_topic_deletes_it() -> None:
     assert list(broker.topics) == ["t#ephemeral"]
     broker.delete_channel(other)
     assert broker.topics == {}
-    assert (broker.changed, broker.unsaved) == (set(), set())
+    assert (broker.changed, broker.never_saved) == (set(), set())
 
 
 def test_deleting_the_last_channel_of_a_durable_topic_leaves_it() -> None:
@@ -141,7 +142,7 @@ def test_deleting_a_topic_closes_its_clients_and_its_log_and_forgets_it() -> Non
     broker.changed.add("t")
     broker.delete_topic(topic)
     assert closed == ["client", "log"]
-    assert (broker.topics, broker.changed, broker.unsaved) == ({}, set(), set())
+    assert (broker.topics, broker.changed, broker.never_saved) == ({}, set(), set())
     again = broker.topic("t")
     broker.delete_topic(topic)  # the old one: the new one stays
     assert broker.topics == {"t": again}

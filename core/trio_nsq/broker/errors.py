@@ -13,4 +13,8 @@ class TopicFull(PublishRefused):
 
 
 class SaveError(NSQError):
-    """What was done is done, but would not outlast a restart; the text is the disk's error."""
+    """A state cannot be saved; the text is the disk's error."""
+
+
+class DeletedError(NSQError):
+    """Nothing was done: the topic or the channel was deleted meanwhile."""

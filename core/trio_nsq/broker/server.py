@@ -17,7 +17,7 @@ from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop, settle
-from .errors import PublishRefused, SaveError, StartupError
+from .errors import DeletedError, PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
 from .options import BrokerOptions
 from .positions import Position
@@ -26,9 +26,10 @@ from .publisher import Publisher
 from .readers import Readers
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
+from .state.channel_state import ChannelState
 from .state.consumer import Consumer
 from .state.seeking import Move
-from .state.topic import StateError, Topic
+from .state.topic import Checkpoint, StateError, Topic
 from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
 from .storage.saver import Saver
 from .tcp.connection import Connection
@@ -170,9 +171,9 @@ class Server:
                 folder = self._folder.topic_folder(name)
                 raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
             if state is not None:
-                self.broker.unsaved.discard(name)
-                if not ahead and (is_previous or int(state["end"]) < topic.log.next_sequence):
-                    self.broker.changed.add(name)  # what came after the last checkpoint was found in the log
+                self.broker.never_saved.discard(topic)
+                if ahead or not (is_previous or int(state["end"]) < topic.log.next_sequence):
+                    self.broker.changed.discard(name)  # else the log has what came after the last checkpoint
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
             self._saver.keeper.found(topic)
@@ -431,11 +432,9 @@ class Server:
         Raises:
             CommandError: E_SUB_FAILED.
         """
-        if topic_name in self._deleting or self._stopping:
-            raise CommandError("E_SUB_FAILED", "SUB failed exiting")
         try:
-            channel = self._channel(topic_name, channel_name, private=private)
-        except LogError as exc:
+            channel = await self._durable_channel(topic_name, channel_name, private=private)
+        except (PublishRefused, LogError, SaveError) as exc:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
         limit = self.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
@@ -443,26 +442,7 @@ class Server:
             raise CommandError("E_SUB_FAILED", f"SUB failed {reason}")
         channel.add(consumer)
         self._clients[consumer] = client
-        try:
-            await self._save_for(channel)
-        except BaseException:
-            self.unsubscribe(channel, consumer)
-            raise
-        if consumer not in channel.consumers:
-            self.unsubscribe(channel, consumer)
-            raise CommandError("E_SUB_FAILED", "SUB failed to deleted topic/channel")
         return channel
-
-    async def _save_for(self, channel: Channel) -> None:
-        """Save a channel that is new. Raises CommandError.
-
-        Whether others of its topic can be saved is no matter of its clients, who may be about to empty a full disk.
-        """
-        try:
-            await self.save_new(channel.topic)
-        except SaveError as exc:
-            if channel in self.broker.never_saved:
-                raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
 
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Take a client out of its channel; what it had in flight goes to the others."""
@@ -484,15 +464,74 @@ class Server:
             LogError, SaveError: It is not there, or would not outlast a restart.
             PublishRefused: It is being deleted.
         """
-        if topic_name in self._deleting or self._stopping:
-            raise PublishRefused("exiting")
-        if channel_name is None:
-            await self.save_new(self._topic(topic_name))
-        else:
-            await self.save_new(self._channel(topic_name, channel_name).topic)
+        if channel_name is not None:
+            await self._durable_channel(topic_name, channel_name)
+            return
+        topic = self._topic_to_use(topic_name)
+        try:
+            await self.save_new(topic)
+        except SaveError:
+            await self._forget_new(topic)
+            raise
 
-    async def delete_topic(self, topic: Topic) -> None:
+    def _topic_to_use(self, name: str) -> Topic:
+        """The topic of this name, made if need be. Raises LogError; PublishRefused if it is being deleted."""
+        if name in self._deleting or self._stopping:
+            raise PublishRefused("exiting")
+        return self._topic(name)
+
+    async def _durable_channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
+        """The channel of this name. A new one is on disk before anybody can use it; `private` as in `subscribe`.
+
+        Raises:
+            LogError, SaveError: It is not there, and was not made.
+            PublishRefused: Its topic is being deleted.
+        """
+        while (channel := self._topic_to_use(topic_name).channels.get(name)) is None:
+            topic = self.broker.topics[topic_name]
+            if is_ephemeral(name):
+                if topic in self.broker.never_saved:
+                    await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
+                self._topic_to_use(topic_name)
+                return self._channel(topic_name, name, private=private)
+
+            def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
+                if name not in topic.channels:  # another request may just have made it
+                    checkpoint.add_channel(name)
+
+            def apply() -> None:
+                self._channel(topic_name, name)
+
+            try:
+                await self._saver.change(topic, plan, apply, with_others=True)
+            except DeletedError:
+                continue  # the topic was deleted meanwhile
+            except SaveError:
+                await self._forget_new(topic)
+                raise
+        return channel
+
+    async def _try_to_save(self, topic: Topic) -> None:
+        """Save a topic now, if that works; an error is reported, and the next checkpoint tries again."""
+        try:
+            await self.save(topic)
+        except SaveError:
+            pass
+
+    async def _forget_new(self, topic: Topic) -> None:
+        """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
+        if topic in self.broker.never_saved and topic not in self._precreating:
+            try:
+                await self.delete_topic(topic, only_if_unused=True)
+            except OSError as exc:
+                logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
+
+    async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
         """Delete a topic with its channels and files; its clients are disconnected.
+
+        Args:
+            topic: Which one.
+            only_if_unused: Only if it was never saved, and has neither messages nor channels.
 
         Raises:
             OSError: Nothing was deleted.
@@ -504,12 +543,15 @@ class Server:
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
                 async with self._saver.locked(topic):
-                    await self._delete(topic)
+                    await self._delete(topic, only_if_unused)
         finally:
             self._deleting.pop(topic.name).set()
 
-    async def _delete(self, topic: Topic) -> None:
+    async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
         await self.publisher.idle(topic)
+        is_used = topic.channels or topic.log.next_sequence or topic not in self.broker.never_saved
+        if only_if_unused and is_used:
+            return
         retired: Path | None = None
         if not topic.ephemeral:
             # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
@@ -523,18 +565,90 @@ class Server:
         if retired is not None:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
 
-    async def pause(self, channel: Channel) -> None:
-        """Send nothing more to a channel's clients, durably; what is in their buffers goes out. Raises SaveError."""
-        channel.paused = True
-        for consumer in channel.consumers:
-            self._clients[consumer].send_delivered()
-        await self.save(channel.topic)
+    # What changes a topic or a channel is saved first, and happens then: a request that is refused changes nothing.
+    # All of these raise SaveError, or DeletedError if the topic or the channel is deleted meanwhile.
 
-    async def unpause(self, channel: Channel) -> None:
-        """Go on, durably. Raises SaveError."""
-        channel.paused = False
-        self.pump(channel)
-        await self.save(channel.topic)
+    async def pause_topic(self, topic: Topic, paused: bool) -> None:
+        """Give a topic's channels nothing more, or go on, durably."""
+
+        def apply() -> None:
+            if paused:
+                topic.pause()
+            else:
+                topic.unpause()
+                self.pump_topic(topic)
+
+        await self._saver.change(topic, lambda checkpoint: checkpoint.change_topic(paused=paused), apply)
+
+    async def empty_topic(self, topic: Topic) -> None:
+        """Drop what waits in a topic itself, durably; its channels keep theirs."""
+        await self._saver.change(topic, topic.plan_empty, topic.empty)
+
+    async def configure_topic(self, topic: Topic, changes: Mapping[str, Any]) -> None:
+        """Change settings of a topic, durably. Also raises SettingsError."""
+
+        def plan(checkpoint: Checkpoint) -> None:
+            topic.plan_configure(checkpoint, changes)
+
+        def apply() -> None:
+            topic.configure(changes)
+            self.pump_topic(topic)  # there may be more than there may be now
+
+        await self._saver.change(topic, plan, apply)
+        await self._try_to_save(topic)  # which deletes what need not be kept any more
+
+    async def pause(self, channel: Channel, paused: bool) -> None:
+        """Send nothing more to a channel's clients, or go on, durably; what is in their buffers goes out."""
+
+        def apply() -> None:
+            channel.paused = paused
+            if paused:
+                for consumer in channel.consumers:
+                    self._clients[consumer].send_delivered()
+            else:
+                self.pump(channel)
+
+        await self._change(channel, lambda: channel.state_if_paused(paused), apply)
+
+    async def empty(self, channel: Channel) -> None:
+        """Drop everything a channel has, durably: ready, in flight and deferred."""
+        await self._change(channel, channel.state_if_empty, channel.empty)
+
+    async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
+        """Change settings of a channel, durably. Also raises SettingsError."""
+
+        def plan() -> ChannelState:
+            refuse_loop(self.broker, channel, changes)
+            return channel.state_if_configured(changes)
+
+        def apply() -> None:
+            channel.configure(changes)
+            self.pump(channel)  # what was given up may come again
+
+        await self._change(channel, plan, apply)
+
+    async def delete_channel(self, channel: Channel) -> None:
+        """Delete a channel, durably; its clients are disconnected."""
+        await self._change(channel, lambda: None, partial(self.broker.delete_channel, channel))
+
+    async def _change(
+        self, channel: Channel, planned: Callable[[], ChannelState | None], apply: Callable[[], None]
+    ) -> None:
+        """Change a channel, durably, so that its state becomes the planned one; None deletes the channel."""
+        topic = channel.topic
+
+        def plan(checkpoint: Checkpoint) -> None:
+            if topic.channels.get(channel.name) is not channel:
+                raise DeletedError(channel.name)
+            state = planned()
+            if channel.ephemeral:
+                return
+            if state is None:
+                checkpoint.remove_channel(channel.name)
+            else:
+                checkpoint.change_channel(state)
+
+        await self._saver.change(topic, plan, apply)
 
     async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
         """Move a channel, durably, or find out what that would do.
@@ -567,18 +681,6 @@ class Server:
             if DEAD_LETTERS in topic.channels and topic.name in self.broker.changed:
                 await self.save(topic)
 
-    async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
-        """Change settings of a channel, durably. Raises SettingsError, and nothing is changed; SaveError."""
-        refuse_loop(self.broker, channel, changes)
-        channel.configure(changes)
-        self.pump(channel)  # what was given up may come again
-        await self.save(channel.topic)
-
-    async def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, durably; its clients are disconnected. Raises SaveError."""
-        self.broker.delete_channel(channel)
-        await self.save(channel.topic)
-
     def set_nsqlookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
         """Register with these discovery services instead, `host:port` each, until the broker stops."""
         if self.lookup is not None:
@@ -603,11 +705,20 @@ class Server:
             names = await lookup.channels(topic.name)
             if self._stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            for name in names:
-                self._channel(topic.name, name)
-            await self.save_new(topic)
-        except SaveError:
-            pass  # it is logged, and tried again
+            durable = [name for name in names if not is_ephemeral(name)]
+
+            def plan(checkpoint: Checkpoint) -> None:
+                for name in durable:
+                    if name not in topic.channels:
+                        checkpoint.add_channel(name)
+
+            def apply() -> None:
+                for name in names:
+                    self._channel(topic.name, name)
+
+            await self._saver.change(topic, plan, apply)
+        except (SaveError, DeletedError):
+            pass  # an error is logged; what cannot be saved is not made
         except Exception:
             # A mistake of ours: the topic has to do without.
             logger.exception("%s: channels could not be made in advance", topic.name)

@@ -14,7 +14,7 @@ from ...listening import port_of
 from ...log import LogError
 from ...protocol import CommandError, MessageSet, pack_messages, walk_messages
 from ..addresses import BoundAddresses, Broadcast
-from ..errors import PublishRefused, SaveError
+from ..errors import DeletedError, PublishRefused, SaveError
 from ..figures.stats import broker_stats
 from ..figures.stats_text import render_text
 from ..once import OncePublisher
@@ -277,23 +277,19 @@ class Endpoints:
     async def topic_empty(self, request: Request) -> Response:
         """Drop what waits in the topic itself; its channels keep theirs."""
         topic = find_topic(self._server, valid_name(request, "topic", "INVALID_TOPIC"))
-        topic.empty()
-        await self._server.save(topic)
+        await self._server.empty_topic(topic)
         return _EMPTY
 
     async def topic_pause(self, request: Request) -> Response:
         """Give nothing more to the channels."""
         topic = find_topic(self._server, given(request, "topic"))
-        topic.pause()
-        await self._server.save(topic)
+        await self._server.pause_topic(topic, True)
         return _EMPTY
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
         topic = find_topic(self._server, given(request, "topic"))
-        topic.unpause()
-        self._server.pump_topic(topic)
-        await self._server.save(topic)
+        await self._server.pause_topic(topic, False)
         return _EMPTY
 
     async def _create(self, topic: str, channel: str | None = None) -> None:
@@ -320,19 +316,17 @@ class Endpoints:
 
     async def channel_empty(self, request: Request) -> Response:
         """Drop everything the channel has: ready, in flight and deferred."""
-        channel = find_channel(self._server, request)
-        channel.empty()
-        await self._server.save(channel.topic)
+        await self._server.empty(find_channel(self._server, request))
         return _EMPTY
 
     async def channel_pause(self, request: Request) -> Response:
         """Send nothing more to its clients."""
-        await self._server.pause(find_channel(self._server, request))
+        await self._server.pause(find_channel(self._server, request), True)
         return _EMPTY
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        await self._server.unpause(find_channel(self._server, request))
+        await self._server.pause(find_channel(self._server, request), False)
         return _EMPTY
 
 
@@ -358,12 +352,15 @@ def make_router(server: "Server", bound: BoundAddresses) -> Router:
 
 
 def _telling_of_the_disk(handler: Handler) -> Handler:
-    """What was done and cannot be saved is not done for good: 503, as for a publish."""
+    """What cannot be saved is not done: 503, as for a publish."""
 
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
         except SaveError as exc:
             raise HTTPError(503, str(exc)) from exc
+        except DeletedError as exc:
+            what = "CHANNEL" if "channel" in request.query else "TOPIC"
+            raise HTTPError(404, f"{what}_NOT_FOUND") from exc
 
     return handle

@@ -40,9 +40,7 @@ class SettingsEndpoints:
         """Change those that the JSON object in the body names; null goes back to the broker's default."""
         topic = find_topic(self._server, given(request, "topic"))
         with _refusing():
-            topic.configure(_changes(request))
-        self._server.pump_topic(topic)  # there may be more than there may be now
-        await self._server.save(topic)
+            await self._server.configure_topic(topic, _changes(request))
         return Response.json(as_json(topic.settings))
 
     async def get_channel(self, request: Request) -> Response:

@@ -1,5 +1,6 @@
 """All topics of one broker, and the time at which something is next due. Synchronous, like what it holds."""
 
+import logging
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
@@ -10,11 +11,15 @@ from .cache import BatchCache
 from .channel import Channel
 from .topic import Topic
 
+logger = logging.getLogger("trio_nsq.broker")
+
 NODE_ID_BITS = 10
 COUNTER_BITS = 64 - NODE_ID_BITS
 _NS_PER_MS = 1_000_000
 _CHANNELS_AT_ONCE = 200
 _MESSAGES_AT_ONCE = 1000
+_AGAIN_NS = 1_000_000_000
+"""If moving what is due in a channel failed, it is tried again after this time."""
 _DEAD_ALARMS = 100
 """So many alarms of deleted channels may stay until they ring, however few others there are."""
 
@@ -48,8 +53,8 @@ class Broker:
     Attributes:
         topics: By name.
         changed: Names of topics whose state differs from what was last saved; the owner clears it.
-        unsaved: Those of them that have to be saved at once: they, or a channel of theirs, are new.
-        never_saved: The channels that are, so that a crash would take them.
+        never_saved: Topics whose state was never saved: a crash would take them, unless they have messages. The
+            owner clears it.
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
@@ -59,8 +64,7 @@ class Broker:
         self.options = options
         self.topics: dict[str, Topic] = {}
         self.changed: set[str] = set()
-        self.unsaved: set[str] = set()
-        self.never_saved: set[Channel] = set()
+        self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
         self._make_log = make_log
         measured = bool(options.e2e_processing_latency_percentiles)
@@ -86,7 +90,9 @@ class Broker:
                 name, log, self.cache, mem_queue_size, self._e2e_window_ns, self.options.topic_defaults
             )
             self.topics[name] = topic
-            self.unsaved.add(name)
+            if not topic.ephemeral:
+                self.changed.add(name)
+                self.never_saved.add(topic)
             self.on_names_changed(name, None)
         return topic
 
@@ -97,9 +103,7 @@ class Broker:
         channel = topic.add_channel(name, private=private)
         if not known:
             if not channel.ephemeral:
-                self.unsaved.add(topic_name)
-                if not topic.ephemeral:
-                    self.never_saved.add(channel)
+                self.changed.add(topic_name)
             self.watch(channel, channel.next_deadline_ns)
             self.on_names_changed(topic_name, name)
         return channel
@@ -127,7 +131,7 @@ class Broker:
             topic.close()
             topic.log.close()
             self.changed.discard(topic.name)
-            self.unsaved.discard(topic.name)
+            self.never_saved.discard(topic)
             self.on_names_changed(topic.name, None)
 
     # ------------------------------------------------------------------ time
@@ -165,14 +169,18 @@ class Broker:
             alarms.pop()
             if not alarms:
                 del self._alarms_of[channel]
-            moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
-            self.watch(channel, channel.next_deadline_ns)
+            try:
+                moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
+                self.watch(channel, channel.next_deadline_ns)
+            except Exception:
+                # A defect of ours: it must not stop the other channels.
+                logger.exception("%s/%s: what is due could not be moved", channel.topic.name, channel.name)
+                self.watch(channel, now_ns + _AGAIN_NS)
             woken[channel] = None
         return list(woken)
 
     def _forget(self, channel: Channel) -> None:
-        """Ring no alarm of a channel that is deleted, and do not wait for it to be saved."""
-        self.never_saved.discard(channel)
+        """Ring no alarm of a channel that is deleted."""
         self._dead_alarms += len(self._alarms_of.pop(channel, ()))
         if self._dead_alarms > len(self._alarms) // 2 + _DEAD_ALARMS:
             self._alarms = [alarm for alarm in self._alarms if alarm[2] in self._alarms_of]

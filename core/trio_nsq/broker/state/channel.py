@@ -155,13 +155,16 @@ class Channel:
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
-        settings, said = change(ChannelSettings(), self._changes, changes)
-        if settings.dead_letter_topic == self.topic.name:
-            raise SettingsError("dead_letter_topic is the topic itself; its dead letters would come back")
-        self.settings, self._changes = settings, said
+        self.settings, self._changes = self._changed_settings(changes)
         self._state = None
         for message in self._aside.take_all_waiting():
             self._come_back(message)
+
+    def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
+        settings, said = change(ChannelSettings(), self._changes, changes)
+        if settings.dead_letter_topic == self.topic.name:
+            raise SettingsError("dead_letter_topic is the topic itself; its dead letters would come back")
+        return settings, said
 
     @property
     def hungry(self) -> bool:
@@ -859,19 +862,42 @@ class Channel:
     def state(self) -> ChannelState:
         """What has to be kept of it. While nothing of that changes it is the same object each time."""
         if self._state is None:
-            self._state = ChannelState(
-                self.name,
-                self._paused,
-                self._changes,
-                self.cursor,
-                # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
-                self._cursor.holes,
-                tuple(self._requeued),
-                tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
-                self._deferred.copy(),
-                tuple(self._aside),
-            )
+            self._state = self._make_state(self._paused, self._changes, self._cursor)
         return self._state
+
+    def _make_state(self, paused: bool, changes: dict[str, Any], cursor: Cursor) -> ChannelState:
+        return ChannelState(
+            self.name,
+            paused,
+            changes,
+            cursor.position,
+            # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
+            cursor.holes,
+            tuple(self._requeued),
+            tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
+            self._deferred.copy(),
+            tuple(self._aside),
+        )
+
+    # The state that the channel would have after a change, which is saved before the change is made.
+
+    def state_if_paused(self, paused: bool) -> ChannelState:
+        """After setting `paused`."""
+        return self._make_state(paused, self._changes, self._cursor)
+
+    def state_if_configured(self, changes: Mapping[str, Any]) -> ChannelState:
+        """After `configure`. Raises SettingsError."""
+        return self._make_state(self._paused, self._changed_settings(changes)[1], self._cursor)
+
+    def state_if_skipped(self, start: int, end: int) -> ChannelState:
+        """After `skip`."""
+        cursor = self._cursor.copy()
+        cursor.skip(start, end)
+        return self._make_state(self._paused, self._changes, cursor)
+
+    def state_if_empty(self) -> ChannelState:
+        """After `empty`."""
+        return ChannelState(self.name, self._paused, self._changes, self.topic.distribution_point)
 
     @classmethod
     def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":

@@ -32,7 +32,7 @@ class ChannelState:
             unfinished [[sequence, attempts]], with a `Reason` behind them where the message was given up, deferred
             [`Block.text`]. None until `encode` has come to its end.
         first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
-        cursor: The channel's.
+        name, cursor: The channel's.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class ChannelState:
         "_requeued",
         "cursor",
         "first_needed",
+        "name",
         "parts",
     )
 
@@ -53,13 +54,14 @@ class ChannelState:
         paused: bool,
         settings: dict[str, Any],
         cursor: int,
-        holes: Sequence[tuple[int, int]],
-        requeued: Sequence[tuple[int, int, Batch | None]],
-        in_flight: Sequence[InFlightCopy],
-        deferred: Sequence[Block],
-        aside: Sequence[Aside],
+        holes: Sequence[tuple[int, int]] = (),
+        requeued: Sequence[tuple[int, int, Batch | None]] = (),
+        in_flight: Sequence[InFlightCopy] = (),
+        deferred: Sequence[Block] = (),
+        aside: Sequence[Aside] = (),
     ) -> None:
         self.parts: list[bytes] = []
+        self.name = name
         self.first_needed = self.cursor = cursor
         self._head = name, paused, settings
         self._holes = holes

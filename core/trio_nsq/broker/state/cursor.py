@@ -27,6 +27,12 @@ class Cursor:
         """Ascending."""
         return tuple(self._holes)
 
+    def copy(self) -> "Cursor":
+        """The same; later changes of this one do not show in it."""
+        other = Cursor(self.position)
+        other.hole_messages, other._holes = self.hole_messages, self._holes.copy()
+        return other
+
     def run_end(self, end: int) -> int:
         """How far messages lie next to each other from the position on: up to the first hole, or to `end`."""
         return self._holes[0][0] if self._holes else end

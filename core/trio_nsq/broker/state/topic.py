@@ -87,15 +87,42 @@ class Checkpoint:
         self.parts: list[bytes] = []
         self.buried = buried
         self.names_batches = bool(producers)
-        self.first_needed = self.all_needed = min(int(head["distribution_point"]), int(head["settled"]))
+        self.first_needed = self.all_needed = 0
         self._head = head
         self._waiting = waiting
         self._producers = producers
-        self._durable = durable
+        self._durable = {channel.name: channel for channel in durable}
         self._ephemeral = ephemeral
+
+    # ------------------------------------------------------------------ changes that are saved before they are made
+
+    def change_topic(self, **fields: Any) -> None:
+        """Save other values of the topic's own fields, named as above."""
+        self._head.update(fields)
+
+    def change_channel(self, state: ChannelState) -> None:
+        """Save this of a channel, which may be a new one."""
+        self._durable[state.name] = state
+
+    def add_channel(self, name: str) -> None:
+        """Save a new channel, as `Topic.add_channel` makes it."""
+        self.change_channel(ChannelState(name, False, {}, int(self._head["distribution_point"])))
+
+    def remove_channel(self, name: str) -> None:
+        """Save the topic without a channel."""
+        self._durable.pop(name, None)
+
+    def forget_waiting(self) -> None:
+        """Save no message that waits for its time behind the distribution point."""
+        self._waiting = WaitingMessages()
+
+    # ------------------------------------------------------------------ on the way to disk
 
     def encode(self) -> Iterator[int]:
         """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        self.all_needed = min(int(self._head["distribution_point"]), int(self._head["settled"]))
+        durable_channels = list(self._durable.values())
+        channels = durable_channels + self._ephemeral
         waiting = "[]"
         if self._waiting:
             waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
@@ -104,9 +131,9 @@ class Checkpoint:
         if self._producers:
             rows, _ = yield from encode_rows(iter(self._producers), 2)
             producers = f',"producers":{rows}'
-        self.all_needed = min([self.all_needed, *(c.cursor for c in chain(self._durable, self._ephemeral))])
+        self.all_needed = min([self.all_needed, *(channel.cursor for channel in channels)])
         cost = 0
-        for channel in chain(self._durable, self._ephemeral):
+        for channel in channels:
             if channel.parts:
                 continue
             for messages in channel.encode():
@@ -116,11 +143,11 @@ class Checkpoint:
                     cost = 0
             cost += _CHANNEL_COST
         ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
-        durable = min((channel.first_needed for channel in self._durable), default=self.first_needed)
+        durable = min((channel.first_needed for channel in durable_channels), default=self.all_needed)
         self.first_needed = min(self.all_needed, durable, ephemeral)
         head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
         self.parts = [f'{head[:-1]},"waiting_deferred":{waiting}{producers},"channels":['.encode()]
-        for number, channel in enumerate(self._durable):
+        for number, channel in enumerate(durable_channels):
             if number:
                 self.parts.append(b",")
             self.parts += channel.parts
@@ -134,7 +161,7 @@ class Checkpoint:
     def unfinished_before(self, sequence: int) -> list[int]:
         """The messages before `all_needed`, and before this, that it would read; ascending."""
         found: set[int] = set()
-        for channel in chain(self._durable, self._ephemeral):
+        for channel in chain(self._durable.values(), self._ephemeral):
             if channel.first_needed < sequence:
                 found.update(each for each in channel.sequences() if each < sequence)
         return sorted(found)
@@ -561,6 +588,18 @@ class Topic:
         """Let it move on."""
         self.paused = False
         self.distribute()
+
+    def plan_configure(self, checkpoint: "Checkpoint", changes: Mapping[str, Any]) -> None:
+        """Have a checkpoint save what `configure` would do. Raises SettingsError."""
+        checkpoint.change_topic(settings=change(self._defaults, self._changes, changes)[1])
+
+    def plan_empty(self, checkpoint: "Checkpoint") -> None:
+        """Have a checkpoint save what `empty` would do."""
+        for channel in self.channels.values():
+            if not channel.ephemeral:
+                checkpoint.change_channel(channel.state_if_skipped(self.distribution_point, self._end))
+        checkpoint.forget_waiting()
+        checkpoint.change_topic(distribution_point=self._end)
 
     def empty(self) -> None:
         """Drop what is behind the distribution point; channels keep what they have."""

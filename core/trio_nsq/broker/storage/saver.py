@@ -1,15 +1,16 @@
 """Writing what has to survive a restart besides the messages: the topics' states, and the ids in use."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from errno import EIO
-from itertools import count
+from itertools import count, takewhile
+from operator import attrgetter
 
 import trio
 
 from ...log import LogError
-from ..errors import SaveError
+from ..errors import DeletedError, SaveError
 from ..state.broker import Broker, MessageIds
 from ..state.topic import Checkpoint, Topic
 from .data_folder import ID_RESERVE, DataFolder
@@ -19,6 +20,54 @@ logger = logging.getLogger("trio_nsq.broker")
 
 _WRITERS_AT_THE_END = 8
 """Syncs that run side by side share the disk's work. While clients are served one has to do, to leave them the disk."""
+
+
+class _Change:
+    """A change of a topic on its way to disk; arguments as of `Saver.change`.
+
+    Attributes:
+        done: It was made or refused.
+        error: Why it was refused.
+    """
+
+    __slots__ = ("_apply", "_plan", "done", "error", "with_others")
+
+    def __init__(
+        self, plan: Callable[[Checkpoint], None], apply: Callable[[], None], with_others: bool
+    ) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.with_others = with_others
+        self._plan = plan
+        self._apply = apply
+
+    def put_into(self, checkpoint: Checkpoint) -> None:
+        """Have it saved."""
+        try:
+            self._plan(checkpoint)
+        except Exception as exc:
+            self.fail(exc)
+
+    def make(self) -> None:
+        """Make the change, unless it was refused."""
+        if not self.done:
+            self.done = True
+            try:
+                self._apply()
+            except Exception as exc:
+                self.error = exc
+
+    def fail(self, error: Exception) -> None:
+        """Refuse the change."""
+        if not self.done:
+            self.done, self.error = True, error
+
+
+def _first_of(changes: Sequence[_Change]) -> Sequence[_Change]:
+    """The changes that the next write saves: the first, with those behind it that may be saved together."""
+    if not changes[0].with_others:
+        return changes[:1]
+    return list(takewhile(attrgetter("with_others"), changes))
 
 
 class Saver:
@@ -60,13 +109,56 @@ class Saver:
         self._tickets = count()
         self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
         self._locks: dict[Topic, trio.Lock] = {}
+        self._changes: dict[Topic, list[_Change]] = {}  # that wait for the lock, in its order
 
     # ------------------------------------------------------------------ one topic
 
     async def save_new(self, topic: Topic) -> None:
-        """Save a topic's state if it, or a channel of its, was never saved. Raises SaveError."""
-        if topic.name in self._broker.unsaved:
+        """Return when a topic's state has been saved at least once. Raises SaveError."""
+        if topic in self._broker.never_saved:
             await self.save(topic)
+
+    async def change(
+        self,
+        topic: Topic,
+        plan: Callable[[Checkpoint], None],
+        apply: Callable[[], None],
+        *,
+        with_others: bool = False,
+    ) -> None:
+        """Change a topic durably: save the state with the change first, and make the change only then.
+
+        Args:
+            topic: Which topic. If it is ephemeral, the change is just made.
+            plan: Puts the change into the checkpoint that is saved. What it raises is raised here, and nothing changes.
+            apply: Makes the change. No other state of the topic is saved between the two.
+            with_others: One write may save this change together with others of its kind.
+
+        Raises:
+            SaveError: The state cannot be saved; nothing has changed.
+            DeletedError: The topic is deleted; likewise.
+        """
+        if topic.ephemeral:
+            apply()
+            return
+        change = _Change(plan, apply, with_others)
+        changes = self._changes.setdefault(topic, [])
+        changes.append(change)
+        try:
+            async with self.locked(topic):
+                while not change.done:
+                    if self._broker.topics.get(topic.name) is not topic:
+                        raise DeletedError(topic.name)
+                    try:
+                        await self._save(topic, _first_of([each for each in changes if not each.done]))
+                    except SaveError:
+                        pass  # each of these changes knows
+        finally:
+            changes.remove(change)
+            if not changes:
+                del self._changes[topic]
+        if change.error is not None:
+            raise change.error
 
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, as it is now or later, is on disk.
@@ -78,43 +170,53 @@ class Saver:
             SaveError: It is not; likewise.
         """
         if topic.ephemeral or self._broker.topics.get(topic.name) is not topic:
-            self._mark_saved(topic.name)
+            self._broker.changed.discard(topic.name)
             return
         ticket = next(self._tickets)
         async with self.locked(topic):
             if self._saved.get(topic, -1) > ticket or self._broker.topics.get(topic.name) is not topic:
                 return
-            await self.keeper.look(topic)
-            self._saved[topic] = next(self._tickets)
-            self._mark_saved(topic.name)
-            checkpoint = topic.checkpoint()
-            new = {channel for channel in self._broker.never_saved if channel.topic is topic}
-            try:
-                for _ in checkpoint.encode():
-                    await trio.lowlevel.checkpoint()
-                # A number that outlasts its messages in a power cut would have them taken for published.
-                if checkpoint.names_batches and not await self._sync(topic):
-                    raise OSError(EIO, "its log cannot be synced")
-                look_at_ns, error = await trio.to_thread.run_sync(self._write, topic, checkpoint)
-            except BaseException as exc:  # cancelled, too: then nothing was written
-                self._saved.pop(topic, None)
-                self._broker.unsaved.add(topic.name)
-                if not isinstance(exc, OSError):
-                    raise
-                self._note_error(f"cannot save the state of topic {topic.name}: {exc.strerror}")
-                raise SaveError(self.error) from exc
-            self._broker.never_saved -= new
-            if new:
-                self._broker.changed.add(
-                    topic.name
-                )  # saved again soon: the second copy of the state lacks them
-            self._broker.changed.update(other.name for other in topic.saved(checkpoint))
-            self.keeper.schedule.look_at(topic.name, look_at_ns)
-            if error is None:
-                self.error = ""
-            else:
-                self._note_error(str(error))
-                self._broker.changed.add(topic.name)  # it is tried again at the next checkpoint
+            await self._save(topic)
+
+    async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
+        """Save the state of a topic that is `locked`, with changes, and make these."""
+        await self.keeper.look(topic)
+        self._saved[topic] = next(self._tickets)
+        self._broker.changed.discard(topic.name)
+        checkpoint = topic.checkpoint()
+        try:
+            for change in changes:
+                change.put_into(checkpoint)
+            for _ in checkpoint.encode():
+                await trio.lowlevel.checkpoint()
+            # A number that outlasts its messages in a power cut would have them taken for published.
+            if checkpoint.names_batches and not await self._sync(topic):
+                raise OSError(EIO, "its log cannot be synced")
+            look_at_ns, error = await trio.to_thread.run_sync(self._write, topic, checkpoint)
+        except BaseException as exc:  # cancelled, too: then nothing was written
+            self._saved.pop(topic, None)
+            self._broker.changed.add(topic.name)
+            if not isinstance(exc, Exception):
+                raise
+            if not isinstance(exc, OSError):  # a defect of ours: it ends neither the broker nor the next save
+                logger.exception("topic %s: internal error", topic.name)
+            reason = exc.strerror if isinstance(exc, OSError) else "internal error"
+            self._note_error(f"cannot save the state of topic {topic.name}: {reason}")
+            for change in changes:
+                change.fail(SaveError(self.error))
+            raise SaveError(self.error) from exc
+        self._broker.never_saved.discard(topic)
+        for change in changes:
+            change.make()
+            # By what happened since the checkpoint; and the second copy of the state lacks the change.
+            self._broker.changed.add(topic.name)
+        self._broker.changed.update(other.name for other in topic.saved(checkpoint))
+        self.keeper.schedule.look_at(topic.name, look_at_ns)
+        if error is None:
+            self.error = ""
+        else:
+            self._note_error(str(error))
+            self._broker.changed.add(topic.name)  # it is tried again at the next checkpoint
 
     def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
         """Save a topic's state, and let its log lose what nobody needs any more.
@@ -140,10 +242,6 @@ class Saver:
         self._saved.pop(topic, None)
         self._locks.pop(topic, None)
 
-    def _mark_saved(self, topic_name: str) -> None:
-        self._broker.changed.discard(topic_name)
-        self._broker.unsaved.discard(topic_name)
-
     def _note_error(self, text: str) -> None:
         if self.error != text:
             logger.error("%s", text)
@@ -157,8 +255,12 @@ class Saver:
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
-            await self._look_at_due()
-            await self._save_changed(1)
+            try:
+                await self._look_at_due()
+                await self._save_changed(1)
+            except Exception:
+                # A defect of ours: the broker goes on, and the next checkpoint tries again.
+                logger.exception("the checkpoint failed")
             took_s = trio.current_time() - started_s
 
     async def _look_at_due(self) -> None:
@@ -179,13 +281,13 @@ class Saver:
         await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
 
     async def _save_changed(self, writers: int) -> None:
-        names = iter(self._broker.changed | self._broker.unsaved)
+        names = iter(list(self._broker.changed))
 
         async def work() -> None:
             for name in names:
                 topic = self._broker.topics.get(name)
                 if topic is None:
-                    self._mark_saved(name)
+                    self._broker.changed.discard(name)
                     continue
                 try:
                     await self.save(topic)

@@ -1,0 +1,138 @@
+"""A channel is on disk before anybody uses it, and a request that is refused has changed nothing."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker.support import HeldFiles, RawClient, connected, settle
+from broker.test_http_api import DONE, Api, running_api
+from trio_nsq.log import Files
+
+NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
+
+
+class UnsavedStates(Files):
+    """States cannot be saved while `fails`, as on a disk that is full."""
+
+    fails = False
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().replace(path, content)
+
+
+def address(api: Api) -> str:
+    """The broker's TCP address."""
+    host, port = api.tcp.stream.socket.getpeername()
+    return f"{host}:{port}"
+
+
+async def test_every_client_of_a_new_channel_waits_until_it_is_on_disk(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        await api.tcp.publish("t", b"makes the topic")
+        files.hold("replace")
+        await api.tcp.send(b"SUB t c\n")
+        await files.reached()
+        state = tmp_path / "d" / "topics" / "t.topic" / "state.json"
+        async with connected(address(api)) as other, trio.open_nursery() as nursery:
+            answers: list[str] = []
+
+            async def answered(client: RawClient) -> None:
+                await client.ok()
+                answers.append("OK")
+                assert b'"name":"c"' in state.read_bytes()
+
+            async def create() -> None:
+                assert await api.post("/channel/create", topic="t", channel="c") == DONE
+                answers.append("created")
+                assert b'"name":"c"' in state.read_bytes()
+
+            await other.send(b"SUB t c\n")
+            nursery.start_soon(answered, api.tcp)
+            nursery.start_soon(answered, other)
+            nursery.start_soon(create)
+            await settle()
+            assert answers == []
+            files.release()
+        assert sorted(answers) == ["OK", "OK", "created"]
+
+
+async def everything(api: Api) -> object:
+    """What /stats and the settings say, but for the clients, and for figures of the process and of time."""
+    stats = await api.stats(include_clients=False, include_mem=False)
+    topics = [topic for topic in stats["topics"] if topic["topic_name"] != "marker"]
+    for topic in topics:
+        topic["settings"] = (await api.get("/topic/settings", topic=topic["topic_name"])).json()
+        for channel in topic["channels"]:
+            query = {"topic": topic["topic_name"], "channel": channel["channel_name"]}
+            channel["settings"] = (await api.get("/channel/settings", **query)).json()
+    return topics
+
+
+CHANGES = [
+    ("POST", "/topic/pause?topic=t", b""),
+    ("POST", "/topic/unpause?topic=paused", b""),
+    ("POST", "/topic/empty?topic=paused", b""),
+    ("POST", "/topic/create?topic=new", b""),
+    ("POST", "/channel/create?topic=t&channel=new", b""),
+    ("POST", "/channel/create?topic=backlog&channel=new", b""),
+    ("POST", "/channel/pause?topic=t&channel=c", b""),
+    ("POST", "/channel/unpause?topic=t&channel=paused", b""),
+    ("POST", "/channel/empty?topic=t&channel=c", b""),
+    ("POST", "/channel/delete?topic=t&channel=c", b""),
+    ("PUT", "/topic/settings?topic=t", b'{"ttl_ms": 1}'),
+    ("PUT", "/channel/settings?topic=t&channel=c", b'{"max_attempts": 1}'),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "body"), CHANGES, ids=[target for _, target, _ in CHANGES])
+async def test_a_change_that_cannot_be_saved_is_not_made(
+    tmp_path: Path, method: str, target: str, body: bytes
+) -> None:
+    files = UnsavedStates()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        for topic in ("t", "paused", "backlog"):
+            await api.tcp.publish(topic, b"1", b"2")
+        for channel in ("c", "paused"):
+            await api.post("/channel/create", topic="t", channel=channel)
+        await api.post("/channel/create", topic="paused", channel="c")
+        await api.post("/channel/pause", topic="t", channel="paused")
+        await api.post("/topic/pause", topic="paused")
+        await api.tcp.publish("paused", b"3")
+        await api.tcp.subscribe("t", "c")
+        before = await everything(api)
+        files.fails = True
+        refused = await api.send(method, target, body=body)
+        assert (refused.status_code, "Input/output error" in refused.text) == (503, True)
+        assert await everything(api) == before
+        await api.tcp.nothing_more()  # and it is still connected
+        async with connected(address(api)) as client:
+            await client.send(b"SUB backlog new\n")
+            assert (await client.error()).startswith("E_SUB_FAILED SUB failed cannot save the state of topic")
+        assert await everything(api) == before
+        files.fails = False
+        done = await api.send(method, target, body=body)
+        assert done.status_code == 200, done.text
+        assert await everything(api) != before
+        # The first channel of a topic still gets all that waits for it.
+        async with connected(address(api)) as client:
+            await client.subscribe("backlog", "new", ready_count=5)
+            assert [(await client.message()).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_a_refused_topic_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    files = UnsavedStates()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        files.fails = True
+        assert (await api.post("/topic/create", topic="new"))[0] == 503
+        async with connected(address(api)) as client:
+            await client.send(b"SUB new c\n")
+            assert (await client.error()).startswith("E_SUB_FAILED")
+        files.fails = False
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.stats())["topics"] == []
