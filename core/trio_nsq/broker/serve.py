@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
+_RESTART_S = 1.0
+
 
 async def serve(
     options: BrokerOptions,
@@ -92,10 +94,10 @@ async def _serve_folder(
             server.publisher.sync_on_schedule,
         )
         for job in jobs:
-            workers.start_soon(job)
+            workers.start_soon(_keep_running, job)
         if options.statsd_address:
             prefix = Broadcast.of(options, bound).statsd_prefix(options.statsd_prefix)
-            workers.start_soon(StatsdClient(server, prefix).push_on_schedule)
+            workers.start_soon(_keep_running, StatsdClient(server, prefix).push_on_schedule)
         server.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
         handlers = {
@@ -107,7 +109,9 @@ async def _serve_folder(
             for name, there in opened.items():
                 accepting.start_soon(_accept, handlers[name], there, workers)
                 logger.info("%s: listening on %s", name, there.address)
-            accepting.start_soon(server.lookup.run)  # nobody is to be sent to a broker that stops
+            accepting.start_soon(
+                _keep_running, server.lookup.run
+            )  # nobody is to be sent to a broker that stops
             task_status.started(bound)
     finally:
         for name, there in opened.items():
@@ -118,6 +122,17 @@ async def _serve_folder(
             if auth_client is not None:
                 await auth_client.aclose()
         logger.info("NSQ: bye")
+
+
+async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a job until it is cancelled. If it fails, which is a defect of ours, report that and start it again."""
+    while True:
+        try:
+            await job()
+            return
+        except Exception:
+            logger.exception("a task of the broker failed; it starts again in %g s", _RESTART_S)
+        await trio.sleep(_RESTART_S)
 
 
 async def _open(opened: dict[str, Listening], options: BrokerOptions, *, https: bool) -> None:
