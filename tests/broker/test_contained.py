@@ -1,0 +1,83 @@
+"""A defect in one place is reported, and ends neither the broker nor what it does for others."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.support import connected, identify, running_broker, until
+from broker.test_http_api import DONE, running_api
+from trio_nsq.broker.state.broker import Broker
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.log import Files
+
+
+class BrokenFiles(Files):
+    """Saving a state meets a defect, not an error of the operating system."""
+
+    broken = False
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if self.broken:
+            raise ZeroDivisionError("a defect")
+        super().replace(path, content)
+
+
+async def test_saving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = BrokenFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=1) as api:
+        await api.tcp.publish("t", b"1")
+        files.broken = True
+        await api.tcp.publish("t", b"2")
+        await until(lambda: "ZeroDivisionError" in caplog.text)
+        assert await api.post("/channel/create", topic="t", channel="c") == (
+            503, "cannot save the state of topic t: internal error",
+        )  # fmt: skip
+        assert (await api.get("/ping")).status_code == 500
+        files.broken = False
+        assert await api.post("/channel/create", topic="t", channel="c") == DONE
+        assert (await api.get("/ping")).text == "OK"
+        await api.tcp.subscribe("t", "c", ready_count=5)
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_what_is_due_in_one_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeouts of the other channels go on."""
+    tick = Channel.tick
+
+    def break_one(channel: Channel, *args: Any) -> int:
+        if channel.name == "broken":
+            raise ZeroDivisionError("a defect")
+        return tick(channel, *args)
+
+    monkeypatch.setattr(Channel, "tick", break_one)
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        async with connected(bound.tcp_address) as other:
+            for each, channel in ((other, "broken"), (client, "c")):
+                await each.send(identify(msg_timeout=1000))
+                await each.ok()
+                await each.subscribe("t", channel, ready_count=1)
+            await client.publish("t", b"x")
+            assert [(await client.message()).attempts for _ in range(2)] == [1, 2]
+
+
+async def test_the_timers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tick = Broker.tick
+    failures = iter([ZeroDivisionError("a defect")])
+
+    def fail_once(broker: Broker, now_ns: int) -> list[Channel]:
+        for error in failures:
+            raise error
+        return tick(broker, now_ns)
+
+    monkeypatch.setattr(Broker, "tick", fail_once)
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(msg_timeout=1000))
+        await client.ok()
+        await client.subscribe("t", "c", ready_count=1)
+        await client.publish("t", b"x")
+        assert [(await client.message()).attempts for _ in range(2)] == [1, 2]
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
