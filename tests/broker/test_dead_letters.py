@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -276,18 +276,29 @@ async def test_a_full_disk_makes_the_message_stay_and_is_tried_again(
         assert said[0].endswith("No space left on device")
 
 
+class NoDeadLetters(Files):
+    """The files of topic `dead` cannot be written."""
+
+    fails = False
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.fails and Path(f"/proc/self/fd/{fd}").readlink().parent.name == "dead.topic":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(fd, offset, parts)
+
+
 async def test_no_rule_any_more_delivers_what_could_not_be_moved(tmp_path: Path) -> None:
-    files = FailingFiles()
+    files = NoDeadLetters()
     async with running_api(tmp_path / "d", files=files) as api:
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
         await api.tcp.publish("t", b"a")
         await api.tcp.subscribe("t", "c", 1)
-        files.full_after = 0
+        files.fails = True
         await fail(api.tcp, 1)
         await configure(api, "t", "c", max_attempts=0)
         message = await api.tcp.message()
         assert (message.body, message.attempts) == (b"a", 2)
-        files.full_after = None
+        files.fails = False
         await api.tcp.send(b"FIN %s\n" % message.id)
     async with running_api(tmp_path / "d") as api:
         assert (await api.channel("t", "c"))["depth"] == 0
@@ -391,6 +402,8 @@ async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, k
             await api.tcp.nothing_more()
             await configure(api, "t", "c", **settings)
             await api.tcp.send(b"RDY 1\n")
+        if known_as != "given up":
+            await reader.subscribe("dead", "copy", 1)
         await fail(api.tcp, 1)
         if known_as == "given up":
             await api.tcp.nothing_more()
@@ -399,7 +412,6 @@ async def test_a_crash_after_the_move_does_not_make_two_of_one(tmp_path: Path, k
             await take(reader, 1)
             await reader.send(b"CLS\n")
         else:
-            await reader.subscribe("dead", "copy", 1)
             await reader.message()
         with trio.fail_after(PATIENCE_S):
             while not await letters(api, reason="requeued"):

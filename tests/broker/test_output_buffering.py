@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from broker.support import (
-    HeldFiles,
     RawClient,
     TopicsFiles,
     connected,
@@ -177,27 +176,6 @@ async def test_without_a_timer_a_pause_sends_what_was_held_back(
                 async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
                     await api.post("/channel/pause?topic=t&channel=c")
                 assert await client.here() == [b"1"]
-
-
-async def test_a_channel_is_paused_while_somebody_subscribes(tmp_path: Path) -> None:
-    files = HeldFiles()
-    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
-        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
-            await client.publish("t", b"1")
-            files.hold("replace")
-            await client.send(b"SUB t c\nRDY 1\n")
-            await files.reached()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(settle_and_release, files)
-                assert (await api.post("/channel/pause?topic=t&channel=c")).status_code == 200
-            await client.ok()
-            await client.nothing_more()
-
-
-async def settle_and_release(files: HeldFiles) -> None:
-    """Let go on what waits for the disk when nothing else goes on."""
-    await settle()
-    files.release()
 
 
 async def test_messages_that_wait_go_before_any_answer(tmp_path: Path, clock: trio.testing.MockClock) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker.support import HeldFiles, RawClient, connected, settle
+from broker.support import HeldFiles, RawClient, connected, dpub, settle
 from broker.test_http_api import DONE, Api, running_api
 from trio_nsq.log import Files
 
@@ -136,3 +136,30 @@ async def test_a_refused_topic_is_not_there_after_a_restart(tmp_path: Path) -> N
         files.fails = False
     async with running_api(tmp_path / "d") as api:
         assert (await api.stats())["topics"] == []
+
+
+async def test_deferred_messages_that_cannot_be_cancelled_still_wait(tmp_path: Path) -> None:
+    files = UnsavedStates()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        await api.tcp.send(dpub("t", 3_600_000, b"later"))
+        await api.tcp.ok()
+        await api.post("/channel/create", topic="t", channel="c")
+        line = (await api.get("/channel/deferred", topic="t", channel="c")).json()
+        files.fails = True
+        answer = await api.post("/channel/deferred/cancel", topic="t", channel="c", id=line["id"])
+        assert answer[0] == 503
+        assert (await api.get("/channel/deferred", topic="t", channel="c")).json() == line
+        files.fails = False
+        await api.send("POST", f"/channel/deferred/cancel?topic=t&channel=c&id={line['id']}")
+        assert (await api.channel("t", "c"))["deferred_count"] == 0
+
+
+async def test_dead_letters_that_cannot_be_dropped_are_still_there(tmp_path: Path) -> None:
+    files = UnsavedStates()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        await api.tcp.publish("dead", b"1", b"2")
+        await api.post("/channel/create", topic="dead", channel="dead-letters")
+        files.fails = True
+        assert (await api.post("/dead_letters/drop", topic="dead"))[0] == 503
+        await api.tcp.subscribe("dead", "dead-letters", ready_count=5)
+        assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]

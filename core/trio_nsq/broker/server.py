@@ -5,7 +5,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from .positions import Position
 from .publication import Publication
 from .publisher import Publisher
 from .readers import Readers
+from .state.aside import Aside
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
 from .state.channel_state import ChannelState
@@ -595,7 +596,6 @@ class Server:
             self.pump_topic(topic)  # there may be more than there may be now
 
         await self._saver.change(topic, plan, apply)
-        await self._try_to_save(topic)  # which deletes what need not be kept any more
 
     async def pause(self, channel: Channel, paused: bool) -> None:
         """Send nothing more to a channel's clients, or go on, durably; what is in their buffers goes out."""
@@ -630,6 +630,36 @@ class Server:
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""
         await self._change(channel, lambda: None, partial(self.broker.delete_channel, channel))
+
+    async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
+        """Drop those of these messages that are deferred, durably, and return them."""
+        cancelled: list[int] = []
+
+        def apply() -> None:
+            cancelled.extend(channel.cancel(sequences))
+
+        await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
+        return cancelled
+
+    async def dispose(self, channel: Channel, messages: Sequence[Aside]) -> int:
+        """Be done with messages that were withdrawn, durably; if that fails, put them back.
+
+        Returns:
+            How many of them were not dropped meanwhile.
+        """
+        disposed = 0
+
+        def apply() -> None:
+            nonlocal disposed
+            disposed = channel.dispose(messages)
+
+        try:
+            await self._change(channel, lambda: channel.state_if_disposed(messages), apply)
+        except BaseException:
+            channel.put_back(messages)
+            self.pump(channel)
+            raise
+        return disposed
 
     async def _change(
         self, channel: Channel, planned: Callable[[], ChannelState | None], apply: Callable[[], None]

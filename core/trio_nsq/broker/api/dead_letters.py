@@ -19,8 +19,9 @@ from ...log import LogReadError, RecordBatch
 from ...log.interface import READ_BYTES
 from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS, store_durably
-from ..errors import PublishRefused
+from ..errors import PublishRefused, SaveError
 from ..publication import Publication
+from ..state.aside import Aside
 from ..state.channel import Channel
 from ..state.note import Origin, Reason, note_of_channel, origins
 from .deferred import find_sequences, ids_given
@@ -182,7 +183,11 @@ class DeadLetterEndpoints:
             except PublishRefused as exc:
                 error = str(exc)
                 break
-        await self._server.save(channel.topic)
+        try:
+            await self._server.save(channel.topic)
+        except SaveError as exc:
+            what = "after a crash they are here again, too"
+            raise HTTPError(503, f"{done} requeued, but that cannot be saved ({what}): {exc}") from exc
         if error is not None:
             raise HTTPError(503, f"{done} requeued, then: {error}")
         reasons = [{"why": why, "count": count} for why, count in sorted(kept.items())]
@@ -194,11 +199,16 @@ class DeadLetterEndpoints:
         selection = await self._selection(request, channel)
         left = whole_number(request, "max_messages", least=1)
         reader = _LetterReader(self._server, channel, selection, left)
-        done = 0
-        while reader.goes_on:
-            letters = await reader.next()
-            done += channel.dispose(channel.withdraw([letter.sequence for letter in letters]))
-        await self._server.save(channel.topic)
+        taken: list[Aside] = []
+        try:
+            while reader.goes_on:
+                letters = await reader.next()
+                taken += channel.withdraw([letter.sequence for letter in letters])
+        except BaseException:
+            channel.put_back(taken)
+            self._server.pump(channel)
+            raise
+        done = await self._server.dispose(channel, taken)
         return Response.json({"dropped": done, "next_sequence": reader.position})
 
     async def pub(self, request: Request) -> Response:

@@ -57,8 +57,7 @@ class DeferredEndpoints:
         channel = find_channel(self._server, request)
         ids = ids_given(request)
         sequences = await find_sequences(self._server, channel, ids)
-        cancelled = set(channel.cancel(sequences.values()))
-        await self._server.save(channel.topic)
+        cancelled = set(await self._server.cancel(channel, sequences.values()))
         return Response.json(
             {
                 "cancelled": [each for each in ids if sequences.get(each) in cancelled],

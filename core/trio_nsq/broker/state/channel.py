@@ -862,42 +862,62 @@ class Channel:
     def state(self) -> ChannelState:
         """What has to be kept of it. While nothing of that changes it is the same object each time."""
         if self._state is None:
-            self._state = self._make_state(self._paused, self._changes, self._cursor)
+            self._state = self._make_state()
         return self._state
 
-    def _make_state(self, paused: bool, changes: dict[str, Any], cursor: Cursor) -> ChannelState:
+    def _make_state(
+        self,
+        paused: bool | None = None,
+        changes: dict[str, Any] | None = None,
+        cursor: Cursor | None = None,
+        deferred: DeferredMessages | None = None,
+        aside: Iterable[Aside] | None = None,
+    ) -> ChannelState:
+        """The state, with these in place of the channel's own."""
+        cursor = self._cursor if cursor is None else cursor
         return ChannelState(
             self.name,
-            paused,
-            changes,
+            self._paused if paused is None else paused,
+            self._changes if changes is None else changes,
             cursor.position,
             # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
             cursor.holes,
             tuple(self._requeued),
             tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
-            self._deferred.copy(),
-            tuple(self._aside),
+            (self._deferred if deferred is None else deferred).copy(),
+            tuple(self._aside if aside is None else aside),
         )
 
-    # The state that the channel would have after a change, which is saved before the change is made.
+    # The state that the channel would have after a change: it is saved before the change is made.
 
     def state_if_paused(self, paused: bool) -> ChannelState:
         """After setting `paused`."""
-        return self._make_state(paused, self._changes, self._cursor)
+        return self._make_state(paused=paused)
 
     def state_if_configured(self, changes: Mapping[str, Any]) -> ChannelState:
         """After `configure`. Raises SettingsError."""
-        return self._make_state(self._paused, self._changed_settings(changes)[1], self._cursor)
+        return self._make_state(changes=self._changed_settings(changes)[1])
 
     def state_if_skipped(self, start: int, end: int) -> ChannelState:
         """After `skip`."""
-        cursor = self._cursor.copy()
+        cursor = self._cursor.clone()
         cursor.skip(start, end)
-        return self._make_state(self._paused, self._changes, cursor)
+        return self._make_state(cursor=cursor)
 
     def state_if_empty(self) -> ChannelState:
         """After `empty`."""
         return ChannelState(self.name, self._paused, self._changes, self.topic.distribution_point)
+
+    def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
+        """After `cancel`."""
+        deferred = self._deferred.clone()
+        deferred.withdraw(sequences)
+        return self._make_state(deferred=deferred)
+
+    def state_if_disposed(self, messages: Iterable[Aside]) -> ChannelState:
+        """After `dispose`."""
+        gone = {message.sequence for message in messages}
+        return self._make_state(aside=[message for message in self._aside if message.sequence not in gone])
 
     @classmethod
     def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":

@@ -27,7 +27,7 @@ class Cursor:
         """Ascending."""
         return tuple(self._holes)
 
-    def copy(self) -> "Cursor":
+    def clone(self) -> "Cursor":
         """The same; later changes of this one do not show in it."""
         other = Cursor(self.position)
         other.hole_messages, other._holes = self.hole_messages, self._holes.copy()

@@ -198,6 +198,12 @@ class DeferredMessages:
         """All of them as they are now; what becomes of them later does not show."""
         return [block[:] for block in self._blocks]
 
+    def clone(self) -> DeferredMessages:
+        """The same; later changes of this one do not show in it."""
+        other = DeferredMessages()
+        other._blocks, other._count, other._held = self.copy(), self._count, self._held.copy()
+        return other
+
     @classmethod
     def restore(cls, texts: Iterable[str], log_end: int = sys.maxsize) -> DeferredMessages:
         """Those of a saved state.

@@ -65,9 +65,11 @@ class Checkpoint:
         producers: As `Producers.state`.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
         buried: A copy of the topic's.
+        settings: The topic's.
 
     Attributes:
         buried: See `Topic.buried`.
+        settings: Those that are in force once it is saved.
         names_batches: It tells what producers have published, so the log has to have that before this is on disk.
         parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
         first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
@@ -83,9 +85,11 @@ class Checkpoint:
         durable: list[ChannelState],
         ephemeral: list[ChannelState],
         buried: "list[tuple[Topic, bytes]]",
+        settings: TopicSettings,
     ) -> None:
         self.parts: list[bytes] = []
         self.buried = buried
+        self.settings = settings
         self.names_batches = bool(producers)
         self.first_needed = self.all_needed = 0
         self._head = head
@@ -591,7 +595,8 @@ class Topic:
 
     def plan_configure(self, checkpoint: "Checkpoint", changes: Mapping[str, Any]) -> None:
         """Have a checkpoint save what `configure` would do. Raises SettingsError."""
-        checkpoint.change_topic(settings=change(self._defaults, self._changes, changes)[1])
+        checkpoint.settings, own = change(self._defaults, self._changes, changes)
+        checkpoint.change_topic(settings=own)
 
     def plan_empty(self, checkpoint: "Checkpoint") -> None:
         """Have a checkpoint save what `empty` would do."""
@@ -656,6 +661,7 @@ class Topic:
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
             self.buried.copy(),
+            self.settings,
         )
 
     def saved(self, checkpoint: "Checkpoint") -> "list[Topic]":

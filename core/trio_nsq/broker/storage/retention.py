@@ -209,7 +209,7 @@ class Keeper:
         Raises:
             LogError: The operating system refused.
         """
-        log, settings = topic.log, topic.settings
+        log, settings = topic.log, checkpoint.settings
         if not log.files:
             return None
         kept = kept_from(log.files, settings, now_ns)
