@@ -173,7 +173,7 @@ class Server:
                 raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
             if state is not None:
                 self.broker.never_saved.discard(topic)
-                if ahead or not (is_previous or int(state["end"]) < topic.log.next_sequence):
+                if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):
                     self.broker.changed.discard(name)  # else the log has what came after the last checkpoint
             for channel in topic.channels.values():
                 self.broker.watch(channel, channel.next_deadline_ns)
