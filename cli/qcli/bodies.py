@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trio_nsq.wording import printable
+
 _SHOWN = 60
 _LEAST_SHOWN = 20
 
@@ -28,11 +30,8 @@ def room_beside(rows: Sequence[Sequence[str]]) -> int:
 
 def shown_body(message: Mapping[str, Any], room: int) -> str:
     """The beginning of a body, on one line."""
-    if "body" in message:
-        start = message["body"][: room + 1]
-        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
-    else:
-        text = str(body_of(message)[: room + 1])[2:-1]
+    in_text = "body" in message
+    text = printable(message["body"][: room + 1]) if in_text else str(body_of(message)[: room + 1])[2:-1]
     return text if len(text) <= room else text[: room - 3] + "..."
 
 

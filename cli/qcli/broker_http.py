@@ -7,11 +7,12 @@ import more than that is three times as slow to start.
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
+
+from trio_nsq.untrusted_json import decode_json
 
 from .connecting import Connecting, refuse_plain_http
 from .errors import Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
@@ -79,7 +80,7 @@ class BrokerHTTP:
         params |= {"topic": topic} if topic is not None else {}
         params |= {"channel": channel} if channel is not None else {}
         try:
-            stats = json.loads(self._request("GET", "/stats", params))
+            stats = decode_json(self._request("GET", "/stats", params))
         except ValueError:
             stats = None
         except Refused as error:
@@ -103,6 +104,13 @@ class BrokerHTTP:
             Failure: No broker answers, or what answers is none.
         """
         return self._request("POST", path, params)
+
+    def decoded(self, answer: bytes) -> Any:
+        """The JSON of an answer. Raises Failure if it is none, and so not a broker's."""
+        try:
+            return decode_json(answer)
+        except ValueError as error:
+            raise self._no_broker() from error
 
     def request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
         """Any request, and the answer's body. Raises as `post`."""
@@ -134,7 +142,7 @@ class BrokerHTTP:
         if answer.status == 200:
             return answered
         try:
-            text = str(json.loads(answered)["message"])
+            text = str(decode_json(answered)["message"])
         except (ValueError, KeyError, TypeError):
             if answer.status == http.client.NOT_FOUND:
                 raise self._no_broker() from None  # a broker would say what it did not find

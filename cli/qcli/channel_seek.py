@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +102,8 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
     if dry_run:
         params["dry_run"] = "true"
     try:
-        answer: dict[str, Any] = json.loads(BrokerHTTP(address).post("/channel/seek", params))
+        broker = BrokerHTTP(address)
+        answer: dict[str, Any] = broker.decoded(broker.post("/channel/seek", params))
     except Refused as error:
         raise not_readable(address, wanted, error.status, error.text) from error
     return answer

@@ -25,7 +25,8 @@ def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str],
     Raises:
         Failure: There is no such answer.
     """
-    return json.loads(_request("GET", address, wanted, path, params, what))
+    (answer,) = _request("GET", address, wanted, path, params, what)
+    return answer
 
 
 class NoChannel(NotThere):
@@ -36,17 +37,20 @@ def get_json_lines(
     address: str, wanted: Source, path: str, params: Mapping[str, str], what: str
 ) -> list[Any]:
     """The same of an answer with an object per line."""
-    return [json.loads(line) for line in _request("GET", address, wanted, path, params, what).splitlines()]
+    return _request("GET", address, wanted, path, params, what, lines=True)
 
 
 def post_json(address: str, wanted: Source, path: str, params: Mapping[str, str], what: str) -> Any:
     """Tell the broker to do something, likewise."""
-    return json.loads(_request("POST", address, wanted, path, params, what))
+    (answer,) = _request("POST", address, wanted, path, params, what)
+    return answer
 
 
 def put_json(address: str, wanted: Source, path: str, value: object, what: str) -> Any:
     """Send the broker something, likewise."""
-    return json.loads(_request("PUT", address, wanted, path, {}, what, json.dumps(value).encode()))
+    body = json.dumps(value).encode()
+    (answer,) = _request("PUT", address, wanted, path, {}, what, body)
+    return answer
 
 
 def _request(
@@ -57,16 +61,21 @@ def _request(
     params: Mapping[str, str],
     what: str,
     body: bytes | None = None,
-) -> bytes:
+    *,
+    lines: bool = False,
+) -> list[Any]:
+    """The JSON of an answer, of each of its lines or of all of it."""
     from .broker_http import BrokerHTTP, Refused
 
     names = {"topic": wanted.topic} if wanted.topic else {}
     if wanted.channel is not None:
         names["channel"] = wanted.channel
+    broker = BrokerHTTP(address)
     try:
-        return BrokerHTTP(address).request(method, path, names | dict(params), body)
+        answer = broker.request(method, path, names | dict(params), body)
     except Refused as error:
         raise _failure(address, wanted, error.text, what) or error from error
+    return [broker.decoded(line) for line in (answer.splitlines() if lines else [answer])]
 
 
 def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | None:

@@ -37,9 +37,12 @@ def settle_streams() -> None:
 
 
 def talk(text: str) -> None:
-    """Write a line to standard error; of no consequence if nobody can read it."""
+    """Write a line to standard error; of no consequence if nobody can read it.
+
+    What brokers and their clients said may be in it: characters that act on a terminal are escaped.
+    """
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(wording.printable(text, keep="\n\t"), file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         pass
 
@@ -202,7 +205,11 @@ def separated(rows: Iterable[Sequence[object]], delimiter: str) -> str:
 
 
 def plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Rows as aligned text, the first `left` columns to the left and the others to the right."""
+    """Rows as aligned text, the first `left` columns to the left and the others to the right.
+
+    Names are strangers': characters that act on a terminal are escaped.
+    """
+    rows = [[wording.printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -208,7 +208,10 @@ def http_service(text: str) -> str:
     except ValueError:
         found = False
     if not found or any(char.isspace() for char in text):
-        raise click.BadParameter(f"{text!r} is neither host:port nor an http:// or https:// URL.")
+        from trio_nsq.protocol.address import without_secrets
+
+        shown = without_secrets(text)
+        raise click.BadParameter(f"{shown!r} is neither host:port nor an http:// or https:// URL.")
     return text
 
 

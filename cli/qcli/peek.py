@@ -177,11 +177,12 @@ def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> lis
     """The JSON lines of an answer."""
     from .broker_http import BrokerHTTP, Refused
 
+    broker = BrokerHTTP(address)
     try:
-        answer = BrokerHTTP(address).get(path, params)
+        answer = broker.get(path, params)
     except Refused as error:
         raise not_readable(address, wanted, error.status, error.text) from error
-    return [json.loads(line) for line in answer.splitlines()]
+    return [broker.decoded(line) for line in answer.splitlines()]
 
 
 def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
+from typing import Any
+
+from trio_nsq.wording import printable
 
 from .output import talk
 
@@ -23,10 +26,14 @@ class NsqdFormatter(logging.Formatter):
         self.prefix = prefix
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line; a traceback, if there is one, is put below by the caller."""
+        """One line, whatever strangers sent; a traceback, if there is one, is put below by the caller."""
         time = datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
         level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
-        return f"{self.prefix}{time} {level}: {record.message}"
+        return f"{self.prefix}{time} {level}: {printable(record.message)}"
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback, whose last line may repeat what a stranger sent."""
+        return printable(super().formatException(ei), keep="\n")
 
 
 class _StderrHandler(logging.Handler):

@@ -260,7 +260,7 @@ async def test_when_none_answers_all_reasons_are_given_and_no_password() -> None
             await ask(settings, secret=b"hush")
         text = str(caught.value)
         assert text.startswith(
-            f"failed to auth against http://{server.address}/auth - invalid TTL 0 (must be >0)"
+            f"failed to auth against http://xxxxx@{server.address}/auth - invalid TTL 0 (must be >0)"
         )
         assert f"; failed to auth against http://{other.address}/auth - got response 403; failed" in text
         assert "http://127.0.0.1:1/auth - all attempts to connect" in text
@@ -415,6 +415,15 @@ async def test_a_403_that_names_no_port(body: bytes) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ starting
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://user:hidden@host/", "http://user:hid/den@host:1/", "http://hidden@:port"]
+)
+def test_an_address_that_cannot_be_used_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(StartupError, match=r"--auth-http-address: \w+://xxxxx@") as caught:
+        AuthClient(options(url))
+    assert not re.search("user|hid|den", str(caught.value))
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/auth", "http://", "127.0.0.1:port", "", "a b", "://x"])

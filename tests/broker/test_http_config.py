@@ -1,6 +1,7 @@
 """`/config`: every option of nsqd's, in nsqd's encoding; two of them can be changed."""
 
 import http.client
+import json
 import logging
 from pathlib import Path
 
@@ -162,6 +163,13 @@ async def test_settings_of_topics_are_not_changed_here_and_it_says_where(tmp_pat
             assert status == 400
             assert text.startswith('{"message":"INVALID_OPTION: ')
             assert "PUT /topic/settings" in text
+
+
+async def test_no_password_is_told(tmp_path: Path) -> None:
+    addresses = ("http://user:hidden@127.0.0.1:1/auth", "https://hidden@there:2", "127.0.0.1:3")
+    async with running_api(tmp_path / "d", auth_http_addresses=addresses) as api:
+        shown = ["http://xxxxx@127.0.0.1:1/auth", "https://xxxxx@there:2", "127.0.0.1:3"]
+        assert json.loads(await get(api, "auth_http_addresses")) == shown
 
 
 async def test_our_own_options_can_be_read_too(tmp_path: Path) -> None:

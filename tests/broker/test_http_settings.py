@@ -51,6 +51,8 @@ async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
         ("/channel/settings?topic=t", b"{}", 400, "MISSING_ARG_CHANNEL"),
         ("/channel/settings?topic=t&channel=none", b"{}", 404, "CHANNEL_NOT_FOUND"),
         (TOPIC, b"", 400, "INVALID_BODY: JSON is wanted"),
+        (TOPIC, b"[" * 60_000, 400, "INVALID_BODY: JSON is wanted"),
+        (CHANNEL, b'{"a":' * 12_000, 400, "INVALID_BODY: JSON is wanted"),
         (TOPIC, b"[]", 400, "INVALID_BODY: a JSON object is wanted"),
         (TOPIC, b'{"ttl_ms":-1}', 400, "INVALID_SETTING: ttl_ms is -1; it must be a whole number, 0 or more"),
         (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: there is no setting ttl; there are max_attempts, "

@@ -65,6 +65,27 @@ def test_the_log_is_nsqd_s(tmp_path: Path) -> None:
             assert re.fullmatch(r"\[b1\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} [A-Z]+: .+\n", line)
 
 
+def test_the_log_has_no_control_characters_of_clients(tmp_path: Path) -> None:
+    sent = b"\x1b]0;title\x07\x1b[2J\r\xff\xc2\x9b\xe2\x80\xae"
+    with serving(tmp_path, "--address-file", str(tmp_path / "a.json")) as broker:
+        hear_until_ready(broker)
+        host, _, port = json.loads((tmp_path / "a.json").read_text())["tcp_address"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as client:
+            client.sendall(b"  V2" + sent + b" x\n")
+            while client.recv(4096):
+                pass
+        broker.process.terminate()
+        log = broker.end().err
+    assert r"invalid command \x1b]0;title\x07\x1b[2J\r\xff\x9b\u202e" in log
+    assert all(char.isprintable() or char == "\n" for char in log)
+
+
+def test_no_password_is_told_when_a_url_cannot_be_used(tmp_path: Path) -> None:
+    reason = refusal(tmp_path, "--auth-http-address", "ftp://user:hidden@host/", code=2)
+    assert "ftp://xxxxx@host/" in reason
+    assert "hidden" not in reason
+
+
 def test_a_log_level_is_kept_to(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-level", "ERROR") as broker:
         assert len(hear_until_ready(broker)) == 1

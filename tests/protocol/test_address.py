@@ -1,6 +1,6 @@
 import pytest
 
-from trio_nsq.protocol.address import format_address, format_peer, parse_address
+from trio_nsq.protocol.address import format_address, format_peer, parse_address, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,20 @@ def test_peers_are_shown_as_nsqd_does(
     address: tuple[str, int] | tuple[str, int, int, int] | str | bytes, text: str
 ) -> None:
     assert format_peer(address) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:80"),
+        ("http://127.0.0.1:80/auth", "http://127.0.0.1:80/auth"),
+        ("http://user:secret@host:80/auth", "http://xxxxx@host:80/auth"),
+        ("http://secret@host", "http://xxxxx@host"),
+        ("http://user:se/cr@et@host/auth", "http://xxxxx@host/auth"),
+        ("user:secret@host:80", "xxxxx@host:80"),
+        ("http://host/auth?token=secret", "http://host/auth?xxxxx"),
+        ("", ""),
+    ],
+)
+def test_what_may_be_secret_in_a_url_is_not_shown(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown

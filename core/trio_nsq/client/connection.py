@@ -5,7 +5,6 @@ Writing is synchronous: `write` queues, and the writer sends all that was queued
 last tick of the scheduler, as one piece.
 """
 
-import json
 import math
 import os
 import socket
@@ -35,6 +34,7 @@ from trio_nsq.protocol.limits import KIB, MINUTE_MS
 
 from ..protocol.address import parse_address
 from ..protocol.compression import Codec, CompressionError, Deflate, Snappy
+from ..untrusted_json import decode_json
 from .errors import BrokerError, ConnectionFailed, ConnectionLost
 from .layers import Layers, TLSError, TLSLayer, client_context
 from .options import ConnectionSettings
@@ -144,10 +144,10 @@ class Connection:
         features: Any = {}
         if reply != b"OK":  # that is a broker that does not negotiate
             try:
-                features = json.loads(reply)
+                features = decode_json(reply)
                 self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
                 self.msg_timeout_ms = int(features.get("msg_timeout", self.msg_timeout_ms))
-            except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+            except (ValueError, AttributeError, TypeError, OverflowError) as error:
                 reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
                 raise await self._failed(reason) from error
         self.survives_refusals = features.get("survive_refusals") is True

@@ -1,6 +1,5 @@
 """Reading a topic of a broker by sequence or time, over HTTP (docs/reading.md); only our brokers can do that."""
 
-import json
 import logging
 import math
 import random
@@ -18,6 +17,7 @@ from ..log.records import RecordBatch
 from ..log.selection import Selection
 from ..protocol import MessageSet, NSQError
 from ..under_trio import require_trio
+from ..untrusted_json import decode_json
 from .errors import ConnectionFailed
 from .reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
 
@@ -225,7 +225,7 @@ class TopicReader:
         finally:
             await answer.aclose()
         try:
-            text = str(json.loads(body)["message"])
+            text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
         raise ReadRefused(self._address, self._topic, answer.status, text)
@@ -303,7 +303,7 @@ class TopicReader:
         """Ask what the oldest message is now: what is missing may have become too old meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
         try:
-            bounds = json.loads(await self._read(answer))
+            bounds = decode_json(await self._read(answer))
             self.first_sequence = int(bounds["first_sequence"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None

@@ -11,11 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..listening import StartupError
 from ..log import Files
 from ..protocol import is_valid_name
+from ..untrusted_json import decode_json
 
 FORMAT = 1
 FILE_NAME = "lookupd.json"
@@ -87,10 +87,7 @@ class NamesFile:
 
 def _decode(content: bytes) -> dict[str, list[str]]:
     """Raises ValueError."""
-    try:
-        saved: Any = json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    saved = decode_json(content)
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
     topics = saved.get("topics")

@@ -17,6 +17,7 @@ from ..broker.storage.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_
 from ..log import DiskLog, Files
 from ..log.scan import Finding
 from ..log.verify import Progress
+from ..untrusted_json import decode_json
 from .building import BodyReader, ChannelPlan, LogWriter, topic_state
 from .diskqueue import Queue
 from .errors import ImportRefused
@@ -153,7 +154,7 @@ def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[
 def _origin(folder: Path) -> str | None:
     """The fingerprint that was noted of a topic; None if it was not imported."""
     try:
-        content = json.loads((folder / ORIGIN_FILE).read_bytes())
+        content = decode_json((folder / ORIGIN_FILE).read_bytes())
         return str(content["fingerprint"]) if content["format"] == _FORMAT else None
     except FileNotFoundError:
         return None

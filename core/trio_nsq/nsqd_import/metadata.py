@@ -1,6 +1,5 @@
 """nsqd.dat: which topics and channels an nsqd has, and which of them are paused."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from ..broker.storage.data_folder import NSQD_FILE
 from ..log.scan import Finding, Kind
 from ..protocol import is_ephemeral, is_valid_name
+from ..untrusted_json import decode_json
 from .errors import ImportRefused
 
 
@@ -43,7 +43,7 @@ def read_metadata(folder: Path) -> tuple[list[TopicMetadata], list[Finding]]:
     findings: list[Finding] = []
     try:
         # nsqd writes null for an empty list.
-        topics = [_topic(entry, path, findings) for entry in json.loads(content)["topics"] or []]
+        topics = [_topic(entry, path, findings) for entry in decode_json(content)["topics"] or []]
     except (ValueError, KeyError, TypeError) as exc:
         raise ImportRefused(f"{path} is damaged, and nsqd would not start over it either: {exc!r}") from exc
     merged = {topic.name: topic for topic in topics if topic is not None}

@@ -60,3 +60,16 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
         address = address.replace(b"\0", b"@", 1).decode("utf-8", "backslashreplace")
     name = address or "@"
     return name if name.isprintable() else ascii(name)  # whoever connects chose it, and it goes into logs
+
+
+def without_secrets(url: str) -> str:
+    """An address or URL for logs and answers: the user and password, and the query, are replaced by `xxxxx`.
+
+    All up to the last `@` goes: a password may have characters that belong elsewhere in a URL.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    _, at, place = rest.rpartition("@")
+    place, question, _ = place.partition("?")
+    return f"{scheme}{separator}{'xxxxx@' if at else ''}{place}{'?xxxxx' if question else ''}"

@@ -1,7 +1,6 @@
 """A broker's log over HTTP (docs/reading.md), with blocking calls and the standard library, which tasks have."""
 
 import http.client
-import json
 import random
 import socket
 import ssl
@@ -16,6 +15,7 @@ from ..log.gaps import Gap, gaps
 from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
 from ..protocol.errors import NSQError
+from ..untrusted_json import decode_json
 from .ranges import Span
 
 CONNECT_TIMEOUT_S = 5.0
@@ -263,7 +263,7 @@ class BrokerLog:
         with self._answer(method, path, params) as answer:
             data = answer.read()
         try:
-            found = json.loads(data)
+            found = decode_json(data)
             return [int(found[name]) for name in names]
         except (ValueError, KeyError, TypeError):  # also of an answer that broke off in its head
             raise self._no_broker() from None
@@ -294,7 +294,7 @@ class BrokerLog:
 
     def _error_in(self, answer: http.client.HTTPResponse) -> str:
         try:
-            return str(json.loads(answer.read())["message"])
+            return str(decode_json(answer.read())["message"])
         except (ValueError, KeyError, TypeError):
             raise self._no_broker() from None
 

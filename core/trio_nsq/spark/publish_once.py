@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 from ..protocol.errors import NSQError
 from ..protocol.messages import pack_messages
+from ..untrusted_json import decode_json
 from .broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
 
 BATCH_HEADER = "NSQ-Batch"
@@ -232,7 +233,7 @@ class BatchPublisher:
 
     def _error_in(self, data: bytes) -> str:
         try:
-            return str(json.loads(data)["message"])
+            return str(decode_json(data)["message"])
         except (ValueError, KeyError, TypeError):
             raise self._no_broker() from None
 

@@ -1,7 +1,6 @@
 """What a task of the sink `nsq` does: its rows are checked, made into batches, and published."""
 
 import http.client
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ..protocol.errors import NSQError
 from ..protocol.names import is_valid_name
+from ..untrusted_json import decode_json
 from .broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
 from .publish_once import BatchPublisher, BrokerAway, Outcome, PublishInDoubt
 from .sink_batches import Batch, Numbering, Rows, Trail, batches, blocks, groups
@@ -252,7 +252,7 @@ class _Publishers:
                 answer = connection.getresponse()
                 data = answer.read()
                 if answer.status != http.client.OK:
-                    text = str(json.loads(data)["message"])
+                    text = str(decode_json(data)["message"])
                     raise RequestRefused(self.address, batch.topic, answer.status, text)
         except (OSError, http.client.HTTPException, ValueError, KeyError) as exc:
             raise BrokerAway(self.address, str(exc)) from exc

@@ -30,6 +30,7 @@ NOT_BY_SCRIPT = {
     "statsd-interval": "tests/broker/test_statsd.py",
     "http-503": "tests/broker/test_disk_errors.py",
     "http-deadlines": "tests/http/test_deadlines.py",
+    "config-secret": "tests/broker/test_http_config.py",
     "unix-stale": "tests/broker/test_listening.py",
     "unix-path": "tests/broker/test_listening.py",
     "http-log": "tests/broker/test_http_log.py",

@@ -1,12 +1,13 @@
 """`/config`: the options by their names in a configuration file, encoded as nsqd does (NSQ's HTTP API: /config)."""
 
-import json
 import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...http import HTTPError, Request, Response, Route
+from ...protocol.address import without_secrets
+from ...untrusted_json import decode_json
 from ..addresses import BoundAddresses, Broadcast
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class ConfigEndpoints:
             "broadcast_address": self._broadcast.address,
             "broadcast_tcp_port": self._broadcast.tcp_port,
             "broadcast_http_port": self._broadcast.http_port,
+            "auth_http_addresses": tuple(map(without_secrets, options["auth_http_addresses"])),
             "nsqlookupd_tcp_addresses": self._server.nsqlookupd_tcp_addresses,
             "statsd_prefix": self._broadcast.statsd_prefix(options["statsd_prefix"]),
             "tls_required": _TLS_REQUIRED[self._server.options.required_tls],
@@ -145,10 +147,7 @@ def _parse_level(body: bytes) -> int:
 
 def _parse_addresses(body: bytes) -> tuple[str, ...]:
     """A JSON array of strings; `null` is an empty one. Raises ValueError."""
-    try:
-        addresses = json.loads(body)
-    except RecursionError as exc:
-        raise ValueError("nested too deeply") from exc
+    addresses = decode_json(body)
     if addresses is None:
         return ()
     if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):

@@ -1,11 +1,11 @@
 """`/topic/settings` and `/channel/settings`: what can be set for one of them; not an endpoint of nsqd's."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...http import HTTPError, Request, Response, Route
+from ...untrusted_json import decode_json
 from ..state.settings import SettingsError, as_json
 from .targets import find_channel, find_topic, given
 
@@ -57,7 +57,7 @@ class SettingsEndpoints:
 
 def _changes(request: Request) -> dict[str, Any]:
     try:
-        changes = json.loads(request.body)
+        changes = decode_json(request.body)
     except ValueError as exc:
         raise HTTPError(400, "INVALID_BODY: JSON is wanted") from exc
     if not isinstance(changes, dict):

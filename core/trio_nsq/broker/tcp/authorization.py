@@ -16,7 +16,7 @@ import trio
 
 from ...http.client import HTTPClient, RequestFailed
 from ...protocol import NSQError
-from ...protocol.address import parse_address
+from ...protocol.address import parse_address, without_secrets
 from ...protocol.go_json import GoObject, decode_object, encode_object
 from ...protocol.limits import MIB
 from ..errors import StartupError
@@ -219,7 +219,7 @@ class AuthClient:
                 answer = await self._client.get(f"{service}?{query}")
                 return parse_answer(answer, trio.current_time())
             except (RequestFailed, AuthError) as exc:
-                failures.append(f"failed to auth against {_shown(service)} - {exc}")
+                failures.append(f"failed to auth against {without_secrets(str(service))} - {exc}")
         raise AuthError("; ".join(failures))
 
     async def aclose(self) -> None:
@@ -237,15 +237,14 @@ def _service_url(address: str) -> "httpx.URL":
             parse_address(address, default_port=80)
             url = httpx.URL(f"http://{address}/auth")
     except (ValueError, httpx.InvalidURL) as exc:
-        raise StartupError(f"--auth-http-address: {address}: {exc}") from exc
+        shown = without_secrets(address)
+        # What it says may repeat a part of the password.
+        reason = exc if shown == address else "not a URL; is the password percent-encoded?"
+        raise StartupError(f"--auth-http-address: {shown}: {reason}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise StartupError(f"--auth-http-address: {address} is neither host:port nor an http or https URL")
+        shown = without_secrets(address)
+        raise StartupError(f"--auth-http-address: {shown} is neither host:port nor an http or https URL")
     return url
-
-
-def _shown(service: "httpx.URL") -> str:
-    """The address for the log, without a password."""
-    return str(service.copy_with(username=None, password=None))
 
 
 def _tls_context(options: BrokerOptions) -> ssl.SSLContext:

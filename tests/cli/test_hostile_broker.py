@@ -1,0 +1,83 @@
+"""Commands on what a broker answers that wants to do harm."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cli.support import Cli
+
+EVIL = "\x1b]0;title\x07\x1b[2J\r"
+SHOWN = r"\x1b]0;title\x07\x1b[2J\r"
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[Cli]:
+    """`qcli`, and a server that gives this answer to every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            self.rfile.read(length)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_GET
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield Cli("127.0.0.1:1", f"127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 100_000, b"no JSON"], ids=["list", "object", "text"]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("stat", "t", "--count", "1"),
+        ("topic", "list"),
+        ("topic", "set", "t", "ttl=1h"),
+        ("peek", "t/c"),
+        ("channel", "seek", "t/c", "--to", "latest", "--yes"),
+        ("dlq", "show", "t"),
+        ("deferred", "list", "t/c"),
+    ],
+)
+def test_an_answer_that_is_no_json_or_nested_too_deeply(words: tuple[str, ...], body: bytes) -> None:
+    with answering(200, body) as qcli:
+        result = qcli(*words)
+    assert result.code == 3, result.err
+    assert "Traceback" not in result.err
+    assert "is not an NSQ broker's HTTP port" in result.err
+
+
+def test_control_characters_in_an_error() -> None:
+    with answering(400, json.dumps({"message": EVIL}).encode()) as qcli:
+        result = qcli("topic", "create", "t")
+    assert result.code == 1
+    assert SHOWN in result.err
+    assert "\x1b" not in result.err
+
+
+def test_control_characters_in_names() -> None:
+    figures = {"depth": 0, "message_count": 0, "message_bytes": 0, "paused": False}
+    topic = {"topic_name": EVIL, **figures, "channels": [{"channel_name": EVIL, **figures}]}
+    with answering(200, json.dumps({"version": "1.3.0", "topics": [topic]}).encode()) as qcli:
+        result = qcli("topic", "list")
+    assert result.code == 0, result.err
+    assert result.out.decode().split() == [SHOWN, SHOWN]
