@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from broker.state import Fixture, next_record
+from broker.state import SECOND, TIMESTAMP, Fixture, next_record
 from trio_nsq.broker.state import producers as module
 from trio_nsq.broker.state.note import batch_number, is_about_messages, note_of_batch, note_of_channel
 from trio_nsq.broker.state.producers import LastBatch, Producers
 from trio_nsq.broker.state.topic import StateError
 from trio_nsq.protocol import pack_messages
+
+NOW_NS = TIMESTAMP
+HOUR_NS = 3600 * SECOND
 
 
 def known(producers: Producers) -> list[str]:
@@ -20,10 +23,15 @@ def known(producers: Producers) -> list[str]:
 def test_the_greatest_number_counts() -> None:
     producers = Producers()
     for sequence, number in enumerate((3, 7, 5)):
-        producers.note(LastBatch("p", number, sequence))
+        producers.note(LastBatch("p", number, sequence), NOW_NS)
     assert producers.state() == [("p", 7, 1)]
-    assert [producers.has_published("p", number) for number in (0, 6, 7, 8)] == [True, True, True, False]
-    assert not producers.has_published("q", 0)
+    assert [producers.has_published("p", number, NOW_NS) for number in (0, 6, 7, 8)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert not producers.has_published("q", 0, NOW_NS)
     assert (producers.number_of("p"), producers.number_of("q")) == (7, None)
 
 
@@ -31,24 +39,48 @@ def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "MAX_PRODUCERS", 3)
     producers = Producers()
     for sequence, name in enumerate("abc"):
-        producers.note(LastBatch(name, 1, sequence))
+        producers.note(LastBatch(name, 1, sequence), NOW_NS)
     assert producers.number_of("a") == 1  # to ask is not to use
-    producers.note(LastBatch("b", 2, 3))
-    producers.note(LastBatch("d", 1, 4))
+    later_ns = NOW_NS + HOUR_NS
+    producers.note(LastBatch("b", 2, 3), later_ns - 2)
+    assert not producers.has_room("d", later_ns - 1)
+    assert producers.has_room("d", later_ns)
+    producers.note(LastBatch("d", 1, 4), later_ns)
     assert known(producers) == ["c", "b", "d"]
-    assert producers.has_published("c", 1)  # somebody sends it again
-    producers.note(LastBatch("e", 1, 5))
+    assert producers.has_published("c", 1, later_ns)  # somebody sends it again
+    assert not producers.has_room("e", later_ns)
+    assert all(producers.has_room(name, later_ns) for name in "bcd")
+    later_ns += HOUR_NS
+    producers.note(LastBatch("e", 1, 5), later_ns)
     assert known(producers) == ["d", "c", "e"]
+    assert list(producers.forgotten) == ["a", "b"]
     after = Producers()
-    after.restore(producers.state(), 6)
+    after.restore(producers.state(), producers.used_s(), 6)
     assert after.state() == producers.state()
+    assert not after.has_room("f", later_ns - 1)
+    assert after.has_room("f", later_ns)
 
 
-def test_there_are_10_000() -> None:
+def test_none_is_forgotten_that_was_used_lately() -> None:
+    """Though there are a few too many: they were all admitted at the same time."""
     producers = Producers()
     for number in range(10_005):
-        producers.note(LastBatch(f"p{number}", 1, number))
-    assert known(producers) == [f"p{number}" for number in range(5, 10_005)]
+        producers.note(LastBatch(f"p{number}", 1, number), NOW_NS)
+    assert known(producers) == [f"p{number}" for number in range(10_005)]
+    assert not producers.has_room("new", NOW_NS + HOUR_NS - 1)
+    producers.note(LastBatch("p7", 2, 10_005), NOW_NS + HOUR_NS)
+    assert known(producers) == [*(f"p{number}" for number in range(5, 10_005) if number != 7), "p7"]
+
+
+def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older program saved it: nobody knows when they were used."""
+    monkeypatch.setattr(module, "MAX_PRODUCERS", 2)
+    producers = Producers()
+    producers.restore([("a", 1, 0), ("b", 1, 1), ("c", 1, 2)], [], 3)
+    assert known(producers) == ["a", "b", "c"]
+    assert producers.has_room("d", NOW_NS)
+    producers.note(LastBatch("d", 1, 3), NOW_NS)
+    assert known(producers) == ["c", "d"]
 
 
 def test_a_note_is_read_as_what_it_was_written() -> None:
@@ -76,6 +108,7 @@ def test_a_restart_goes_on_from_the_state_and_what_came_after_it() -> None:
     publish(fixture, "q", 5)
     state = saved(fixture)
     assert state["producers"] == [["p", 1, 0], ["q", 5, 2]]
+    assert state["producers_used"] == [TIMESTAMP // SECOND] * 2
     publish(fixture, "p", 2)
     assert fixture.restarted(state).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
     assert fixture.restarted(None).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
@@ -92,9 +125,15 @@ def test_numbered_batches_are_no_dead_letters() -> None:
     assert not fixture.restarted(state).topic.unsettled
 
 
-@pytest.mark.parametrize("producers", [5, [["p"]], [["p", "one", 2]], [["p", 1, None]]])
-def test_a_state_that_is_none(producers: object) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"producers": each} for each in (5, [["p"]], [["p", "one", 2]], [["p", 1, None]])),
+        *({"producers_used": each} for each in (5, ["x"], [None])),
+    ],
+)
+def test_a_state_that_is_none(wrong: dict[str, object]) -> None:
     fixture = Fixture()
     publish(fixture, "p", 1)
     with pytest.raises(StateError):
-        fixture.restarted(saved(fixture) | {"producers": producers})
+        fixture.restarted(saved(fixture) | wrong)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
 from broker.test_server_retention import until
 from log.support import CountingFiles
+from trio_nsq.broker.state import producers
 from trio_nsq.broker.storage import retention
 from trio_nsq.log import DiskLog
 
@@ -54,6 +56,31 @@ async def stored(api: Api, topic: str = "t") -> list[str]:
 
 
 # ---------------------------------------------------------------------- one life of a broker
+
+
+async def test_others_cannot_have_a_number_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who comes when there are too many producers is refused, until one of them is unused for an hour."""
+    monkeypatch.setattr(producers, "MAX_PRODUCERS", 5)
+    now_ns = time.time_ns()
+    async with running_api(tmp_path / "d") as api:
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+        assert await send(api, 1, b"first") == PUBLISHED
+        for other in range(4):
+            assert await send(api, 1, b"other", producer=f"other{other}") == PUBLISHED
+        status, text, told = await send(api, 1, b"late", producer="late")
+        assert (status, told) == (503, None)
+        assert "remembers" in text
+        assert await number_of(api, "late") is None
+        assert await send(api, 1, b"first") == REPEATED
+        assert await send(api, 2, b"second") == PUBLISHED
+        assert await stored(api) == ["first", *["other"] * 4, "second"]
+        now_ns += HOUR_MS * 1_000_000
+        assert await send(api, 1, b"late", producer="late") == PUBLISHED
+        assert "producer other0 is forgotten" in caplog.text
+        assert await number_of(api, "other0") is None
+        assert await send(api, 2, b"second") == REPEATED
 
 
 async def test_only_a_greater_number_is_published(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Batches that are published once, however often they are sent. See docs/publishing-once.md."""
 
+import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,9 +11,12 @@ from ..protocol import MessageSet
 from .errors import PublishRefused
 from .publication import Publication
 from .state.note import note_of_batch
+from .state.producers import KEPT_S, MAX_PRODUCERS
 
 if TYPE_CHECKING:
     from .server import Server
+
+logger = logging.getLogger("trio_nsq.broker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class OncePublisher:
             due_ns: When they may be delivered, Unix nanoseconds; 0: at once.
 
         Raises:
-            PublishRefused: It is not stored, or one that was under way could not be.
+            PublishRefused: It is not stored, or one that was under way could not be. Or its number could not be
+                remembered without forgetting another producer's.
         """
         key = topic, name.producer
         while (other := self._under_way.get(key)) is not None:
@@ -68,6 +74,7 @@ class OncePublisher:
                 raise other.error
         if self.has_published(topic, name):
             return False
+        self._refuse_too_many(topic, name.producer)
         this = self._under_way[key] = _UnderWay()
         try:
             # Bounded by the disk: it may be stored, and others wait to hear of it.
@@ -80,9 +87,30 @@ class OncePublisher:
         finally:
             del self._under_way[key]
             this.done.set()
+        self._report_forgotten(topic)
         return True
 
     def has_published(self, topic: str, name: BatchNumber) -> bool:
         """Whether a batch, or one after it, is stored in a topic, which need not be there."""
         found = self._server.broker.topics.get(topic)
-        return found is not None and found.producers.has_published(name.producer, name.number)
+        return found is not None and found.producers.has_published(name.producer, name.number, time.time_ns())
+
+    def _refuse_too_many(self, topic: str, producer: str) -> None:
+        found = self._server.broker.topics.get(topic)
+        if found is not None and not found.producers.has_room(producer, time.time_ns()):
+            raise PublishRefused(
+                f"topic {topic} remembers {MAX_PRODUCERS} producers that have published within {KEPT_S // 60} minutes, "
+                "and cannot remember one more: use a name that it knows, publish without producer and number, or try "
+                "again later"
+            )
+
+    def _report_forgotten(self, topic: str) -> None:
+        found = self._server.broker.topics.get(topic)
+        while found is not None and found.producers.forgotten:
+            logger.warning(
+                "%s: the number of producer %s is forgotten: there are %d others, and it was not used for %d minutes",
+                topic,
+                found.producers.forgotten.popleft(),
+                MAX_PRODUCERS,
+                KEPT_S // 60,
+            )

@@ -54,10 +54,10 @@ class Checkpoint:
     """A topic at one moment, on its way to disk.
 
     It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
-    (no dead letter before this sequence has to be looked at at a restart), ephemeral_needed (the oldest sequence that
-    the ephemeral channels, which are not kept, may yet have to read), waiting_deferred [[first, after last, due_ns]],
-    with the channel behind them if only one is to get the messages, producers [`LastBatch`] if there are any, channels
-    (see `ChannelState`).
+    (no dead letter before this sequence has to be looked at at a restart), producers_used (see `Producers.used_s`),
+    ephemeral_needed (the oldest sequence that the ephemeral channels, which are not kept, may yet have to read),
+    waiting_deferred [[first, after last, due_ns]], with the channel behind them if only one is to get the messages,
+    producers [`LastBatch`] if there are any, channels (see `ChannelState`).
 
     Args:
         head: The first seven of these.
@@ -324,7 +324,7 @@ class Topic:
 
     def _take_note(self, record: RecordBatch) -> None:
         if batch := batch_number(record.note):
-            self.producers.note(LastBatch(*batch, record.base_sequence))
+            self.producers.note(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
         elif not record.due_ns:
             # A channel that was moved back may give up the very same again: it goes to the end.
             self._unsettled.pop(record.note, None)
@@ -655,6 +655,7 @@ class Topic:
                 "distribution_point": self.distribution_point,
                 "end": self._end,
                 "settled": self._settled,
+                "producers_used": self.producers.used_s(),
             },
             self._waiting.copy(),
             self.producers.state(),
@@ -741,7 +742,7 @@ class Topic:
                 self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
             if batch := batch_number(note):
                 if header.base_sequence >= new:
-                    self.producers.note(LastBatch(*batch, header.base_sequence))
+                    self.producers.note(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
             elif note and not header.due_ns and header.base_sequence >= unsettled:
                 self._unsettled[note] = header.base_sequence
 
@@ -758,7 +759,7 @@ class Topic:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
                 self._waiting.add(Waiting(sequences, int(due_ns), str(*only) if only else None))
-        self.producers.restore(state.get("producers", []), end)
+        self.producers.restore(state.get("producers", []), state.get("producers_used", []), end)
         for channel_state in state["channels"]:
             channel = Channel.restore(self, channel_state, end)
             channel.move_to(self._first)
