@@ -46,10 +46,12 @@ def post_json(address: str, wanted: Source, path: str, params: Mapping[str, str]
     return answer
 
 
-def put_json(address: str, wanted: Source, path: str, value: object, what: str) -> Any:
+def put_json(
+    address: str, wanted: Source, path: str, params: Mapping[str, str], value: object, what: str
+) -> Any:
     """Send the broker something, likewise."""
     body = json.dumps(value).encode()
-    (answer,) = _request("PUT", address, wanted, path, {}, what, body)
+    (answer,) = _request("PUT", address, wanted, path, params, what, body)
     return answer
 
 

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from .brokers import by_broker, on_each
-from .commands import DocumentedCommand, Example, did_you_mean, output_format
+from .asking import make_sure
+from .brokers import by_broker, from_each, on_each
+from .commands import DocumentedCommand, Example, did_you_mean, option, output_format
 from .completing import complete_channel, complete_topic
 from .exit_codes import ExitCode
 from .extensions import get_json, put_json
 from .options import asks_broker
-from .output import json_lines, write
+from .output import count_of, json_lines, write
 from .params import (
     BYTES_PER_UNIT,
     Source,
@@ -118,6 +119,11 @@ _FOR_CHANNELS = (
 )
 SETTINGS = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}
 
+_ASKS = {
+    "topic": " If the change drops waiting messages at once, as a short ttl or a low limit with drop-oldest can, it "
+    "says how many and asks first, on a terminal; elsewhere that needs --yes.",
+    "channel": "",
+}
 _SET_EXAMPLES = {
     "topic": [
         Example("keep a week of messages to be read again", "qcli topic set clicks retention_time=7d"),
@@ -212,15 +218,21 @@ def _set_command(kind: str) -> DocumentedCommand:
         assignments: Sequence[tuple[str, Any]],
         nsqd_http_addresses: tuple[str, ...],
         form: str,
+        yes: bool = True,
     ) -> None:
         source = wanted if isinstance(wanted, Source) else Source(wanted, None)
+        if not yes:
+            _ask(source, dict(assignments), nsqd_http_addresses)
 
         def put(address: str) -> None:
-            values = put_json(address, source, f"/{kind}/settings", dict(assignments), _WHAT)
+            values = put_json(address, source, f"/{kind}/settings", {}, dict(assignments), _WHAT)
             _print(kind, values, form, address, nsqd_http_addresses)
 
         on_each(nsqd_http_addresses, put)
 
+    agree: Callable[[Callable[..., Any]], Callable[..., Any]] = option(
+        "Options", "--yes", "-y", is_flag=True, help="Drop messages without asking."
+    )
     words = click.argument(
         "assignments", metavar="NAME=VALUE...", nargs=-1, required=True, type=Assignment(kind)
     )
@@ -229,15 +241,29 @@ def _set_command(kind: str) -> DocumentedCommand:
         "set",
         cls=DocumentedCommand,
         help=f"Change settings of a {kind}, and show those that are now in force.\n\nThey hold from now on, also after "
-        "a restart of the broker. Those that are not named stay as they are.",
+        "a restart of the broker. Those that are not named stay as they are." + _ASKS[kind],
         examples=_SET_EXAMPLES[kind],
         exits={
-            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, or the broker refused.",
+            ExitCode.FAILURE: f"Nothing was changed: no such {kind}, nobody agreed, or the broker refused.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
             ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
-    )(_wanted(kind)(words(asks_broker(_format(kind)(run)))))
+    )(_wanted(kind)(words(asks_broker(_format(kind)(agree(run) if kind == "topic" else run)))))
+
+
+def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
+    """Let the user agree if a change drops messages at once; raises what `make_sure` does."""
+    dropped = from_each(
+        addresses,
+        lambda address: put_json(address, topic, "/topic/settings", {"dry_run": "true"}, changes, _WHAT)[
+            "dropped"
+        ],
+    )
+    if total := sum(dropped.values()):
+        messages = count_of(total, "waiting message")
+        where = " and ".join(address for address in dropped if dropped[address])
+        make_sure(f"Drop {messages} of topic {topic} on {where}?", f"This would drop {messages} at once")
 
 
 def _settings_command(kind: str) -> DocumentedCommand:

@@ -31,6 +31,22 @@ async def test_settings_are_told_and_changed(tmp_path: Path) -> None:
         assert (await put(api, TOPIC, {})).json() == as_json(TopicSettings(ttl_ms=5))
 
 
+async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.send("POST", "/mpub?topic=t", body=b"1\n2\n3")
+        dry = f"{TOPIC}&dry_run=true"
+        changes = {"max_messages": 1, "when_full": "drop-oldest"}
+        told = await put(api, dry, changes)
+        settings = TopicSettings(max_messages=1, when_full="drop-oldest")
+        assert told.json() == as_json(settings) | {"dropped": 2, "dry_run": True}
+        assert (await put(api, dry, {"ttl_ms": 3_600_000})).json()["dropped"] == 0
+        assert (await api.send("GET", TOPIC)).json() == as_json(TopicSettings())
+        assert (await put(api, dry, {"ttl_ms": -1})).status_code == 400
+        assert (await put(api, f"{TOPIC}&dry_run=false", changes)).json() == as_json(settings)
+
+
 async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")

@@ -38,6 +38,35 @@ def test_a_topic(qcli: Cli, topic: str) -> None:
     assert result.records == [record | {"retention_time_ms": 0, "max_messages": 0}]
 
 
+def test_a_change_that_drops_messages_says_how_many_and_asks(
+    qcli: Cli, run_here: Run, broker: Broker, topic: str
+) -> None:
+    broker.create(topic, "a", "b")
+    qcli("pub", topic, stdin=b"1\n2\n3\n4\n5\n")
+    limit = ("max_messages=2", "when_full=drop-oldest")
+    refused = qcli("topic", "set", topic, *limit)
+    assert (refused.code, refused.out) == (2, b"")
+    assert refused.err.endswith(
+        "Error: This would drop 6 waiting messages at once and standard input is no terminal to ask on: say --yes.\n"
+    )
+    question = f"Drop 6 waiting messages of topic {topic} on {qcli.http_address}? [y/N]".encode()
+    with qcli.on_terminal("topic", "set", topic, *limit) as terminal:
+        terminal.expect(question)
+        terminal.type(b"n\n")
+        assert terminal.end() == 1
+    assert broker.channel_stats(topic, "a")["depth"] == 5
+    with qcli.on_terminal("topic", "set", topic, *limit) as terminal:
+        terminal.expect(question)
+        terminal.type(b"y\n")
+        assert terminal.end() == 0
+    assert [broker.channel_stats(topic, name)["depth"] for name in "ab"] == [2, 2]
+    assert run_here(qcli, "topic", "set", topic, *limit, "ttl=1h").code == 0
+    refused = run_here(qcli, "topic", "set", topic, "ttl=1ms")
+    assert (refused.code, "This would drop 4 waiting messages" in refused.err) == (2, True)
+    assert run_here(qcli, "topic", "set", topic, "ttl=1ms", "--yes").code == 0
+    qcli.wait_until(f"{topic}/a", lambda record: record["depth"] == 0)
+
+
 @pytest.mark.parametrize(
     ("word", "shown"),
     [

@@ -22,7 +22,7 @@ from ..state.note import only_channel
 from ..state.seeking import STATES, Move, State, Waiting
 from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
-from .targets import find_channel, given, whole_number
+from .targets import find_channel, given, is_dry_run, whole_number
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -31,7 +31,6 @@ DEFAULT_PEEK_MESSAGES = 10
 MAX_PEEK_MESSAGES = 10_000
 """What is to be shown is noted in one go, so that the answer is about one moment."""
 _SCATTERED_READ_BYTES = 16 * 1024
-_FALSE = ("0", "false")
 
 
 class SeekEndpoints:
@@ -66,7 +65,7 @@ class SeekEndpoints:
         channel = find_channel(self._server, request)
         given(request, "to")
         position = position_given(request, "to", EARLIEST)
-        dry_run = request.query.get("dry_run", "false") not in _FALSE
+        dry_run = is_dry_run(request)
         try:
             move, oldest = await self._server.seek(channel, position, dry_run=dry_run)
         except LookupError:

@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...http import HTTPError, Request, Response, Route
+from ...log import LogReadError
 from ...untrusted_json import decode_json
 from ..state.settings import SettingsError, as_json
-from .targets import find_channel, find_topic, given
+from ..state.topic import Topic
+from .targets import find_channel, find_topic, given, is_dry_run
 
 if TYPE_CHECKING:
     from ..server import Server
+
+
+_NS_PER_MS = 1_000_000
 
 
 class SettingsEndpoints:
@@ -37,11 +43,29 @@ class SettingsEndpoints:
         return Response.json(as_json(find_topic(self._server, given(request, "topic")).settings))
 
     async def put_topic(self, request: Request) -> Response:
-        """Change those that the JSON object in the body names; null goes back to the broker's default."""
+        """Change those that the JSON object in the body names; null goes back to the broker's default.
+
+        With `dry_run` nothing is changed, and `dropped` tells how many messages the change would drop at once.
+        """
         topic = find_topic(self._server, given(request, "topic"))
+        if is_dry_run(request):
+            return await self._try_topic(topic, _changes(request))
         with _refusing():
             await self._server.configure_topic(topic, _changes(request))
         return Response.json(as_json(topic.settings))
+
+    async def _try_topic(self, topic: Topic, changes: dict[str, Any]) -> Response:
+        with _refusing():
+            settings = topic.settings_with(changes)
+        expired_before = 0
+        if settings.ttl_ms and settings.ttl_ms != topic.settings.ttl_ms:
+            oldest_ns = self._server.now_ns() - settings.ttl_ms * _NS_PER_MS
+            try:
+                expired_before = await self._server.readers.call(topic, partial(topic.first_since, oldest_ns))
+            except LogReadError as exc:
+                raise HTTPError(503, str(exc)) from exc
+        dropped = topic.would_drop(settings, expired_before)
+        return Response.json(as_json(settings) | {"dropped": dropped, "dry_run": True})
 
     async def get_channel(self, request: Request) -> Response:
         """A channel's settings, likewise."""

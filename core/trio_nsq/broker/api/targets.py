@@ -32,6 +32,11 @@ def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
     return number
 
 
+def is_dry_run(request: Request) -> bool:
+    """Whether only the effect of the request is wanted."""
+    return request.query.get("dry_run", "false") not in ("0", "false")
+
+
 def due_given(request: Request, server: "Server") -> int:
     """When a message may be delivered that is published with `defer`, in milliseconds; 0: at once. Raises HTTPError."""
     if "defer" not in request.query:

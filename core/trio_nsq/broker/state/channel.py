@@ -41,6 +41,7 @@ _NS_PER_MS = 1_000_000
 _WAIT_STEPS = 50
 """Messages may wait longer than a consumer has said by a fiftieth of that."""
 _CONSUMERS_AT_ONCE = 16
+_COUNTED = 10_000
 _REQUEUED_AT_ONCE = 256
 """Redeliveries cost work for each message. A call of `dispatch` takes a few milliseconds at the very most."""
 _IDS_LOOKED_AT = 64
@@ -273,6 +274,18 @@ class Channel:
         before = self._fresh
         self.move_to(min(sequence, self._point))
         return before - self._fresh
+
+    def count_before(self, sequence: int, *, requeued: bool) -> int:
+        """How many messages `pass_over` would drop; with `requeued` also those below `sequence` that come again.
+
+        Of many that come again, `_COUNTED` are looked at.
+        """
+        fresh = self._cursor.count_before(min(sequence, self._point))
+        if not requeued:
+            return fresh
+        if sequence >= self.cursor:  # whatever comes again is older than the cursor
+            return fresh + len(self._requeued)
+        return fresh + sum(each[0] < sequence for each in islice(self._requeued, _COUNTED))
 
     def drop_oldest(self, count: int) -> None:
         """Drop so many of the messages that are ready: those that come again first, for they are the oldest."""

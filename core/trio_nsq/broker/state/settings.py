@@ -49,6 +49,11 @@ class TopicSettings:
         return bool(self.max_messages or self.max_bytes)
 
     @property
+    def limits(self) -> tuple[int, int, WhenFull]:
+        """What limits how much may wait."""
+        return self.max_messages, self.max_bytes, self.when_full
+
+    @property
     def drops(self) -> bool:
         """Whether the oldest make room when it is full."""
         return self.is_limited and self.when_full == "drop-oldest"

@@ -449,6 +449,45 @@ class Topic:
             if self.may_drop:
                 self.dropped_count += self._pass_over(sequence)
 
+    def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
+        """The settings that `configure` would put in force. Raises SettingsError."""
+        return change(self._defaults, self._changes, changes)[0]
+
+    def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
+        """How many messages other settings would drop at once: each counts once for every channel that loses it.
+
+        What the settings now in force already drop is not counted, nor what is in flight or deferred.
+
+        Args:
+            settings: Those to come.
+            expired_before: Messages below this sequence would have waited for too long; 0: none.
+        """
+        limited = settings.drops and settings.limits != self.settings.limits
+        too_many = 0
+        if limited and settings.max_bytes and self.log.bytes_from(self.oldest_waiting) > settings.max_bytes:
+            too_many = self.log.last_bytes(settings.max_bytes)
+        most = settings.max_messages if limited and settings.max_messages else None
+        total = self._lost(self.depth, self.depth, most, self._count_before(max(too_many, expired_before)))
+        for channel in self._shared:
+            lost = max(
+                channel.count_before(too_many, requeued=False),
+                channel.count_before(expired_before, requeued=True),
+            )
+            total += self._lost(channel.depth + self.depth, channel.ready_count, most, lost)
+        return total
+
+    @staticmethod
+    def _lost(waiting: int, ready: int, most: int | None, passed: int) -> int:
+        """How many of `ready` messages go if `most` of the `waiting` may stay, and `passed` of them go anyway."""
+        return max(passed, 0 if most is None else min(waiting - most, ready))
+
+    def _count_before(self, sequence: int) -> int:
+        """How many of the messages that `depth` counts are below `sequence`."""
+        point = self.distribution_point
+        if (sequence := min(sequence, self._end)) <= point:
+            return 0
+        return sequence - point - self._waiting.messages_from(point) + self._waiting.messages_from(sequence)
+
     def published_ns(self, sequence: int) -> int:
         """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
 
