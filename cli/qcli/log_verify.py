@@ -42,7 +42,8 @@ _LEFT_COLUMNS = 2
         ExitCode.DAMAGED: "Something is damaged; the report says what.",
     },
     notes={
-        "Findings": "damage: messages that were stored cannot be read, or a broker would not start over it. torn: what "
+        "Findings": "damage: messages that were stored cannot be read, or a broker would not serve the topic, or not "
+        "start. torn: what "
         "a crash, or a broker that is writing this moment, leaves at the end of a log; nobody was told that it was "
         "stored, and the next start of the broker cuts it off. note: worth knowing, nothing lost. The number of "
         "messages lost is the most that it can be; a + behind it says that it is not known how many more there are.",

@@ -17,7 +17,17 @@ from .exit_codes import ExitCode
 from .options import asks_broker
 from .output import is_live_terminal, json_lines, json_word, plain_table, separated, write
 from .params import Source, positive_duration, source
-from .stats import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, summed, table
+from .stats import (
+    LEFT_OUT_FIRST,
+    NAME_COLUMNS,
+    NARROW_HEADINGS,
+    RECORD_KEYS,
+    Row,
+    Sampler,
+    complaints,
+    summed,
+    table,
+)
 
 if TYPE_CHECKING:
     from .broker_http import BrokerHTTP
@@ -47,12 +57,14 @@ FORMATS = ("table", "json", "csv", "tsv")
         "before, so null in the first. Counts that only channels have are null for a topic. Then those of messages "
         "that are gone without having been finished: expired_count (older than ttl), dropped_count (there were too "
         "many), dead_letter_count and given_up_count (after max_attempts). They are null, and no columns of the table, "
-        "where the settings do not let that happen.",
+        "where the settings do not let that happen. Last, unavailable: null, or why nothing can be done with a topic, "
+        "which has no channels and no counts then; the table has a line below it with the reason.",
         "On a narrow terminal": "Where the table does not fit, headings are shorter: "
         + ", ".join(f"{short} is {long}" for long, short in NARROW_HEADINGS.items())
-        + ", and P marks what is paused. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "
+        + ", P marks what is paused and U "
+        "what is unavailable. Numbers are cut to thousands (12k), millions (M) and so on. If that is not "
         "enough, columns are left out, in this order: "
-        + ", ".join(heading or "the mark of what is paused" for heading in LEFT_OUT_FIRST)
+        + ", ".join(heading or "the mark of what is paused or unavailable" for heading in LEFT_OUT_FIRST)
         + ". Topic, channel and depth always stay; names lose their middle only when nothing else is left to go.",
     },
 )
@@ -153,7 +165,10 @@ def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) ->
 def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
         width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
-        write(("" if first else "\n") + plain_table(table(rows, width), NAME_COLUMNS))
+        text = plain_table(table(rows, width), NAME_COLUMNS) + "".join(
+            f"{line}\n" for line in complaints(rows)
+        )
+        write(("" if first else "\n") + text)
         return
     now_s = time.time()
     records = [row.record(now_s) for row in rows]

@@ -31,7 +31,7 @@ RARE_COUNTS = {
 """The same of messages that are not finished and yet gone; only where the settings let that be."""
 
 PAUSED = ""
-"""The heading over the word, or the letter, that marks what is paused."""
+"""The heading over the word, or the letter, that marks what is paused or unavailable."""
 HEADINGS = ("topic", "channel", *COUNTS.values(), "in/s", "out/s", PAUSED)
 NARROW_HEADINGS = {
     "backend": "be",
@@ -64,7 +64,10 @@ NAME_COLUMNS = 2
 GAP = 2
 """Blanks between columns."""
 MIN_NAME_WIDTH = 4
-RECORD_KEYS = ("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate", *RARE_COUNTS)
+RECORD_KEYS = (
+    *("time", "topic", "channel", *COUNTS, "paused", "ingress_rate", "egress_rate", *RARE_COUNTS),
+    "unavailable",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class Row:
         egress_rate: Messages that were dealt with (finished, or gone with an `empty`), per second, likewise;
             None for a topic, which hands each message to every channel.
         rare: `RARE_COUNTS` by name; None where there is no such count.
+        unavailable: Why nothing can be done with the topic; None if that is not so.
     """
 
     topic: str
@@ -89,6 +93,7 @@ class Row:
     ingress_rate: float | None
     egress_rate: float | None
     rare: dict[str, int | None]
+    unavailable: str | None = None
 
     def record(self, time_s: float) -> dict[str, object]:
         """The row as a flat object, for JSON and the like.
@@ -98,18 +103,24 @@ class Row:
         """
         names = (round(time_s, 3), self.topic, self.channel)
         rates = (self.ingress_rate, self.egress_rate)
-        values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values())
+        values = (*names, *self.counts.values(), self.paused, *rates, *self.rare.values(), self.unavailable)
         return dict(zip(RECORD_KEYS, values, strict=True))
 
     def cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
         """The row as text under `HEADINGS`, with some of the rare counts before the last."""
         numbers = ["" if number is None else f"{number:,.0f}" for number in self._numbers(rare)]
-        return (self.topic, self.channel or "", *numbers, "paused" if self.paused else "")
+        mark = "unavailable" if self.unavailable else "paused" if self.paused else ""
+        return (self.topic, self.channel or "", *numbers, mark)
 
     def narrow_cells(self, rare: Sequence[str] = ()) -> tuple[str, ...]:
         """The same with short numbers."""
         numbers = ["" if number is None else _short(int(number)) for number in self._numbers(rare)]
-        return (self.topic, self.channel or "", *numbers, "P" if self.paused else "")
+        return (
+            self.topic,
+            self.channel or "",
+            *numbers,
+            "U" if self.unavailable else "P" if self.paused else "",
+        )
 
     def _numbers(self, rare: Sequence[str]) -> list[float | None]:
         return [
@@ -118,6 +129,11 @@ class Row:
             self.egress_rate,
             *(self.rare[name] for name in rare),
         ]
+
+
+def complaints(rows: Sequence[Row]) -> list[str]:
+    """What is wrong with topics, a line for each."""
+    return [f"Topic {row.topic} is unavailable: {row.unavailable}" for row in rows if row.unavailable]
 
 
 def _short(number: int) -> str:
@@ -191,7 +207,7 @@ def summed(looks: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]
         looks: The `topics` of the `/stats` of each.
 
     Returns:
-        One such list: counts are sums, and what is paused on one broker is paused.
+        One such list: counts are sums, and what is paused or unavailable on one broker is so.
     """
     topics: dict[str, dict[str, Any]] = {}
     channels: dict[Key, dict[str, Any]] = {}
@@ -211,6 +227,8 @@ def _add(total: dict[str, Any], stats: Mapping[str, Any]) -> None:
     for count in (*COUNTS, *RARE_COUNTS):
         if stats.get(count) is not None:
             total[count] = total.get(count, 0) + stats[count]
+    if reason := stats.get("unavailable"):
+        total["unavailable"] = f"{total['unavailable']}; {reason}" if "unavailable" in total else reason
 
 
 class Sampler:
@@ -235,7 +253,7 @@ class Sampler:
         elapsed_s = now_s - self._before_s
         seen: dict[Key, Mapping[str, Any]] = {}
         for topic in sorted(topics, key=lambda topic: str(topic["topic_name"])):
-            if self._source is None or self._source.channel is None:
+            if self._source is None or self._source.channel is None or "unavailable" in topic:
                 seen[topic["topic_name"], None] = topic
             for channel in sorted(topic["channels"] or [], key=lambda channel: str(channel["channel_name"])):
                 if self._source is None or self._source.channel in (None, channel["channel_name"]):
@@ -254,7 +272,8 @@ def _row(key: Key, stats: Mapping[str, Any], before: Mapping[str, Any] | None, e
             egress_rate = round(max(0, _dealt_with(stats) - _dealt_with(before)) / elapsed_s, 1)
     counts = {name: stats.get(name) for name in COUNTS}
     rare = {name: stats.get(name) for name in RARE_COUNTS}
-    return Row(*key, counts, bool(stats["paused"]), ingress_rate, egress_rate, rare)
+    paused, unavailable = bool(stats["paused"]), stats.get("unavailable")
+    return Row(*key, counts, paused, ingress_rate, egress_rate, rare, unavailable)
 
 
 def _dealt_with(stats: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""What keeps a broker from starting is said in a sentence, and nothing is lost by it."""
+"""What keeps a broker from starting, or a topic from being served, is said in a sentence, and nothing is lost by it."""
 
 import os
 import socket
@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from broker.support import connected, running_broker
+from faults.scenario import http
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
 
@@ -22,6 +23,15 @@ async def refusal(data_path: Path, **options: Any) -> str:
         (error,) = error.exceptions
     assert isinstance(error, StartupError), error
     return str(error)
+
+
+async def complaint(data_path: Path) -> str:
+    """What a broker that starts says of itself."""
+    async with running_broker(data_path) as bound:
+        assert bound.http_address is not None
+        status, text = await http(bound.http_address, "GET", "/ping")
+        assert status == 500
+        return text.decode()
 
 
 async def publish_one(data_path: Path) -> Path:
@@ -64,7 +74,7 @@ async def test_a_file_that_is_no_segment_is_named_and_left_alone(tmp_path: Path)
     folder = await publish_one(tmp_path / "d")
     stray = folder / "00000000000000000099.log"
     stray.write_bytes(b"127.0.0.1 - - GET /index.html\n" * 3)
-    assert f"{stray} is not a log segment" in await refusal(tmp_path / "d")
+    assert f"topic t is unavailable: {stray} is not a log segment" in await complaint(tmp_path / "d")
     assert stray.read_bytes().startswith(b"127.0.0.1")
     stray.unlink()
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -76,8 +86,7 @@ async def test_a_file_that_is_no_segment_is_named_and_left_alone(tmp_path: Path)
 async def test_damaged_topic_state_is_named(tmp_path: Path, damage: bytes) -> None:
     folder = await publish_one(tmp_path / "d")
     (folder / "state.json").write_bytes(damage)
-    text = await refusal(tmp_path / "d")
-    assert f"{folder / 'state.json'} is damaged" in text
+    assert f"{folder / 'state.json'} is damaged" in await complaint(tmp_path / "d")
 
 
 async def test_lost_topic_state_costs_the_channels_only(tmp_path: Path) -> None:

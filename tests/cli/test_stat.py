@@ -102,6 +102,28 @@ def test_everything(qcli: Cli, clicks: str) -> None:
     assert [record["channel"] for record in records if record["topic"] == clicks] == [None, "a", "b"]
 
 
+def test_a_topic_that_is_unavailable(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "topics" / "clicks.topic"
+    with qcli_serve(tmp_path / "data") as running:
+        running.create("clicks", "c")
+    for path in folder.glob("state.json*"):
+        path.write_text("?")
+    with qcli_serve(tmp_path / "data") as running:
+        running.create("orders")
+        qcli = Cli(running.tcp_address, running.http_address)
+        clicks, orders = qcli("stat", "--format", "json").records
+        assert f"{folder / 'state.json'} is damaged" in clicks["unavailable"]
+        assert orders["unavailable"] is None
+        for wanted in ("clicks", "clicks/c"):
+            _, row, reason = qcli("stat", wanted).out.decode().splitlines()
+            assert row.endswith("unavailable")
+            assert reason == f"Topic clicks is unavailable: {clicks['unavailable']}"
+        result = qcli("channel", "pause", "clicks/c")
+        assert (result.code, "is damaged" in result.err) == (1, True)
+        assert qcli("topic", "delete", "--yes", "clicks").code == 0
+        assert [record["topic"] for record in qcli("stat", "--format", "json").records] == ["orders"]
+
+
 @pytest.mark.parametrize(("form", "delimiter"), [("csv", ","), ("tsv", "\t")])
 def test_csv_and_tsv(qcli: Cli, clicks: str, form: str, delimiter: str) -> None:
     out = qcli("stat", clicks, "--format", form, "--count", "2", "--interval", "10ms").out.decode()

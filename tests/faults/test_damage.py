@@ -123,9 +123,13 @@ def records_in(folder: Path) -> Iterator[Record]:
 
 
 async def missing_after(data: Data, clock: trio.testing.MockClock) -> set[int] | str:
-    """Start a broker; returns which messages it does not deliver, or why it did not start."""
+    """Start a broker; returns which messages it does not deliver, or why it does not start, or serve the topic."""
     try:
         async with running_broker(data.path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
+            assert bound.http_address is not None
+            _, content = await http(bound.http_address, "GET", "/ping")
+            if content != b"OK":
+                return content.decode().removeprefix("NOK - topic t is unavailable: ")
             found = await look(bound, clock, {"t": NEW})
             assert found.wrong == []
     except ExceptionGroup as group:

@@ -201,7 +201,7 @@ def test_what_does_not_lie_there_is_found(
     assert [one for one in BATCHES[place:] if one.base_sequence not in touched(given_up)] == found
 
 
-def test_a_broker_does_not_start_over_a_bad_sector_in_its_last_segment(
+def test_a_log_is_not_opened_over_a_bad_sector_in_its_last_segment(
     log: DiskLog, files: BadSectors, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What lies at the end would have to be cut off, unread."""

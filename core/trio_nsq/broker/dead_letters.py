@@ -183,29 +183,50 @@ def _read(
 def settle(broker: Broker) -> None:
     """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
 
-    Raises:
-        LogReadError: The operating system refused.
+    What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
     """
     for topic in broker.topics.values():
         for note in list(topic.unsettled):
             found = origins(note)
+            if found and found[0].topic in broker.unavailable:
+                continue
             origin = broker.topics.get(found[0].topic) if found else None
             channel = origin.channels.get(found[0].channel) if origin is not None else None
             if origin is None or channel is None:
                 topic.settle(note)
-                continue
-            _forget(channel, found)
-            origin.buried.append((topic, note))
-            broker.changed.add(origin.name)
+            elif _forget(channel, found):
+                origin.buried.append((topic, note))
+                broker.changed.add(origin.name)
 
 
-def _forget(channel: Channel, found: Iterable[Origin]) -> None:
+def forget_origin(broker: Broker, name: str) -> None:
+    """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
+    for topic in broker.topics.values():
+        for note in list(topic.unsettled):
+            found = origins(note)
+            if found and found[0].topic == name:
+                topic.settle(note)
+
+
+def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
+    """Returns whether each of them could be looked at; the others stay."""
     ids = {origin.sequence: origin.id for origin in found}
     taken = channel.withdraw(ids)
-    # A topic that was deleted and made again has other messages in the same places.
-    same = [each for each in taken if channel.topic.id_at(each.sequence) == ids[each.sequence]]
+    same: list[Aside] = []
+    error: LogReadError | None = None
+    for each in taken:
+        try:
+            # A topic that was deleted and made again has other messages in the same places.
+            if channel.topic.id_at(each.sequence) == ids[each.sequence]:
+                same.append(each)
+        except LogReadError as exc:
+            error = exc
     channel.dispose(same)
     channel.put_back(taken)
+    if error is not None:
+        what = "%s/%s: dead letters that have been moved may be moved again: %s"
+        logger.error(what, channel.topic.name, channel.name, error)
+    return error is None
 
 
 def refuse_loop(broker: Broker, channel: Channel, changes: Mapping[str, Any]) -> None:

@@ -1,7 +1,20 @@
 """What a broker can say of itself. All derive from `NSQError`."""
 
 from ..listening import StartupError as StartupError
+from ..log import LogError
 from ..protocol import NSQError
+
+
+class TopicUnavailable(LogError):
+    """Nothing can be done with a topic but to delete it, for its files could not be used at the start.
+
+    Args:
+        name: The topic's.
+        reason: What is wrong with which file.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"topic {name} is unavailable: {reason}")
 
 
 class PublishRefused(NSQError):

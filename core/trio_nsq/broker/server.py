@@ -1,6 +1,5 @@
 """The broker's IO: listeners, connections, timers and the data folder around the synchronous state."""
 
-import json
 import logging
 import math
 import socket
@@ -16,7 +15,7 @@ from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
-from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop, settle
+from .dead_letters import DEAD_LETTERS, DeadLetterMover, forget_origin, refuse_loop
 from .errors import DeletedError, PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
 from .options import BrokerOptions
@@ -24,14 +23,15 @@ from .positions import Position
 from .publication import Publication
 from .publisher import Publisher
 from .readers import Readers
+from .recovery import load_topics
 from .state.aside import Aside
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
 from .state.channel_state import ChannelState
 from .state.consumer import Consumer
 from .state.seeking import Move
-from .state.topic import Checkpoint, StateError, Topic
-from .storage.data_folder import ID_RESERVE, STATE_FILE, DataFolder
+from .state.topic import Checkpoint, Topic
+from .storage.data_folder import ID_RESERVE, DataFolder
 from .storage.saver import Saver
 from .tcp.connection import Connection
 from .tcp.poller import Poller
@@ -151,59 +151,11 @@ class Server:
         )
 
     def _load(self) -> None:
-        for name in self._folder.topic_names():
-            try:
-                state, is_previous = self._folder.read_state(name)
-                topic = self.broker.topic(name)
-                try:
-                    ahead = topic.restore(state)
-                except StateError as exc:
-                    path = self._folder.topic_folder(name) / STATE_FILE
-                    raise StateError(f"{path} is damaged: {exc}") from exc
-                self._report_missing(topic, state, is_previous=is_previous)
-                if ahead:
-                    content = json.dumps(topic.snapshot()).encode()
-                    self._folder.write_state(name, content, keep_previous=False)
-            except StateError as exc:
-                raise StartupError(str(exc)) from exc
-            except LogError as exc:
-                raise StartupError(str(exc)) from exc
-            except OSError as exc:
-                folder = self._folder.topic_folder(name)
-                raise StartupError(f"cannot write to {folder}: {exc.strerror}") from exc
-            if state is not None:
-                self.broker.never_saved.discard(topic)
-                if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):
-                    self.broker.changed.discard(name)  # else the log has what came after the last checkpoint
-            for channel in topic.channels.values():
-                self.broker.watch(channel, channel.next_deadline_ns)
-            self._saver.keeper.found(topic)
-        try:
-            settle(self.broker)
-        except LogError as exc:
-            raise StartupError(str(exc)) from exc
+        load_topics(self.broker, self._folder)
         for topic in self.broker.topics.values():
+            self._saver.keeper.found(topic)
             for channel in topic.channels.values():
                 self._dead_letters.look_at(channel)
-
-    def _report_missing(self, topic: Topic, state: dict[str, Any] | None, *, is_previous: bool) -> None:
-        """Say what a topic had before, and has no longer: its files, or the ends of them, are gone.
-
-        What a previous state needed may have been deleted because the last one did not.
-        """
-        path = self._folder.topic_folder(topic.name) / STATE_FILE
-        first, end = topic.log.first_sequence, topic.log.next_sequence
-        if state is None:
-            if end:
-                what = "%s is missing: no channel is known, and all messages in the log wait for a first one"
-                logger.warning(what, path)
-            return
-        if not is_previous and (needed := topic.first_needed(state, topic.is_carried)) < first:
-            what = "%s: messages %d to %d are missing, the log begins after them"
-            logger.error(what, path, needed, first - 1)
-        if (known := int(state["end"])) > end:
-            what = "%s: messages %d to %d are missing, the log ends before them"
-            logger.error(what, path, end, known - 1)
 
     # ------------------------------------------------------------------ time
 
@@ -548,6 +500,22 @@ class Server:
         finally:
             self._deleting.pop(topic.name).set()
 
+    async def delete_unavailable(self, name: str) -> None:
+        """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
+        if (under_way := self._deleting.get(name)) is not None:
+            await under_way.wait()
+            return
+        self._deleting[name] = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                retired = await trio.to_thread.run_sync(self._folder.retire_topic, name)
+                del self.broker.unavailable[name]
+                forget_origin(self.broker, name)
+                if retired is not None:
+                    await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+        finally:
+            self._deleting.pop(name).set()
+
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
         await self.publisher.idle(topic)
         is_used = topic.channels or topic.log.next_sequence or topic not in self.broker.never_saved
@@ -771,8 +739,8 @@ class Server:
 
     @property
     def health(self) -> str:
-        """`OK`, or `NOK - ` and what the last write failed with."""
-        error = self.publisher.health or self._saver.error
+        """`OK`, or `NOK - ` and what the last write failed with, or which topic is unavailable."""
+        error = self.publisher.health or self._saver.error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
     # ------------------------------------------------------------------ connections

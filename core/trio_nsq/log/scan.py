@@ -111,7 +111,7 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         try:
             bases[path] = Segment.base_in_name(path)
         except NotASegmentError as exc:
-            what = f"not a segment: {exc.reason}; a broker does not start over it"
+            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
             findings.append(Finding(Kind.DAMAGE, path, 0, 0, what))
     limits = chain(islice(bases.values(), 1, None), [None])
     return [SegmentPath(path, limit) for path, limit in zip(bases, limits, strict=False)], findings
@@ -280,7 +280,7 @@ class _Scan:
         try:
             _, self._seed = Segment.decode_file_header(self._path, head[:FILE_HEADER_BYTES])
         except NotASegmentError as exc:
-            what = f"not a segment: {exc.reason}; a broker does not start over it"
+            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
             # The records can be read all the same if those bytes are whole that they depend on.
             self._seed = int.from_bytes(head[_SEED], "big")
             if decode_header(head, FILE_HEADER_BYTES, self._seed) is None:

@@ -267,11 +267,14 @@ class Endpoints:
 
     async def topic_delete(self, request: Request) -> Response:
         """Delete a topic, its channels and its files."""
-        topic = find_topic(self._server, given(request, "topic"))
+        name = given(request, "topic")
         try:
-            await self._server.delete_topic(topic)
+            if name in self._server.broker.unavailable:
+                await self._server.delete_unavailable(name)
+            else:
+                await self._server.delete_topic(find_topic(self._server, name))
         except OSError as exc:
-            raise HTTPError(503, f"cannot delete the files of topic {topic.name}: {exc.strerror}") from exc
+            raise HTTPError(503, f"cannot delete the files of topic {name}: {exc.strerror}") from exc
         return _EMPTY
 
     async def topic_empty(self, request: Request) -> Response:

@@ -7,6 +7,7 @@ from ...http import HTTPError, Request
 from ...http.arguments import channel_names as channel_names
 from ...http.arguments import given as given
 from ...http.arguments import valid_name as valid_name
+from ..errors import TopicUnavailable
 from ..once import BatchNumber
 from ..state.channel import Channel
 from ..state.topic import Topic
@@ -72,6 +73,8 @@ def find_topic(server: "Server", name: str) -> Topic:
     """The topic of this name, which need not be a valid one. Raises HTTPError."""
     topic = server.broker.topics.get(name)
     if topic is None:
+        if name in server.broker.unavailable:
+            raise HTTPError(503, str(TopicUnavailable(name, server.broker.unavailable[name])))
         raise HTTPError(404, "TOPIC_NOT_FOUND")
     return topic
 

@@ -176,7 +176,13 @@ class MetricsExposition:
         server, publisher = self._server, self._server.publisher
         about = {"version": server.version, "python_version": platform.python_version()}
         yield InfoMetricFamily("nsq_build", "The broker's version.", about)
-        yield GaugeMetricFamily("nsq_healthy", "0 if the last write to disk failed.", server.health == "OK")
+        yield GaugeMetricFamily(
+            "nsq_healthy",
+            "0 if the last write to disk failed, or a topic is unavailable.",
+            server.health == "OK",
+        )
+        unavailable = len(server.broker.unavailable)
+        yield GaugeMetricFamily("nsq_unavailable_topics", "Topics whose files cannot be used.", unavailable)
         connections = server.connections
         producers = sum(1 for connection in connections if connection.pub_counts)
         yield GaugeMetricFamily("nsq_connections", "TCP clients connected.", len(connections))

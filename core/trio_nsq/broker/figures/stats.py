@@ -1,6 +1,7 @@
 """What `/stats` says, in nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..server import Server
@@ -21,6 +22,8 @@ def broker_stats(
     include_mem: bool = True,
 ) -> dict[str, Any]:
     """The JSON document of `/stats`.
+
+    A topic that is unavailable is there with the reason under `unavailable`, without channels, all its counts 0.
 
     Args:
         now_ns: Unix nanoseconds by the wall clock.
@@ -47,6 +50,10 @@ def broker_stats(
             listed = [_client(c, topic) for c in clients] if include_clients else None
             described.append(figures.channel(each, listed))
         topics.append(figures.topic(found, described))
+    if not channel or topic:
+        missing = _unavailable_topics(server.broker.unavailable, topic)
+        if missing:
+            topics = sorted([*(topics or ()), *missing], key=itemgetter("topic_name"))
     unknown = topics is None and bool(topic)  # nsqd then shows nothing at all
     publishing = [c for c in server.connections if c.pub_counts] if include_clients and not unknown else []
     stats: dict[str, Any] = {
@@ -59,6 +66,24 @@ def broker_stats(
         stats["memory"] = server.process.memory()
     stats["producers"] = [_client(c, topic) for c in publishing] or None
     return stats
+
+
+def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic_name": name,
+            "channels": [],
+            "depth": 0,
+            "backend_depth": 0,
+            "message_count": 0,
+            "message_bytes": 0,
+            "paused": False,
+            "e2e_processing_latency": {"count": 0, "percentiles": None},
+            "unavailable": reason,
+        }
+        for name, reason in reasons.items()
+        if not topic or name == topic
+    ]
 
 
 class _Figures:

@@ -43,6 +43,8 @@ def _topic(topic: dict[str, Any], now_s: int) -> Iterator[str]:
         f" msgs: {topic['message_count']:<8}"
         f" e2e%: {_latency(topic)}"
     )
+    if "unavailable" in topic:
+        yield f"        unavailable: {topic['unavailable']}"
     for channel in topic["channels"]:
         yield (
             f"   {'*P ' if channel['paused'] else '   '}[{channel['channel_name']:<25}]"

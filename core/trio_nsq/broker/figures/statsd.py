@@ -43,7 +43,7 @@ _CHANNEL: dict[str, Kind] = {
 
 
 def figures(stats: Mapping[str, Any], *, exclude_ephemeral: bool = False) -> Figures:
-    """The figures of a `/stats` document, in nsqd's order.
+    """The figures of a `/stats` document, in nsqd's order; none of topics that are unavailable.
 
     Args:
         stats: As `broker_stats` gives it; without `memory` there are no `mem.` figures.
@@ -51,7 +51,7 @@ def figures(stats: Mapping[str, Any], *, exclude_ephemeral: bool = False) -> Fig
     """
     found: Figures = {}
     for topic in stats["topics"] or ():
-        if exclude_ephemeral and is_ephemeral(topic["topic_name"]):
+        if "unavailable" in topic or (exclude_ephemeral and is_ephemeral(topic["topic_name"])):
             continue
         name = f"topic.{topic['topic_name']}."
         found |= {name + key: (topic[key], kind) for key, kind in _TOPIC.items()}

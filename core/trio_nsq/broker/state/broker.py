@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from ...log import Log
 from ...protocol import is_valid_name
+from ..errors import TopicUnavailable
 from ..options import BrokerOptions
 from .cache import BatchCache
 from .channel import Channel
@@ -52,6 +53,8 @@ class Broker:
 
     Attributes:
         topics: By name.
+        unavailable: Why a topic cannot be used, by name. It has files, and so keeps its name; nothing but a deletion
+            touches them.
         changed: Names of topics whose state differs from what was last saved; the owner clears it.
         never_saved: Topics whose state was never saved: a crash would take them, unless they have messages. The
             owner clears it.
@@ -63,6 +66,7 @@ class Broker:
     def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
         self.options = options
         self.topics: dict[str, Topic] = {}
+        self.unavailable: dict[str, str] = {}
         self.changed: set[str] = set()
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
@@ -85,6 +89,8 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             assert is_valid_name(name), name
+            if name in self.unavailable:
+                raise TopicUnavailable(name, self.unavailable[name])
             log, mem_queue_size = self._make_log(name), self.options.mem_queue_size
             topic = Topic(
                 name, log, self.cache, mem_queue_size, self._e2e_window_ns, self.options.topic_defaults
@@ -133,6 +139,20 @@ class Broker:
             self.changed.discard(topic.name)
             self.never_saved.discard(topic)
             self.on_names_changed(topic.name, None)
+
+    def give_up(self, name: str, reason: str) -> None:
+        """Let nobody use a topic, for this reason; its files stay as they are."""
+        if (topic := self.topics.get(name)) is not None:
+            self.delete_topic(topic)
+        self.unavailable[name] = reason
+
+    @property
+    def why_unavailable(self) -> str:
+        """The first topic that is unavailable, why, and how many others are; empty if all are there."""
+        for name, reason in self.unavailable.items():
+            others = len(self.unavailable) - 1
+            return f"{TopicUnavailable(name, reason)}" + (f" (and {others} more)" if others else "")
+        return ""
 
     # ------------------------------------------------------------------ time
 

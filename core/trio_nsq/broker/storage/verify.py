@@ -27,7 +27,7 @@ from .data_folder import (
 )
 
 _TAKES_PREVIOUS = f"a broker takes the state saved before, {PREVIOUS_STATE_FILE}"
-_NOT_SERVED = "a broker does not start over it"
+_NOT_SERVED = "a broker does not serve the topic"
 
 
 def topic_name(folder: Path) -> str:
