@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from trio_nsq.untrusted_json import decode_json
 
 from .connecting import Connecting, refuse_plain_http
-from .errors import Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
+from .errors import NO_ANSWER, Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .params import is_unix_path, without_scheme
 
@@ -127,7 +127,12 @@ class BrokerHTTP:
         except OSError as error:
             if failure := no_tls(self.address, error):
                 raise failure from error
-            reason = "it took too long" if isinstance(error, TimeoutError) else reason_of(error)
+            if isinstance(error, TimeoutError):
+                # With TLS the socket is there before the handshake.
+                connected = connection.sock is not None
+                reason = f"{NO_ANSWER} within {REQUEST_TIMEOUT_S:g} s" if connected else "it took too long"
+            else:
+                reason = reason_of(error)
             if (
                 self._tls is None
                 and isinstance(error, ConnectionResetError)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .errors import Failure, NotThere, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
+from .errors import NO_ANSWER, Failure, NotThere, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
 from .options import HTTP_OPTION
 from .output import talk
 from .params import Source, is_https, is_unix_path
@@ -23,7 +23,7 @@ def reading_errors(address: str) -> Iterator[None]:
     """Turn what a `TopicReader` of this HTTP address raises inside, also from tasks, into failures."""
     from trio_nsq.client import ConnectionFailed
     from trio_nsq.client.topic_reader import ReadRefused
-    from trio_nsq.http.streaming import AnswerLost
+    from trio_nsq.http.streaming import AnswerLost, AnswerSilent
 
     try:
         yield
@@ -37,7 +37,9 @@ def reading_errors(address: str) -> Iterator[None]:
                     raise failure from error
                 cause = error.__cause__
                 reason = reason_of(cause) if isinstance(cause, OSError) else error.reason
-                if isinstance(cause, AnswerLost) and not (is_https(address) or is_unix_path(address)):
+                if isinstance(cause, AnswerSilent):
+                    reason = f"{NO_ANSWER}: {error.reason}"
+                elif isinstance(cause, AnswerLost) and not (is_https(address) or is_unix_path(address)):
                     reason = hung_up(address)
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
         raise

@@ -41,14 +41,24 @@ class Terminated(BaseException):
     """SIGTERM arrived while a command was running that does not watch for it."""
 
 
+NO_ANSWER = "connected, but no answer"
+"""How a reason begins, the library's too, if something listens and then says nothing."""
+
+
 def unreachable(address: str, option: str, reason: object) -> Failure:
-    """The failure of a command that found no broker.
+    """The failure of a command that found no broker, or one that does not answer (see `NO_ANSWER`).
 
     Args:
         address: Where it looked.
         option: The option that names another address.
         reason: What the attempt came to.
     """
+    if str(reason).startswith(NO_ANSWER):
+        return Failure(
+            f"The broker at {address} does not answer: {reason}. It runs, but is stopped (SIGSTOP), overloaded, or "
+            f"waits for its disk: look at its log. Or name another address with {option}.",
+            ExitCode.UNREACHABLE,
+        )
     end = "" if str(reason).endswith("?") else "."
     return Failure(
         f"No broker answers at {address}: {reason}{end} "

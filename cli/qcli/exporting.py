@@ -101,7 +101,9 @@ def _failures() -> Iterator[None]:
             failure = Failure(f"{failure.message} {hint}", failure.exit_code)
         raise failure from error
     except BrokerUnreachable as error:
-        reason = error.reason if error.cause is None else reason_of(error.cause)
+        reason = error.reason
+        if error.cause is not None and not isinstance(error.cause, TimeoutError):
+            reason = reason_of(error.cause)
         raise unreachable(error.address, HTTP_OPTION, reason) from error
     except NSQError as error:
         raise said_by_library(error) from error

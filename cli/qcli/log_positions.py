@@ -18,6 +18,9 @@ FORMS = (
 
 NOTHING_BETWEEN = "--from lies behind --to: there is nothing between them."
 
+NOW = "now"
+"""The same as `latest`, in every command."""
+
 _NO_END = 2**64
 _UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
 _NS_PER_MS = 1_000_000
@@ -37,7 +40,7 @@ def position(text: str) -> Position:
         return Position(int(text), False)
     if text == "earliest":
         return Position(0, False)
-    if text == "latest":
+    if text in ("latest", NOW):
         return Position(_NO_END, False)
     found = _time(text.removeprefix("@"), unix=text.startswith("@"))
     if found is None:

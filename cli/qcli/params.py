@@ -114,9 +114,9 @@ def byte_size(text: str) -> int:
     return int(found[1]) * BYTES_PER_UNIT[found[2]]
 
 
-def address(text: str) -> str:
-    """`host:port` to connect to, an IPv6 host in brackets. Nothing is looked up."""
-    host, port = _host_port(text)
+def address(text: str, example: str = "127.0.0.1:4150") -> str:
+    """`host:port` to connect to, an IPv6 host in brackets, for complaints with an example. Nothing is looked up."""
+    host, port = _host_port(text, example)
     if port == 0:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")
     if not host:
@@ -147,6 +147,9 @@ def without_scheme(text: str) -> str:
     return text.removeprefix(_HTTPS)
 
 
+_HTTP_EXAMPLE = "127.0.0.1:4151"
+
+
 def tcp_address(text: str) -> str:
     """A broker's TCP address, `host:port`."""
     if is_unix_path(text):
@@ -163,8 +166,8 @@ def http_address(text: str) -> str:
     scheme, separator, rest = text.rpartition("://")
     rest = rest.removesuffix("/") if separator else rest
     if scheme.lower() == "https":
-        return _HTTPS + address(rest)
-    return address(rest if scheme.lower() == "http" else text)
+        return _HTTPS + address(rest, _HTTP_EXAMPLE)
+    return address(rest if scheme.lower() == "http" else text, _HTTP_EXAMPLE)
 
 
 def lookupd_address(text: str) -> str:
@@ -215,11 +218,11 @@ def http_service(text: str) -> str:
     return text
 
 
-def _host_port(text: str) -> tuple[str, int]:
+def _host_port(text: str, example: str = "127.0.0.1:4150") -> tuple[str, int]:
     found = _HOST_PORT.fullmatch(text)
     if found is None:
         hint = " Leave 'http://' out." if "://" in text else ""
-        raise click.BadParameter(f"{text!r} is not host:port, such as 127.0.0.1:4150.{hint}")
+        raise click.BadParameter(f"{text!r} is not host:port, such as {example}.{hint}")
     if int(found["port"]) > _MAX_PORT:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")
     return found["host"], int(found["port"])

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from .commands import option
-from .log_positions import NOTHING_BETWEEN, position
+from .log_positions import NOTHING_BETWEEN, NOW, position
 from .params import long_duration
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -19,9 +19,8 @@ _NS_PER_S = 1_000_000_000
 NOTE = (
     "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
     "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
-    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, the end. A time is that of the "
-    "publish; "
-    "where the clock was set back, it is one of the places that fit."
+    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, also now, which is the end. A time "
+    "is that of the publish; where the clock was set back, it is one of the places that fit."
 )
 """What the help of such commands says about them."""
 
@@ -34,6 +33,8 @@ class BrokerPosition(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text to be sent. How long ago something was is for the broker to say, by its own clock."""
         text = str(value)
+        if text == NOW:
+            return "latest"
         if text in _WORDS or (text.isascii() and text.isdigit()):
             return text
         try:
@@ -54,14 +55,6 @@ class BrokerPosition(click.ParamType[str]):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
-
-
-class PositionOrNow(BrokerPosition):
-    """A position; `now` is the end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text to be sent."""
-        return "latest" if value == "now" else super().convert(value, param, ctx)
 
 
 def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:

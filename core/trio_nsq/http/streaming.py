@@ -17,6 +17,10 @@ class AnswerLost(NSQError):
     """An answer did not come, or not to its end; the text says why."""
 
 
+class AnswerSilent(AnswerLost):
+    """Nothing came for too long, over a connection that stands."""
+
+
 class StreamedAnswer:
     """An answer, from the end of its head on. Made by `stream_get`; whoever has it closes it.
 
@@ -56,7 +60,7 @@ class StreamedAnswer:
             with trio.fail_after(self._silence_s):
                 data = await self._stream.receive_some(_RECEIVE_BYTES)
         except trio.TooSlowError:
-            raise AnswerLost(f"nothing came for {self._silence_s:g} s") from None
+            raise AnswerSilent(f"nothing came for {self._silence_s:g} s") from None
         except trio.BrokenResourceError as exc:
             raise AnswerLost("the connection broke") from exc
         if not data:

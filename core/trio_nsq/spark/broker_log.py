@@ -283,7 +283,12 @@ class BrokerLog:
                 raise RequestRefused(self._address, self._topic, answer.status, self._error_in(answer))
             yield answer
         except OSError as exc:
-            reason = "it took too long" if isinstance(exc, TimeoutError) else exc.strerror or str(exc)
+            reason = exc.strerror or str(exc)
+            if isinstance(exc, TimeoutError):
+                connected = connection.sock is not None
+                reason = (
+                    f"connected, but no answer within {SILENCE_S:g} s" if connected else "it took too long"
+                )
             raise BrokerUnreachable(self._address, reason, exc) from exc
         except http.client.IncompleteRead as exc:
             raise BrokerUnreachable(self._address, "the connection was lost") from exc

@@ -225,7 +225,7 @@ class BatchPublisher:
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
             lost = PublishInDoubt if sent and not self._remembers else BrokerAway
-            raise lost(self._address, _reason(exc)) from exc
+            raise lost(self._address, _reason(exc, sent=sent)) from exc
         self._used_s = time.monotonic()
         if answer.status != http.client.OK:
             raise RequestRefused(self._address, self._topic, answer.status, self._error_in(data))
@@ -246,9 +246,9 @@ def _connect(connection: http.client.HTTPConnection) -> None:
     connection.sock.settimeout(SILENCE_S)
 
 
-def _reason(error: OSError | http.client.HTTPException) -> str:
+def _reason(error: OSError | http.client.HTTPException, *, sent: bool) -> str:
     if isinstance(error, TimeoutError):
-        return "it took too long"
+        return f"connected, but no answer within {SILENCE_S:g} s" if sent else "it took too long"
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
         return "the connection was lost"
     if isinstance(error, OSError):

@@ -1,0 +1,50 @@
+"""A broker that accepts connections and answers nothing, as one that is stopped, is told from one that is not there."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from cli.support import Cli, Run
+from qcli.exit_codes import ExitCode
+
+
+@pytest.fixture
+def silent() -> Iterator[Cli]:
+    """Commands whose broker is a port that listens, and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        yield Cli(address, address)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("stat", "--nsqd-http-address"),
+        ("topic create t", "--nsqd-http-address"),
+        ("peek t", "--nsqd-http-address"),
+        ("tail t --from earliest", "--nsqd-http-address"),
+        ("to-parquet t x", "--nsqd-http-address"),
+        ("tail t/c", "--nsqd-tcp-address"),
+        ("pub t", "--nsqd-tcp-address"),
+    ],
+)
+def test_a_broker_that_does_not_answer(
+    run_here: Run,
+    silent: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    command: str,
+    option: str,
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("export"))
+    monkeypatch.setattr("qcli.broker_http.REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("trio_nsq.client.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("trio_nsq.client.topic_reader.WAIT_S", -29.95)
+    monkeypatch.setattr("trio_nsq.spark.broker_log.SILENCE_S", 0.05)
+    result = run_here(silent, *command.split())
+    assert result.code == ExitCode.UNREACHABLE
+    assert f"The broker at {silent.http_address} does not answer: connected, but no answer" in result.err
+    assert "stopped (SIGSTOP), overloaded, or waits for its disk: look at its log." in result.err
+    assert f"Or name another address with {option}." in result.err
+    assert "qcli serve" not in result.err
