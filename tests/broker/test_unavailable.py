@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio.testing
 
-from broker.support import RawClient, connected, mpub, running_broker
+from broker.support import RawClient, connected, mpub, running_broker, settle, until
 from faults.disk import read_image
 from faults.scenario import http, stats
 from log.support import HastyFiles, segment_files
@@ -181,9 +182,54 @@ async def test_a_mistake_of_ours_while_a_topic_is_opened(
 
     files.bad = bad
     async with running_broker(data, files=files) as bound:
-        await check_refused(bound, "internal error, see the log")
+        await check_refused(bound, "internal error: RuntimeError('never thought of')")
         await check_good(bound)
     assert "RuntimeError: never thought of" in caplog.text
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+async def until_it_is_well(bound: BoundAddresses) -> None:
+    while await get(bound, "/ping") != (200, "OK"):
+        pass
+
+
+async def test_it_is_opened_again_when_the_disk_is_back(
+    data: Path, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = BadBlocks()
+    reads = 0
+
+    def bad(path: Path, block: int) -> bool:
+        nonlocal reads
+        reads += path.parent.name == "bad.topic" and path.suffix == ".log"
+        return path.parent.name == "bad.topic" and path.suffix == ".log"
+
+    files.bad = bad
+    async with running_broker(data, files=files) as bound:
+        before = reads
+        clock.jump(11)
+        await until(lambda: reads > before)
+        await settle()
+        (segment,) = segment_files(data / "topics" / "bad.topic")
+        await check_refused(bound, f"cannot read {segment}: Input/output error")
+        assert caplog.text.count("TOPIC(bad): unavailable: ") == 1
+        files.bad = lambda path, block: False
+        clock.jump(21)
+        await until_it_is_well(bound)
+        assert "TOPIC(bad): available again" in caplog.text
+        async with connected(bound.tcp_address) as client:
+            await client.publish("bad", b"more")
+            await client.subscribe("bad", "c", ready_count=100)
+            assert await bodies(client, 6) == [*(b"bad %d" % n for n in range(5)), b"more"]
+        await check_good(bound)
+    async with running_broker(data) as bound:
+        assert bound.http_address is not None
+        assert (await stats(bound.http_address))["bad"]["channels"]["c"]["depth"] == 6
 
 
 async def test_an_unavailable_topic_is_deleted_when_somebody_says_so(data: Path) -> None:
@@ -304,6 +350,27 @@ async def test_what_was_moved_is_known_when_its_topic_is_back(moved: Path) -> No
             await check_letters(bound)
     async with running_broker(moved) as bound:
         await check_moved_once(bound, 1)
+
+
+async def test_what_was_moved_is_known_when_its_topic_is_opened_again(
+    moved: Path, clock: trio.testing.MockClock
+) -> None:
+    files = BadBlocks()
+    files.bad = lambda path, block: path.parent.name == "bad.topic" and path.suffix == ".log"
+    async with running_broker(moved, files=files) as bound:
+        files.bad = lambda path, block: False
+        clock.jump(11)
+        await until_it_is_well(bound)
+        await settle()
+        await check_moved_once(bound, 1)
+
+
+async def test_what_came_from_a_topic_that_is_deleted_keeps_nothing(moved: Path) -> None:
+    damaged_states(moved / "topics" / "bad.topic")
+    async with running_broker(moved) as bound:
+        assert await post(bound, "/topic/delete", topic="bad") == (200, "")
+    state = json.loads((moved / "topics" / "dead.topic" / "state.json").read_bytes())
+    assert state["settled"] == state["end"] == 1
 
 
 async def test_what_was_moved_and_cannot_be_looked_at_is_left_for_the_next_start(

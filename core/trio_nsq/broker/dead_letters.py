@@ -180,15 +180,19 @@ def _read(
     return letters, gone
 
 
-def settle(broker: Broker) -> None:
+def settle(broker: Broker, only: str | None = None) -> None:
     """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
+
+    If only one topic was opened just now, no letters are looked at but those in it and those from it.
 
     What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
     """
     for topic in broker.topics.values():
         for note in list(topic.unsettled):
             found = origins(note)
-            if found and found[0].topic in broker.unavailable:
+            if only is not None and topic.name != only and not (found and found[0].topic == only):
+                continue
+            if found and found[0].topic in broker.unavailable and found[0].topic != only:
                 continue
             origin = broker.topics.get(found[0].topic) if found else None
             channel = origin.channels.get(found[0].channel) if origin is not None else None

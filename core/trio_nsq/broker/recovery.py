@@ -2,10 +2,13 @@
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from ..log import LogError
-from .dead_letters import settle
+import trio
+
+from ..log import Log, LogError
+from .dead_letters import forget_origin, settle
 from .state.broker import Broker
 from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
@@ -13,51 +16,130 @@ from .storage.data_folder import STATE_FILE, DataFolder
 logger = logging.getLogger("trio_nsq.broker")
 
 
-def load_topics(broker: Broker, folder: DataFolder) -> None:
-    """Let a broker take up the topics of a data folder.
+_OPEN_AGAIN_S = 10.0
+_OPEN_AGAIN_MAX_S = 600.0
 
-    What is wrong with one topic is reported, and keeps only that one from being used: see `Broker.unavailable`.
 
-    Raises:
-        StartupError: The list of the topics cannot be read.
+class TopicLoader:
+    """Opens the topics of a data folder. What is wrong with one keeps only that one from being used.
+
+    Args:
+        broker: Takes up the topics.
+        folder: Where they lie.
+        make_log: Opens the log of a topic, by name; for any thread. May raise LogError.
+        loaded: Called with each topic that was opened.
+        stops: Whether the broker takes up no more topics, because it is about to close them all.
     """
-    for name in folder.topic_names():
+
+    def __init__(
+        self,
+        broker: Broker,
+        folder: DataFolder,
+        make_log: Callable[[str], Log],
+        loaded: Callable[[Topic], None],
+        stops: Callable[[], bool],
+    ) -> None:
+        self._broker = broker
+        self._folder = folder
+        self._make_log = make_log
+        self._loaded = loaded
+        self._stops = stops
+        self._at_one = trio.Lock()  # held by whoever does something to an unavailable topic
+
+    def load_all(self) -> None:
+        """Open all topics. Raises StartupError: the list of them cannot be read."""
+        for name in self._folder.topic_names():
+            try:
+                self._take_up(name, self._make_log(name))
+            except Exception as exc:
+                self._give_up(name, exc)
+        settle(self._broker)
+        for topic in self._broker.topics.values():
+            self._loaded(topic)
+
+    async def open_again_on_schedule(self) -> None:
+        """Try again to open the topics that are unavailable, less and less often, until none is.
+
+        A disk that cannot be read when the machine starts may come back.
+        """
+        wait_s = _OPEN_AGAIN_S
+        while self._broker.unavailable:
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _OPEN_AGAIN_MAX_S)
+            for name in list(self._broker.unavailable):
+                async with self._at_one:
+                    await self._open_again(name)
+
+    async def _open_again(self, name: str) -> None:
+        if name not in self._broker.unavailable:
+            return  # it was deleted meanwhile
         try:
-            _load(broker, folder, name)
-        except (LogError, StateError) as exc:
-            _give_up(broker, name, str(exc))
-        except OSError as exc:
-            _give_up(broker, name, f"cannot write to {folder.topic_folder(name)}: {exc.strerror}")
-        except Exception:
-            # A mistake of ours: it must not reach other topics.
-            logger.exception("%s: internal error", folder.topic_folder(name))
-            _give_up(broker, name, "internal error, see the log")
-    settle(broker)
+            log = await trio.to_thread.run_sync(self._make_log, name)
+            if self._stops():
+                log.close()
+                return
+            self._take_up(name, log)
+            settle(self._broker, name)
+        except Exception as exc:
+            self._give_up(name, exc)
+            return
+        del self._broker.unavailable[name]
+        logger.warning("TOPIC(%s): available again", name)
+        topic = self._broker.topics[name]
+        for channel in topic.channels:
+            self._broker.on_names_changed(name, channel)
+        self._loaded(topic)
 
+    async def delete(self, name: str) -> bool:
+        """Delete the files of a topic that is unavailable; False if it no longer is.
 
-def _give_up(broker: Broker, name: str, reason: str) -> None:
-    broker.give_up(name, reason)
-    what = "TOPIC(%s): unavailable: %s; the other topics are served. Repair it and start again, or delete the topic"
-    logger.error(what, name, reason)
+        Raises:
+            OSError: Nothing was deleted.
+        """
+        async with self._at_one:
+            if name not in self._broker.unavailable:
+                return False
+            retired = await trio.to_thread.run_sync(self._folder.retire_topic, name)
+            del self._broker.unavailable[name]
+            forget_origin(self._broker, name)
+        if retired is not None:
+            await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+        return True
 
+    def _give_up(self, name: str, error: Exception) -> None:
+        """Let nobody use a topic, and say why, if that is not known."""
+        folder = self._folder.topic_folder(name)
+        if isinstance(error, (LogError, StateError)):
+            reason = str(error)
+        elif isinstance(error, OSError):
+            reason = f"cannot write to {folder}: {error.strerror}"
+        else:  # A mistake of ours: it must not reach other topics.
+            reason = f"internal error: {error!r}"
+        is_known = self._broker.unavailable.get(name) == reason
+        self._broker.give_up(name, reason)
+        if not is_known:
+            internal = error if not isinstance(error, (LogError, StateError, OSError)) else None
+            what = "TOPIC(%s): unavailable: %s; the other topics are served. Repair it, or delete the topic"
+            logger.error(what, name, reason, exc_info=internal)
 
-def _load(broker: Broker, folder: DataFolder, name: str) -> None:
-    """Raises LogError, StateError, OSError."""
-    state, is_previous = folder.read_state(name)
-    topic = broker.topic(name)
-    try:
-        ahead = topic.restore(state)
-    except StateError as exc:
-        raise StateError(f"{folder.topic_folder(name) / STATE_FILE} is damaged: {exc}") from exc
-    _report_missing(topic, state, folder, is_previous=is_previous)
-    if ahead:
-        folder.write_state(name, json.dumps(topic.snapshot()).encode(), keep_previous=False)
-    if state is not None:
-        broker.never_saved.discard(topic)
-        if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):
-            broker.changed.discard(name)  # else the log has what came after the last checkpoint
-    for channel in topic.channels.values():
-        broker.watch(channel, channel.next_deadline_ns)
+    def _take_up(self, name: str, log: Log) -> None:
+        """Make a topic of a log and the saved state. Raises LogError, StateError, OSError."""
+        broker, folder = self._broker, self._folder
+        topic = broker.take_up(name, log)
+        state, is_previous = folder.read_state(name)
+        try:
+            ahead = topic.restore(state)
+        except StateError as exc:
+            raise StateError(f"{folder.topic_folder(name) / STATE_FILE} is damaged: {exc}") from exc
+        _report_missing(topic, state, folder, is_previous=is_previous)
+        if ahead:
+            folder.write_state(name, json.dumps(topic.snapshot()).encode(), keep_previous=False)
+        if state is not None:
+            broker.never_saved.discard(topic)
+            if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):
+                broker.changed.discard(name)  # else the log has what came after the last checkpoint
+        for channel in topic.channels.values():
+            broker.watch(channel, channel.next_deadline_ns)
 
 
 def _report_missing(

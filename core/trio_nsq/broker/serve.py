@@ -91,6 +91,7 @@ async def _serve_folder(
             server.poller.run,
             server.run_timers,
             server.save_on_schedule,
+            server.open_again_on_schedule,
             server.publisher.sync_on_schedule,
         )
         for job in jobs:

@@ -15,7 +15,7 @@ from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
-from .dead_letters import DEAD_LETTERS, DeadLetterMover, forget_origin, refuse_loop
+from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
 from .errors import DeletedError, PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
 from .options import BrokerOptions
@@ -23,7 +23,7 @@ from .positions import Position
 from .publication import Publication
 from .publisher import Publisher
 from .readers import Readers
-from .recovery import load_topics
+from .recovery import TopicLoader
 from .state.aside import Aside
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
@@ -139,7 +139,8 @@ class Server:
             self.broker, folder, ids, reserved, time.time_ns, self.publisher.roll, self.publisher.sync
         )
         self._dead_letters = DeadLetterMover(self, nursery)
-        self._load()
+        self._loader = TopicLoader(self.broker, folder, self._make_log, self._loaded, lambda: self._stopping)
+        self._loader.load_all()
         self.process = ProcessFigures()
 
     def _make_log(self, name: str) -> Log:
@@ -150,12 +151,11 @@ class Server:
             folder, segment_bytes=self.options.max_bytes_per_file, open_files=self._folder.open_files
         )
 
-    def _load(self) -> None:
-        load_topics(self.broker, self._folder)
-        for topic in self.broker.topics.values():
-            self._saver.keeper.found(topic)
-            for channel in topic.channels.values():
-                self._dead_letters.look_at(channel)
+    def _loaded(self, topic: Topic) -> None:
+        self._saver.keeper.found(topic)
+        for channel in topic.channels.values():
+            self._dead_letters.look_at(channel)
+        self._timer_moved.set()
 
     # ------------------------------------------------------------------ time
 
@@ -502,19 +502,10 @@ class Server:
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
-        if (under_way := self._deleting.get(name)) is not None:
-            await under_way.wait()
-            return
-        self._deleting[name] = trio.Event()
-        try:
-            with trio.CancelScope(shield=True):
-                retired = await trio.to_thread.run_sync(self._folder.retire_topic, name)
-                del self.broker.unavailable[name]
-                forget_origin(self.broker, name)
-                if retired is not None:
-                    await trio.to_thread.run_sync(self._folder.remove_retired, retired)
-        finally:
-            self._deleting.pop(name).set()
+        with trio.CancelScope(shield=True):
+            is_done = await self._loader.delete(name)
+        if not is_done and (topic := self.broker.topics.get(name)) is not None:
+            await self.delete_topic(topic)  # it was just opened
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
         await self.publisher.idle(topic)
@@ -736,6 +727,10 @@ class Server:
     async def save_on_schedule(self) -> None:
         """Save what changed every so often; runs until cancelled."""
         await self._saver.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
+
+    async def open_again_on_schedule(self) -> None:
+        """As `TopicLoader.open_again_on_schedule`."""
+        await self._loader.open_again_on_schedule()
 
     @property
     def health(self) -> str:

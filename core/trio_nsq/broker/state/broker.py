@@ -91,15 +91,20 @@ class Broker:
             assert is_valid_name(name), name
             if name in self.unavailable:
                 raise TopicUnavailable(name, self.unavailable[name])
-            log, mem_queue_size = self._make_log(name), self.options.mem_queue_size
-            topic = Topic(
-                name, log, self.cache, mem_queue_size, self._e2e_window_ns, self.options.topic_defaults
-            )
-            self.topics[name] = topic
-            if not topic.ephemeral:
-                self.changed.add(name)
-                self.never_saved.add(topic)
-            self.on_names_changed(name, None)
+            topic = self.take_up(name, self._make_log(name))
+        return topic
+
+    def take_up(self, name: str, log: Log) -> Topic:
+        """Make a topic, of a log that may have messages."""
+        options = self.options
+        topic = Topic(
+            name, log, self.cache, options.mem_queue_size, self._e2e_window_ns, options.topic_defaults
+        )
+        self.topics[name] = topic
+        if not topic.ephemeral:
+            self.changed.add(name)
+            self.never_saved.add(topic)
+        self.on_names_changed(name, None)
         return topic
 
     def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
