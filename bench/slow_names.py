@@ -12,7 +12,10 @@ _getaddrinfo = socket.getaddrinfo
 
 def _slow_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
     name = host.decode(errors="replace") if isinstance(host, bytes) else str(host)
-    if name.endswith(SLOW):
+    numeric_only = (
+        kwargs.get("flags", args[4] if len(args) > 4 else 0) & socket.AI_NUMERICHOST
+    )  # takes no time
+    if name.endswith(SLOW) and not numeric_only:
         time.sleep(SECONDS)
         raise socket.gaierror(socket.EAI_AGAIN, "nobody knows this name")
     return _getaddrinfo(host, *args, **kwargs)

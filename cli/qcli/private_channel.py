@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import trio
+
+from trio_nsq.untrusted_json import decode_json
 
 from .broker_http import BrokerHTTP
 from .connecting import Connecting
@@ -125,6 +126,6 @@ def _same_broker(broker: BrokerHTTP, tcp_address: str) -> bool:
     http_host = "localhost" if on_this_host else without_scheme(broker.address).rpartition(":")[0]
     same_host = tcp_host == http_host or (tcp_host in _LOCAL_HOSTS and http_host in _LOCAL_HOSTS)
     try:
-        return same_host and json.loads(broker.get("/info", {}))["tcp_port"] == int(tcp_port)
+        return same_host and decode_json(broker.get("/info", {}))["tcp_port"] == int(tcp_port)
     except (ValueError, KeyError, TypeError):
         return False

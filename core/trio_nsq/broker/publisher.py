@@ -37,6 +37,8 @@ _SYNC_BYTES = 16 * 1024 * 1024
 """With `--sync=interval` so much is synced, however few messages that are: a file is synced before the next is begun,
 and all publishers of its topic wait for that."""
 
+_THREADS = 16
+"""For syncs of logs, and new files of theirs, alone."""
 _TURN_S = 0.005
 """Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
 
@@ -91,6 +93,7 @@ class Publisher:
             self._note_committed,
             call_soon or trio.lowlevel.current_trio_token().run_sync_soon,
         )
+        self._threads = trio.CapacityLimiter(_THREADS)
         self._taking_ids = Lock()
         self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
         self._writing = self._writes_rest = False
@@ -397,7 +400,7 @@ class Publisher:
         self._write_gathered()
         await self._commits.take_over(topic, alone=alone)
         try:
-            await trio.to_thread.run_sync(work)
+            await trio.to_thread.run_sync(work, limiter=self._threads)
         except LogError as exc:
             self._failed(exc)
             return False

@@ -17,6 +17,7 @@ from .addresses import BoundAddresses, Broadcast
 from .api.server import HTTPServer
 from .figures.statsd import StatsdClient
 from .options import BrokerOptions
+from .resolver import use_own_threads
 from .server import Server
 from .storage.data_folder import DataFolder
 
@@ -52,6 +53,7 @@ async def serve(
     """
     require_trio("trio_nsq.broker.serve")
     folder = DataFolder(options.data_path, files)
+    use_own_threads()
     try:
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)

@@ -132,6 +132,7 @@ class MetricsExposition:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._threads = trio.CapacityLimiter(1)  # for reads: on a slow disk they take long
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
@@ -232,7 +233,7 @@ class MetricsExposition:
         on_disk = [(channel, s) for channel, s in unknown if not channel.topic.ephemeral]
         found = _read_timestamps(in_memory)
         if on_disk:
-            found += await trio.to_thread.run_sync(_read_timestamps, on_disk)
+            found += await trio.to_thread.run_sync(_read_timestamps, on_disk, limiter=self._threads)
         for channel, sequence, timestamp_ns in found:
             self._oldest[channel] = sequence, timestamp_ns
 

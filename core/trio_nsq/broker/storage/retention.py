@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import trio
@@ -26,10 +27,14 @@ from ..state.note import is_about_messages
 from ..state.settings import TopicSettings
 from ..state.topic import Checkpoint, Topic
 
+_T = TypeVar("_T")
+
 logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_MS = 1_000_000
 _FILES = 8
+_THREADS = 4
+"""For reads alone: on a slow disk each takes long."""
 _LEAST_FILE_BYTES = 64 * 1024
 _LEAST_FILE_NS = 1_000_000_000
 """No new file is begun for less than this, however little is to be kept."""
@@ -149,6 +154,7 @@ class Keeper:
         self.schedule = RetentionSchedule()
         self._now_ns = now_ns
         self._roll = roll
+        self._threads = trio.CapacityLimiter(_THREADS)
         # When it is tried again to carry messages forward, where it did not pay or failed.
         self._in_vain: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
 
@@ -170,13 +176,16 @@ class Keeper:
         elif kept_from(files, settings, now_ns) > files[0].base_sequence:
             self.schedule.look_at(topic.name, now_ns)  # less is to be kept than before
 
+    async def _in_thread(self, read: Callable[[], _T]) -> _T:
+        return await trio.to_thread.run_sync(read, limiter=self._threads)
+
     async def has_work(self, topic: Topic) -> bool:
         """Look at a topic whose time has come; returns whether it has to be saved, so that something goes.
 
         What has waited for too long is dropped. Errors are logged, or left for who saves it.
         """
         expired = bool(topic.ttl_ns) and await self._expire(topic)
-        at_ns = await trio.to_thread.run_sync(self._next_loss_ns, topic, topic.oldest_waiting)
+        at_ns = await self._in_thread(partial(self._next_loss_ns, topic, topic.oldest_waiting))
         if expired or (at_ns is not None and at_ns <= self._now_ns()):
             return True
         self.schedule.look_at(topic.name, at_ns)
@@ -268,10 +277,10 @@ class Keeper:
         oldest_ns = topic.timestamp_in_memory(oldest)
         try:
             if oldest_ns is None:
-                oldest_ns = await trio.to_thread.run_sync(topic.published_ns, oldest)
+                oldest_ns = await self._in_thread(partial(topic.published_ns, oldest))
             if oldest_ns < now_ns - topic.ttl_ns:
                 find = partial(topic.first_since, now_ns - topic.ttl_ns)
-                topic.expire_before(await trio.to_thread.run_sync(find))
+                topic.expire_before(await self._in_thread(find))
                 oldest_ns, expired = 0, True
         except LogReadError as exc:
             logger.error("%s: %s", topic.name, exc)

@@ -18,6 +18,8 @@ from .retention import Keeper
 
 logger = logging.getLogger("trio_nsq.broker")
 
+_THREADS = 16
+"""For saves alone, which wait for no other kind of work."""
 _WRITERS_AT_THE_END = 8
 """Syncs that run side by side share the disk's work. While clients are served one has to do, to leave them the disk."""
 
@@ -99,6 +101,7 @@ class Saver:
     ) -> None:
         self.error = ""
         self._sync = sync
+        self._threads = trio.CapacityLimiter(_THREADS)
         self.keeper = Keeper(now_ns, roll)
         self._now_ns = now_ns
         self._broker = broker
@@ -192,7 +195,9 @@ class Saver:
             # A number that outlasts its messages in a power cut would have them taken for published.
             if checkpoint.names_batches and not await self._sync(topic):
                 raise OSError(EIO, "its log cannot be synced")
-            look_at_ns, error = await trio.to_thread.run_sync(self._write, topic, checkpoint)
+            look_at_ns, error = await trio.to_thread.run_sync(
+                self._write, topic, checkpoint, limiter=self._threads
+            )
         except BaseException as exc:  # cancelled, too: then nothing was written
             self._saved.pop(topic, None)
             self._broker.changed.add(topic.name)
@@ -303,7 +308,7 @@ class Saver:
     async def _reserve_ids(self, below: int) -> None:
         async with self._reserving:
             try:
-                await trio.to_thread.run_sync(self._folder.reserve_ids, below)
+                await trio.to_thread.run_sync(self._folder.reserve_ids, below, limiter=self._threads)
             except OSError as exc:
                 # Tried again at the next checkpoint; until then there is half of what was reserved before.
                 self._note_error(f"cannot write to {self._folder.path}: {exc.strerror}")
