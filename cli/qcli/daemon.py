@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -14,11 +15,8 @@ from click.core import ParameterSource
 from .commands import REPEATED, alike
 from .errors import Failure
 from .output import talk
-from .serve_config import ConfigFile
-from .serve_options import Setting
-
-if TYPE_CHECKING:
-    import logging
+from .serve_config import ConfigFile, read_config
+from .serve_options import LOG_LEVELS, Setting
 
 
 def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
@@ -46,11 +44,45 @@ def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: 
         logger.warning("configuration: the key %s is not known%s", key, hint)
 
 
+def reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
+    """Read the configuration file again and use its log level, unless a flag or the environment says another.
+
+    Logs what it did, why it could not, and which other values have changed: these hold after a restart.
+
+    Args:
+        ctx: Of the command.
+        config: The file as it was read at the start; None: there is none, and nothing is done.
+        logger: The server's.
+    """
+    logger.info("SIGHUP: reading files again")
+    if config is None:
+        return
+    try:
+        new = read_config(ctx, config.path)
+    except Failure as error:
+        logger.error("reload: %s What was read before stays in use.", error.message)
+        return
+    settings = {param.name or "": param for param in ctx.command.params if isinstance(param, Setting)}
+    if ctx.get_parameter_source("log_level") not in (
+        ParameterSource.COMMANDLINE,
+        ParameterSource.ENVIRONMENT,
+    ):
+        setting = settings["log_level"]
+        word = setting.type_cast_value(ctx, new.values.get("log_level", setting.default))
+        logging.getLogger("trio_nsq").setLevel(LOG_LEVELS[word])
+        logger.info("reload: the log level is %s", word)
+    for name in sorted(config.values.keys() | new.values.keys()):
+        if name != "log_level" and config.values.get(name) != new.values.get(name):
+            key = settings[name].key
+            logger.warning("reload: %s has changed in %s: restart to use it", key, config.path)
+
+
 async def run_server(
     serve: Callable[..., Awaitable[None]],
     options: Any,
     address_file: Path | None,
     describe: Callable[[Any], str],
+    reload: Callable[[], Awaitable[None]],
 ) -> None:
     """Run a server until SIGINT or SIGTERM.
 
@@ -60,6 +92,7 @@ async def run_server(
         options: See `serve`.
         address_file: Where the addresses are written once it is ready; removed at the end. None: nowhere.
         describe: Makes the rest of the line that says that it is ready, from the addresses.
+        reload: Called for each SIGHUP.
 
     Raises:
         Failure: The file cannot be written.
@@ -68,7 +101,7 @@ async def run_server(
 
     import trio
 
-    from .signals import watch_signals
+    from .signals import watch_hangups, watch_signals
 
     if address_file is not None:
         # Whoever waits for the file must not find that of an earlier server.
@@ -76,6 +109,7 @@ async def run_server(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, lambda _code: nursery.cancel_scope.cancel())
+            await nursery.start(watch_hangups, reload)
             bound = await nursery.start(serve, options)
             # What the server has loaded stays: the garbage collector need not look through it again and again, which
             # with ten thousand channels takes so long that their messages would be late.

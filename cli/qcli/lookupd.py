@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .commands import Example, GoFlagsCommand, version_option
-from .daemon import run_server, tell_what_is_ignored
+from .daemon import reload_log_level, run_server, tell_what_is_ignored
 from .exit_codes import ExitCode
 from .lookupd_options import SETTINGS, lookupd_options
 from .serve_config import CONFIG
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
         "Environment": "Each option can also be given by a variable named QCLI_ and the option in capitals with "
         "underscores, such as QCLI_TCP_ADDRESS, as for 'qcli serve'; an empty variable counts as none. A flag wins "
         "over the environment, and that over the configuration file.",
+        "Reloading": "SIGHUP has it read log_level in the configuration file again, unless a flag or a variable says "
+        "another. All else holds from a restart on.",
         "Configuration file": "TOML with nsqlookupd's keys: the option with underscores, such as tcp_address. A "
         'duration is a string such as "1m30s", or an integer, milliseconds. A key that is not known is named in the '
         "log and changes nothing.",
@@ -87,8 +89,15 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         values["data_path"] = values["data_path"].absolute()
     options = lookupd_options(values)
     log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
-    tell_what_is_ignored(ctx, values["config"], logging.getLogger("trio_nsq.lookup"))
-    trio.run(run_server, serve, options, values["address_file"], lambda bound: _described(bound, options))
+    logger = logging.getLogger("trio_nsq.lookup")
+    tell_what_is_ignored(ctx, values["config"], logger)
+
+    async def reload() -> None:
+        reload_log_level(ctx, values["config"], logger)
+
+    trio.run(
+        run_server, serve, options, values["address_file"], lambda bound: _described(bound, options), reload
+    )
     return ExitCode.OK
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .commands import Example, GoFlagsCommand, version_option
-from .daemon import run_server, tell_what_is_ignored
+from .daemon import reload_log_level, run_server, tell_what_is_ignored
 from .exit_codes import ExitCode
 from .serve_config import CONFIG
 from .serve_options import LOG_LEVELS, SETTINGS, broker_options
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
         "Environment": "Each option can also be given by a variable named QCLI_ and the option in capitals with "
         "underscores, such as QCLI_TCP_ADDRESS. Several values are separated by commas; an empty variable counts as "
         "none. A flag wins over the environment, and that over the configuration file.",
+        "Reloading": "SIGHUP has it read files again, and nothing is interrupted: the certificate, its key and CAs, "
+        "for new sessions, and log_level in the configuration file, unless a flag or variable says another. A file "
+        "that cannot be used is named in the log, and what was read before stays in use. All else needs a restart.",
         "Configuration file": "TOML with nsqd's keys: the option with underscores, such as tcp_address, but id for "
         "--node-id, and nsqlookupd_tcp_addresses, auth_http_addresses and e2e_processing_latency_percentiles for the "
         'lists. A duration is a string such as "1m30s", or an integer, milliseconds. A key that is not known is named '
@@ -89,10 +93,23 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     values["data_path"] = (values["data_path"] or Path()).absolute()
     options = broker_options(values)
     log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
-    tell_what_is_ignored(ctx, values["config"], logging.getLogger("trio_nsq.broker"))
-    trio.run(
-        run_server, serve, options, values["address_file"], lambda bound: _described(bound, options.data_path)
-    )
+    logger = logging.getLogger("trio_nsq.broker")
+    tell_what_is_ignored(ctx, values["config"], logger)
+    send, receive = trio.open_memory_channel[None](1)
+
+    async def reload() -> None:
+        reload_log_level(ctx, values["config"], logger)
+        await send.send(None)
+
+    with send, receive:
+        trio.run(
+            run_server,
+            partial(serve, reloads=receive),
+            options,
+            values["address_file"],
+            lambda bound: _described(bound, options.data_path),
+            reload,
+        )
     return ExitCode.OK
 
 

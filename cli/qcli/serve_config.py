@@ -24,6 +24,8 @@ class ConfigFile(NamedTuple):
     """Texts by the name of the parameter, in the form in which click takes them as defaults."""
     unknown: list[str]
     """Keys that mean nothing."""
+    path: Path
+    """Where it is."""
 
 
 def read_config(ctx: click.Context, path: Path) -> ConfigFile:
@@ -46,7 +48,7 @@ def read_config(ctx: click.Context, path: Path) -> ConfigFile:
     settings = {
         param.key: param for param in ctx.command.params if isinstance(param, Setting) and param is not CONFIG
     }
-    config = ConfigFile({}, [key for key in data if key not in settings])
+    config = ConfigFile({}, [key for key in data if key not in settings], path)
     for key, value in data.items():
         if key in settings:
             setting = settings[key]

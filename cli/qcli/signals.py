@@ -40,6 +40,21 @@ async def watch_signals(
         os._exit(_CODES[signal.Signals(again)])
 
 
+async def watch_hangups(
+    reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Call `reload` at each SIGHUP, one after the other.
+
+    Args:
+        reload: What is to be done.
+        task_status: Reports that the signal is watched for from now on, and no longer ends the process.
+    """
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            await reload()
+
+
 def run_until_signal(work: Callable[[], Awaitable[None]]) -> None:
     """`trio.run`, for what may be left off at any moment: the first signal cancels it.
 

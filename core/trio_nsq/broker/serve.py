@@ -3,7 +3,7 @@
 import logging
 import platform
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -35,6 +35,7 @@ async def serve(
     options: BrokerOptions,
     *,
     files: Files | None = None,
+    reloads: AsyncIterable[object] | None = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -45,6 +46,8 @@ async def serve(
     Args:
         options: See there.
         files: The file system the data folder lies in; None is the real one.
+        reloads: With each item the broker reads its certificate, its key and the CAs it trusts again, for sessions to
+            come. Files that cannot be used change nothing, and are logged. None: it never does.
         task_status: Told the bound addresses once clients can connect.
 
     Raises:
@@ -58,7 +61,7 @@ async def serve(
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)
             try:
-                await _serve_folder(options, folder, workers, task_status)
+                await _serve_folder(options, folder, workers, reloads, task_status)
             finally:
                 workers.cancel_scope.cancel()
     except* StartupError as group:
@@ -79,6 +82,7 @@ async def _serve_folder(
     options: BrokerOptions,
     folder: DataFolder,
     workers: trio.Nursery,
+    reloads: AsyncIterable[object] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context, auth_client = _tls_context(options), _auth_client(options)
@@ -115,6 +119,8 @@ async def _serve_folder(
             accepting.start_soon(
                 _keep_running, server.lookup.run
             )  # nobody is to be sent to a broker that stops
+            if reloads is not None:
+                accepting.start_soon(_reload_files, server, reloads)
             task_status.started(bound)
     finally:
         for name, there in opened.items():
@@ -125,6 +131,20 @@ async def _serve_folder(
             if auth_client is not None:
                 await auth_client.aclose()
         logger.info("NSQ: bye")
+
+
+async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
+    """Read again what clients' sessions and the auth client are made of, whenever told to."""
+    async for _ in reloads:
+        try:
+            if server.tls_context is not None:
+                server.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
+                logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
+            if server.auth_client is not None:
+                await server.auth_client.reload()
+                logger.info("reload: read the CAs of auth servers")
+        except StartupError as exc:
+            logger.error("reload: %s; what was read before stays in use", exc)
 
 
 async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:

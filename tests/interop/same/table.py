@@ -58,6 +58,7 @@ NOT_BY_SCRIPT = {
     "lookupd-restart": "tests/lookup/test_lookupd_files.py",
     "lookupd-silence": "tests/lookup/test_lookupd.py",
     "lookupd-log": "tests/lookup/test_lookupd.py",
+    "reload": "tests/cli/test_reload.py",
     "log-prefix": "tests/cli/test_serve_options.py",
 }
 

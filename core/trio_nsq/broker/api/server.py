@@ -30,7 +30,7 @@ class HTTPServer:
     """
 
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
-        self._tls_context = server.tls_context
+        self._server = server
         self._poller = server.poller
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
@@ -51,9 +51,10 @@ class HTTPServer:
             TLSStream,
         )  # takes a while to be imported, and few brokers have a certificate
 
-        assert self._tls_context is not None  # without it nobody listens
+        tls_context = self._server.tls_context
+        assert tls_context is not None  # without it nobody listens
         peer = peer_of(stream)
-        secure = TLSStream(stream, self._tls_context)
+        secure = TLSStream(stream, tls_context)
         try:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 await secure.do_handshake()

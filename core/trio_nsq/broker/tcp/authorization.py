@@ -187,12 +187,8 @@ class AuthClient:
             ) from exc
         self._services = [_service_url(address) for address in options.auth_http_addresses]
         self._pick = pick
-        self._client = HTTPClient(
-            connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
-            request_timeout_s=options.http_client_request_timeout_ms / 1000,
-            max_answer_bytes=MAX_ANSWER_BYTES,
-            tls=_tls_context(options),
-        )
+        self._options = options
+        self._client = _http_client(options)
 
     async def query(self, *, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> Authorizations:
         """Ask what a client may do: one server, and then the others until one gives a valid answer.
@@ -222,9 +218,23 @@ class AuthClient:
                 failures.append(f"failed to auth against {without_secrets(str(service))} - {exc}")
         raise AuthError("; ".join(failures))
 
+    async def reload(self) -> None:
+        """Read the file of CAs again, for queries to come. Raises StartupError, and nothing is changed."""
+        # The one before keeps no connections: it goes with the last of its queries.
+        self._client = await trio.to_thread.run_sync(_http_client, self._options)
+
     async def aclose(self) -> None:
         """Let go of everything; queries under way fail."""
         await self._client.aclose()
+
+
+def _http_client(options: BrokerOptions) -> HTTPClient:
+    return HTTPClient(
+        connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
+        request_timeout_s=options.http_client_request_timeout_ms / 1000,
+        max_answer_bytes=MAX_ANSWER_BYTES,
+        tls=_tls_context(options),
+    )
 
 
 def _service_url(address: str) -> "httpx.URL":
