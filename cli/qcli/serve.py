@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
     logger = logging.getLogger("trio_nsq.broker")
     tell_what_is_ignored(ctx, values["config"], logger)
+    _raise_file_limit()
     send, receive = trio.open_memory_channel[None](1)
 
     async def reload() -> None:
@@ -111,6 +113,14 @@ def command(ctx: click.Context, /, **values: Any) -> int:
             reload,
         )
     return ExitCode.OK
+
+
+def _raise_file_limit() -> None:
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # then there are fewer, and so may be clients
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _described(bound: BoundAddresses, data_path: Path) -> str:

@@ -311,6 +311,16 @@ SETTINGS = [
     Setting("max-rdy-count", LIMITS, POSITIVE, 2500, help="Messages one connection may have in flight."),
     Setting("max-channel-consumers", LIMITS, COUNT, 0, help="Consumers of one channel; 0: any number."),
     Setting(
+        "max-connections",
+        LIMITS,
+        COUNT,
+        0,
+        help="Clients connected over TCP, and as many over HTTP; others are refused. 0: as many as the limit of open "
+        "files allows (ulimit -Hn), less those that logs need.",
+    ),
+    Setting("max-topics", LIMITS, COUNT, 0, help="Topics; further ones are not made. 0: any number."),
+    Setting("max-channels", LIMITS, COUNT, 0, help="Channels of one topic, likewise. 0: any number."),
+    Setting(
         "max-heartbeat-interval",
         LIMITS,
         POSITIVE_DURATION,

@@ -25,6 +25,10 @@ class TopicFull(PublishRefused):
     """Nothing of a publish was stored, because of a limit of the topic's; the text says which."""
 
 
+class LimitReached(PublishRefused):
+    """A topic or channel was not made, for there are as many as the broker's options allow; the text says which."""
+
+
 class SaveError(NSQError):
     """A state cannot be saved; the text is the disk's error."""
 

@@ -40,6 +40,9 @@ class BrokerOptions:
         checkpoint_interval_ms: How often changed channel positions are written; after a crash what was finished
             since is delivered again.
         max_channel_consumers: Consumers of one channel; 0 is no limit.
+        max_connections: Clients over TCP, and as many over HTTP; 0 is what the limit of open files leaves room for.
+        max_topics: Topics, made by clients; 0 is no limit.
+        max_channels: Channels of one topic; 0 is no limit.
         limits: What clients may ask for and send.
         tls_cert, tls_key: PEM files; both or neither. With them clients may have TLS.
         tls_client_auth_policy: Whether clients need a certificate: `""` no, `require` any, `require-verify` one that
@@ -78,6 +81,9 @@ class BrokerOptions:
     max_bytes_per_file: int = 100 * MIB
     checkpoint_interval_ms: int = 2 * SECOND_MS
     max_channel_consumers: int = 0
+    max_connections: int = 0
+    max_topics: int = 0
+    max_channels: int = 0
     limits: Limits = field(default_factory=Limits)
     tls_cert: Path | None = None
     tls_key: Path | None = None

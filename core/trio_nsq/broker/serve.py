@@ -14,6 +14,7 @@ from ..lookup import LookupRegistration, PeerInfo
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
+from .admission import Admission, connection_limit, http_refusal, tcp_refusal
 from .api.server import HTTPServer
 from .figures.statsd import StatsdClient
 from .options import BrokerOptions
@@ -107,10 +108,14 @@ async def _serve_folder(
             workers.start_soon(_keep_running, StatsdClient(server, prefix).push_on_schedule)
         server.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
+        most = connection_limit(options.max_connections)
+        secure = Admission(
+            "HTTPS", most, http_server.handle_https, b""
+        )  # before a handshake nothing can be said
         handlers = {
-            "TCP": server.handle_tcp,
-            "HTTP": http_server.handle_http,
-            "HTTPS": http_server.handle_https,
+            "TCP": Admission("TCP", most, server.handle_tcp, tcp_refusal(most)).handle,
+            "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)).handle,
+            "HTTPS": secure.handle,
         }
         async with trio.open_nursery() as accepting:
             for name, there in opened.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -16,7 +17,7 @@ from ..log import DiskLog, Log, LogError, MemoryLog
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
-from .errors import DeletedError, PublishRefused, SaveError, StartupError
+from .errors import DeletedError, LimitReached, PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
 from .options import BrokerOptions
 from .positions import Position
@@ -114,6 +115,7 @@ class Server:
         self._unreadable: set[Channel] = set()  # their messages could not be read lately
         self._clients: dict[Consumer, Connection] = {}
         self._deleting: dict[str, trio.Event] = {}
+        self._coming: WeakKeyDictionary[Topic, set[str]] = WeakKeyDictionary()  # channels that are being made
         self._precreating: dict[Topic, trio.Event] = {}
         self._stopping = False
         self.parsing = trio.Lock()
@@ -442,6 +444,7 @@ class Server:
         """
         while (channel := self._topic_to_use(topic_name).channels.get(name)) is None:
             topic = self.broker.topics[topic_name]
+            self._check_channel_limit(topic, name)
             if is_ephemeral(name):
                 if topic in self.broker.never_saved:
                     await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
@@ -455,6 +458,8 @@ class Server:
             def apply() -> None:
                 self._channel(topic_name, name)
 
+            coming = self._coming.setdefault(topic, set())
+            coming.add(name)
             try:
                 await self._saver.change(topic, plan, apply, with_others=True)
             except DeletedError:
@@ -462,7 +467,15 @@ class Server:
             except SaveError:
                 await self._forget_new(topic)
                 raise
+            finally:
+                coming.discard(name)
         return channel
+
+    def _check_channel_limit(self, topic: Topic, name: str) -> None:
+        """Raise LimitReached if the topic may not have a channel of this name besides those it has or is getting."""
+        limit = self.options.max_channels
+        if limit and len((topic.channels.keys() | self._coming.get(topic, set())) - {name}) >= limit:
+            raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
     async def _try_to_save(self, topic: Topic) -> None:
         """Save a topic now, if that works; an error is reported, and the next checkpoint tries again."""
@@ -682,6 +695,9 @@ class Server:
         """The topic of this name, made if need be: then publishes to it wait until it has its channels."""
         topic = self.broker.topics.get(name)
         if topic is None:
+            limit = self.options.max_topics
+            if limit and len(self.broker.topics) >= limit:
+                raise LimitReached(f"there are {limit} topics, as many as --max-topics allows")
             topic = self.broker.topic(name)
             if self.lookup is not None and self.lookup.addresses:
                 self._precreating[topic] = trio.Event()
@@ -694,6 +710,11 @@ class Server:
             names = await lookup.channels(topic.name)
             if self._stopping or self.broker.topics.get(topic.name) is not topic:
                 return
+            if 0 < self.options.max_channels < len(names):
+                logger.warning(
+                    "%s: of %d channels elsewhere --max-channels leaves out some", topic.name, len(names)
+                )
+                names = names[: self.options.max_channels]
             durable = [name for name in names if not is_ephemeral(name)]
 
             def plan(checkpoint: Checkpoint) -> None:

@@ -32,6 +32,8 @@ NOT_BY_SCRIPT = {
     "http-503": "tests/broker/test_disk_errors.py",
     "http-deadlines": "tests/http/test_deadlines.py",
     "config-secret": "tests/broker/test_http_config.py",
+    "max-connections": "tests/broker/test_limits.py",
+    "max-topics": "tests/broker/test_limits.py",
     "unix-stale": "tests/broker/test_listening.py",
     "unix-path": "tests/broker/test_listening.py",
     "http-log": "tests/broker/test_http_log.py",

@@ -299,7 +299,7 @@ class Endpoints:
         try:
             await self._server.create(topic, channel)
         except PublishRefused as exc:
-            raise HTTPError(503, "EXITING") from exc
+            raise _refusal(exc) from exc
         except LogError as exc:
             raise HTTPError(503, str(exc)) from exc
 

@@ -1,0 +1,126 @@
+"""How many clients, topics and channels a broker has at most, and what those are told who come too late."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from broker.support import connected, pub, running_broker
+from trio_nsq.broker.admission import connection_limit
+
+
+async def test_a_client_over_tcp_that_is_one_too_many_is_told(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d", max_connections=2) as bound, AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(2)]
+        await first.publish("t", b"one")
+        await second.publish("t", b"two")
+        async with connected(bound.tcp_address) as third:
+            await third.send(pub("t", b"three"))
+            text = "E_INVALID too many connections: the broker accepts 2 (--max-connections)"
+            assert await third.error() == text
+            assert await third.frame() is None
+        await first.publish("t", b"four")
+        await second.stream.aclose()
+        with trio.fail_after(20):
+            while True:  # it takes the broker a moment to notice
+                async with connected(bound.tcp_address) as next_one:
+                    await next_one.send(pub("t", b"five"))
+                    if await next_one.frame() == (0, b"OK"):
+                        break
+
+
+async def test_clients_over_tcp_leave_room_for_those_over_http(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d", max_connections=1) as bound:
+        async with connected(bound.tcp_address) as client, httpx.AsyncClient() as first:
+            await client.publish("t", b"one")
+            url = f"http://{bound.http_address}/ping"
+            assert (await first.get(url)).status_code == 200  # and its connection stays
+            async with httpx.AsyncClient() as second:
+                answer = await second.get(url)
+            assert answer.status_code == 503
+            text = "TOO_MANY_CONNECTIONS: the broker accepts 1 (--max-connections)"
+            assert answer.json() == {"message": text}
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_default_leaves_descriptors_for_files(
+    few_descriptors: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A quarter for logs, 64 for the rest; then half each for TCP and HTTP."""
+    assert connection_limit(0) == (256 - 64 - 64) // 2
+    assert connection_limit(3) == 3
+    assert not caplog.text
+    assert connection_limit(1000) == 64
+    assert "--max-connections is 1000, but there are descriptors for 64 only" in caplog.text
+
+
+async def test_new_topics_work_while_clients_have_all_their_descriptors(
+    tmp_path: Path, few_descriptors: None
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(connected(bound.tcp_address))
+        served = 1
+        for _ in range(80):  # each is two descriptors of this process, as both ends are in it
+            try:
+                client = await stack.enter_async_context(connected(bound.tcp_address))
+                await client.send(b"IDENTIFY\n\0\0\0\2{}")
+                frame = await client.frame()
+            except OSError:
+                break
+            served += frame == (0, b"OK")
+        assert served <= 64
+        for number in range(20):
+            await publisher.publish(f"t{number}", b"x")
+
+
+async def test_topics(tmp_path: Path) -> None:
+    reason = "there are 2 topics, as many as --max-topics allows"
+    async with running_broker(tmp_path / "d", max_topics=2) as bound:
+        base = f"http://{bound.http_address}"
+        async with connected(bound.tcp_address) as client, httpx.AsyncClient(base_url=base) as http:
+            await client.publish("one", b"x")
+            assert (await http.post("/topic/create?topic=two")).status_code == 200
+            for answer in (
+                await http.post("/topic/create?topic=three"),
+                await http.post("/pub?topic=three", content=b"x"),
+            ):
+                assert (answer.status_code, answer.json()) == (503, {"message": reason})
+            async with connected(bound.tcp_address) as another:
+                await another.send(b"SUB three c\n")
+                assert await another.error() == f"E_SUB_FAILED SUB failed {reason}"
+            await client.send(pub("three", b"x"))
+            assert await client.error() == f"E_PUB_FAILED PUB failed {reason}"
+            assert (await http.post("/topic/delete?topic=one")).status_code == 200
+            assert (await http.post("/topic/create?topic=three")).status_code == 200
+    # Those that are there are served, also if the limit was lowered.
+    async with running_broker(tmp_path / "d", max_topics=1) as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.publish("two", b"x")
+            await client.publish("three", b"x")
+
+
+async def test_channels(tmp_path: Path) -> None:
+    reason = "topic t has 2 channels, as many as --max-channels allows"
+    async with running_broker(tmp_path / "d", max_channels=2) as bound, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(6)]
+        for number, client in enumerate(clients):  # all at once: some are made when others ask
+            await client.send(b"SUB t c%d\n" % number)
+        answers = [await client.frame() for client in clients]
+        assert answers.count((0, b"OK")) == 2
+        assert answers.count((1, f"E_SUB_FAILED SUB failed {reason}".encode())) == 4
+        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as http:
+            answer = await http.post("/channel/create?topic=t&channel=d")
+            assert (answer.status_code, answer.json()) == (503, {"message": reason})
+            assert (await http.post("/topic/create?topic=other")).status_code == 200
+            assert (await http.post("/channel/create?topic=other&channel=d")).status_code == 200
