@@ -256,6 +256,79 @@ async def tiny_redelivered(attack: Attack) -> None:
     await repeat(3, one)
 
 
+async def unknown_ids(attack: Attack) -> None:
+    """FIN, REQ and TOUCH of messages that are nobody's; 300 other clients of the channel have 500 each."""
+    for path in ("/topic/create?topic=crowd", "/channel/create?topic=crowd&channel=c"):
+        status, told = await attack.http("POST", path)
+        assert status == 200, told
+    for _ in range(300):
+        status, told = await attack.http("POST", "/mpub?topic=crowd", b"x\n" * 500)
+        assert status == 200, told
+
+    async def consume() -> None:
+        client = await attack.connect()
+        async with client.stream:
+            await client.send(b"SUB crowd c\n", b"RDY 500\n")
+            while True:
+                await client.frame()
+
+    ids = [b"%016x" % (1 << 60 | number) for number in range(1000)]
+    lines = b"".join(
+        [b"FIN %s\n" % each for each in ids]
+        + [b"REQ %s 0\n" % each for each in ids]
+        + [b"TOUCH %s\n" % each for each in ids]
+    )
+
+    async def one() -> None:
+        client = await attack.connect()
+        async with client.stream, trio.open_nursery() as nursery:
+            nursery.start_soon(client.drain)
+            await client.send(b"SUB crowd c\n")
+            while True:
+                await client.send(lines)
+                attack.done += 3 * len(ids)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repeat, 300, consume)
+        await trio.sleep(3)
+        attack.under_way()
+        nursery.start_soon(repeat, 1, one)
+
+
+async def nops(attack: Attack) -> None:
+    """Nothing but NOPs, and then NOPs that end with a carriage return, as fast as they are taken."""
+    attack.under_way()
+
+    async def one() -> None:
+        client = await attack.connect()
+        async with client.stream, trio.open_nursery() as nursery:
+            nursery.start_soon(client.drain)
+            while True:
+                await client.send(b"NOP\n" * 16_384, b"NOP\r\n" * 16_384)
+                attack.done += 2 * 16_384
+
+    await repeat(1, one)
+
+
+async def seeks(attack: Attack) -> None:
+    """Seeks of a channel with a million deferred messages, to places all over its topic, one after the other."""
+    for path in ("/topic/create?topic=later", "/channel/create?topic=later&channel=c"):
+        status, told = await attack.http("POST", path)
+        assert status == 200, told
+    for number in range(20):
+        path = f"/mpub?topic=later&producer=p&number={number}&defer=3600000"
+        status, told = await attack.http("POST", path, b"x\n" * 50_000)
+        assert status == 200, told
+    attack.under_way()
+
+    while True:
+        for percent in (0, 30, 60):
+            path = f"/channel/seek?topic=later&channel=c&to={10_000 * percent}"
+            status, told = await attack.http("POST", path + ("&dry_run=true" if percent else ""))
+            assert status == 200, told
+            attack.done += 1
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One attack.
@@ -285,6 +358,9 @@ SCENARIOS = [
     Scenario("slow-names", slow_names, patch="slow_names", request="CREATE"),
     Scenario("connections", connections),
     Scenario("unfinished-bodies", unfinished_bodies),
+    Scenario("unknown-ids", unknown_ids),
+    Scenario("nops", nops),
+    Scenario("seeks", seeks),
     Scenario("tiny-messages", tiny_messages),
     Scenario("tiny-redelivered", tiny_redelivered),
 ]

@@ -301,6 +301,54 @@ def test_what_was_taken_before_and_after_it_is_not_mixed_up(fixture: Fixture, go
     assert sorted(fixture.drain()) == [b"m%d" % number for number in range(10)]
 
 
+def test_what_happens_while_a_move_is_prepared() -> None:
+    """In small steps, with everything between them that others may do meanwhile."""
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish_many(5000, each=1000)
+    subscriber = fixture.subscriber(ready=2000)
+    received = subscriber.receive()
+    for number in range(3000):
+        fixture.publish(b"later%d" % number, defer_ms=1000 + number % 7 * 1000)
+    for message in received[:500]:
+        subscriber.requeue(message, 60_000)
+    assert subscriber.finish(received[500:600]) == []
+    preparation = channel.prepare(300, fixture.now_ns)
+    late: list[bytes] = []
+    for number, _ in enumerate(channel.preparing(preparation)):
+        late.append(b"late%d" % number)
+        fixture.publish(late[-1], defer_ms=20 + number % 5 * 1000)
+        late.append(b"now%d" % number)
+        fixture.publish(late[-1])
+        subscriber.requeue(received[1500 + number], 70_000)
+        subscriber.finish(received[600 + number : 601 + number])
+        channel.cancel([5000 + number, 6500 + number])
+        fixture.pass_ms(500)
+        subscriber.receive()
+    assert len(late) > 10
+    for _ in channel.move(preparation):
+        pass
+    subscriber.leave()
+    assert fixture.counts()[1] == 0
+    bodies = fixture.drain()
+    while channel.next_due_ns is not None:
+        fixture.pass_ms(1000)
+        bodies += fixture.drain()
+    expected = [b"m%d" % n for n in range(300, 5000)] + [b"later%d" % n for n in range(3000)] + late
+    assert sorted(bodies) == sorted(expected)
+    assert fixture.counts() == (0, 0, 0)
+
+
+def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
+    fixture.publish(b"later", defer_ms=1000)
+    channel = fixture.topic.channels["channel"]
+    for _ in channel.preparing(channel.prepare(7, fixture.now_ns)):
+        pass
+    channel.give_up_move()
+    assert fixture.counts() == (10, 0, 1)
+    assert fixture.drain() == [b"m%d" % number for number in range(10)]
+
+
 # ---------------------------------------------------------------------- restarts, damage, memory
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from broker.state import damage
 from broker.support import HeldFiles, connected, dpub, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.moving import Preparation
 
 
 async def prepare(api: Api, count: int = 6) -> None:
@@ -337,3 +340,36 @@ async def test_a_deferred_message_that_the_channel_never_had_comes_in_time(tmp_p
         soon = await api.tcp.message()
         assert soon.body == b"soon"
         assert time.time_ns() - soon.timestamp_ns > 250_000_000
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_others_have_their_turns_while_many_messages_are_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api, 0)
+        query = httpx.QueryParams(topic="t", producer="p", number=1, defer=3_600_000)
+        await api.send("POST", f"/mpub?{query}", body=b"x\n" * 30_000)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        preparing = Channel.preparing
+
+        def watched(channel: Channel, preparation: Preparation) -> Iterator[None]:
+            before = turns
+            yield from preparing(channel, preparation)
+            assert turns - before > 25
+
+        monkeypatch.setattr(Channel, "preparing", watched)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count_turns)
+            moved = (await seek(api, "29990", **({"dry_run": "true"} if dry_run else {}))).json()
+            nursery.cancel_scope.cancel()
+        assert (moved["to_sequence"], moved["skipped"]) == (29_990, 29_990)
+        (channel,) = (await api.get("/stats", format="json", topic="t")).json()["topics"][0]["channels"]
+        assert (channel["depth"], channel["deferred_count"]) == (0, 30_000 if dry_run else 10)

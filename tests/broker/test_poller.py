@@ -321,7 +321,7 @@ async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> 
 async def test_many_commands_at_once_let_others_have_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: bytes
 ) -> None:
-    monkeypatch.setattr(connection, "_TURN_S", 0)
+    monkeypatch.setattr(connection, "_COMMANDS_S", 0)
     obeyed: list[str] = []
     obey = Connection._obey
 

@@ -4,7 +4,8 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from .state.broker import Broker, MessageIds
 from .state.channel import Channel
 from .state.channel_state import ChannelState
 from .state.consumer import Consumer
+from .state.moving import forget
 from .state.seeking import Move
 from .state.topic import Checkpoint, Topic
 from .storage.data_folder import ID_RESERVE, DataFolder
@@ -584,7 +586,9 @@ class Server:
 
     async def empty(self, channel: Channel) -> None:
         """Drop everything a channel has, durably: ready, in flight and deferred."""
-        await self._change(channel, channel.state_if_empty, channel.empty)
+        forgotten: list[deque[Any]] = []
+        await self._change(channel, channel.state_if_empty, lambda: forgotten.extend(channel.empty()))
+        await _in_turns(forget(forgotten))
 
     async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
         """Change settings of a channel, durably. Also raises SettingsError."""
@@ -670,12 +674,30 @@ class Server:
                 raise LookupError(channel.name)
             oldest = topic.log.first_sequence
             sequence = max(wanted, oldest)
-            move = channel.move_for(sequence) if dry_run else channel.seek(sequence, self.now_ns())
+            move = await self._move(channel, sequence, dry_run=dry_run)
         if not dry_run:
-            self.pump(channel)
             await self.save(topic)
             await self._save_dead_letters()
         return move, oldest
+
+    async def _move(self, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
+        """Move a channel, or find out what that would do, while others have their turns. Raises LookupError."""
+        preparation = channel.prepare(sequence, self.now_ns())
+        try:
+            await _in_turns(channel.preparing(preparation))
+            if not self.serves_channel(channel):
+                raise LookupError(channel.name)
+            move = channel.move_of(preparation)
+            if dry_run:
+                return move
+            moving = channel.move(preparation)
+            next(moving)
+        finally:
+            channel.give_up_move()
+        self.pump(channel)
+        with trio.CancelScope(shield=True):  # it is moved, whoever asked for it
+            await _in_turns(moving)
+        return move
 
     async def _save_dead_letters(self) -> None:
         """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
@@ -810,6 +832,12 @@ class Server:
         for topic in list(self.broker.topics.values()):
             async with self._saver.locked(topic):  # an HTTP client may just be having it saved once more
                 topic.log.close()
+
+
+async def _in_turns(steps: Iterator[None]) -> None:
+    """Do something in steps, none of which takes long, and let others have their turns."""
+    for _ in steps:
+        await trio.lowlevel.checkpoint()
 
 
 def default_node_id() -> int:

@@ -27,6 +27,7 @@ from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT, Delivery
+from .moving import Preparation, forget
 from .note import Reason
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting
@@ -120,6 +121,7 @@ class Channel:
         self._paused = False
         self.settings = ChannelSettings()
         self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self._preparation: Preparation | None = None  # of a move that is under way
         self._state: ChannelState | None = None  # as `state` gave it, unless something has changed since
 
     # ------------------------------------------------------------------ what is where
@@ -215,7 +217,7 @@ class Channel:
         For messages that were carried forward: what lies ahead of the cursor never is, and not looked at.
         """
         found = [each for each, _ in self.unfinished() if each < sequence]
-        found += [each for each in self._deferred.sequences() if each < sequence]
+        found += self._deferred.sequences_before(sequence)
         return sorted(found)
 
     @property
@@ -258,6 +260,8 @@ class Channel:
         self._state = None
         self._deferred.add(due_ns, sequences, 0, held)
         self.skip(sequences.start, sequences.stop)
+        if self._preparation is not None:
+            self._preparation.note_arrived(sequences, due_ns, held)
 
     def skip(self, start: int, end: int) -> None:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
@@ -314,8 +318,13 @@ class Channel:
             del self.consumers[consumer]
             self._note_buffer(consumer, -1)
             self._ready.pop(consumer, None)
-            for sequence, delivery in consumer.in_flight:
-                self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
+            if self.settings.max_attempts:
+                for sequence, delivery in consumer.in_flight:
+                    self._come_back(delivery.returned(sequence, Reason.CONNECTION_LOST))
+            else:
+                self._requeued += [
+                    (sequence, delivery.attempts, delivery.held) for sequence, delivery in consumer.in_flight
+                ]
             consumer.in_flight.clear()
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
@@ -738,12 +747,12 @@ class Channel:
 
     # ------------------------------------------------------------------ operators
 
-    def empty(self) -> None:
-        """Drop everything: ready, in flight and deferred. Counters are kept."""
+    def empty(self) -> list[deque[Any]]:
+        """Drop everything: ready, in flight and deferred. Counters are kept. What is returned is to be forgotten."""
         self._state = None
-        self._cursor.restart(self._point)
-        self._requeued.clear()
-        self._deferred.clear()
+        forgotten: list[deque[Any]] = [self._requeued, self._cursor.restart(self._point)]
+        self._requeued = deque()
+        self._deferred = DeferredMessages()
         self._aside.clear()
         self._next_timeout_ns = None
         self._capped.clear()
@@ -752,6 +761,7 @@ class Channel:
         for consumer in self.consumers:
             consumer.in_flight.clear()
             self.refresh(consumer)
+        return forgotten
 
     def peek(self, state: State) -> Iterator[Waiting]:
         """The messages in this state, in the order of their delivery. To be used up before anything else happens."""
@@ -767,15 +777,11 @@ class Channel:
 
     def move_for(self, sequence: int) -> Move:
         """What `seek` would do; takes as long as there are messages in flight, requeued and deferred."""
-        point = self._point
-        to = min(sequence, point)
-        before = self._cursor.count_before(to)
-        before += sum(unfinished < to for unfinished, _ in self.unfinished())
-        before += sum(deferred < to for deferred in self._deferred.sequences())
-        in_flight = self.in_flight_count
-        waiting = self.depth + in_flight + self.deferred_count
-        skipped = 0 if to <= self.topic.log.first_sequence else before
-        return Move(self.cursor, to, (point - to) - (waiting - before), skipped, in_flight)
+        preparation = self.prepare(sequence, 0)
+        for _ in self.preparing(preparation):
+            pass
+        self.give_up_move()
+        return self.move_of(preparation)
 
     def seek(self, sequence: int, now_ns: int) -> Move:
         """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
@@ -784,30 +790,74 @@ class Channel:
         their publisher deferred, and that are not due at `now_ns`, wait for their time. With every message before it
         the channel is done; unless it goes back to the beginning of the log: then it keeps what it has of messages
         that are no longer there. What is in flight cannot be finished any more. Counters are kept.
+
+        This takes as long as `move_for`: see `prepare` for how others can have their turn in between.
         """
-        move = self.move_for(sequence)
-        to = move.to_sequence
-        keeps_before = to <= self.topic.log.first_sequence
-        deferred = DeferredMessages()
-        for due_ns, each, attempts in self._deferred:
-            if keeps_before if each < to else due_ns > now_ns and not attempts:
-                deferred.add(due_ns, range(each, each + 1), attempts, self._deferred.held(each))
-        given_up, taken = self._aside.take_all_waiting(), list(self._aside)
+        preparation = self.prepare(sequence, now_ns)
+        for _ in self.preparing(preparation):
+            pass
+        move = self.move_of(preparation)
+        for _ in self.move(preparation):
+            pass
+        return move
+
+    def prepare(self, sequence: int, now_ns: int) -> Preparation:
+        """Begin to prepare a `seek`: `preparing` goes on, `move_of` tells what comes of it, `move` does it."""
+        to = min(sequence, self._point)
+        return Preparation(to, self._point, to <= self.topic.log.first_sequence, now_ns)
+
+    def preparing(self, preparation: Preparation) -> Iterator[None]:
+        """Prepare, in steps. Others may have their turn between them, but for other moves of this channel.
+
+        `move` or `give_up_move` has to follow.
+        """
+        self._preparation = preparation
         requeued = list(self._requeued)
-        for consumer in self.consumers:
-            requeued += [(each, sent.attempts, sent.held) for each, sent in consumer.in_flight]
-        self.empty()
-        self._cursor.restart(to)
-        self._deferred = deferred
-        for start, end in spans(sorted(each for each in deferred.sequences() if each >= to)):
-            self.skip(start, end)
+        unfinished = chain(
+            [(sequence for sequence, _, _ in requeued), [message.sequence for message in self._aside]],
+            ([sequence for sequence, _ in consumer.in_flight] for consumer in list(self.consumers)),
+        )
+        return preparation.steps(self._cursor, self._deferred, unfinished)
+
+    def give_up_move(self) -> None:
+        """Do not do what was prepared, or is being prepared."""
+        self._preparation = None
+
+    def move_of(self, preparation: Preparation) -> Move:
+        """What was found out, as of the moment when it was."""
+        point, to, in_flight = self._point, preparation.to, self.in_flight_count
+        waiting = self.depth + in_flight + self.deferred_count
+        skipped = 0 if preparation.keeps_before else preparation.before
+        again = max(0, (point - to) - (waiting - preparation.before))
+        return Move(self.cursor, to, again, skipped, in_flight)
+
+    def move(self, preparation: Preparation) -> Iterator[None]:
+        """Do what was prepared, all of it in the first step; in others to forget what was here before."""
+        self.give_up_move()  # nothing more has to be noted for it
+        to = preparation.to
+        keeps_before = preparation.keeps_before and to > 0
+        deferred = preparation.deferred
         if keeps_before:
-            self._requeued.extend(entry for entry in requeued if entry[0] < to)
+            deferred.merge(self._deferred.before(to))
+        given_up, taken = self._aside.take_all_waiting(), list(self._aside)
+        kept: list[tuple[int, int, Batch | None]] = []
+        if keeps_before:
+            kept += [entry for entry in self._requeued if entry[0] < to]
+            for consumer in self.consumers:
+                kept += [(each, sent.attempts, sent.held) for each, sent in consumer.in_flight if each < to]
+        forgotten = self.empty()
+        self._cursor.restart(to, preparation.holes, preparation.hole_messages)
+        self._deferred = deferred
+        for sequences, due_ns, held in preparation.late:
+            self.arrived_deferred(sequences, due_ns, held)
+        if keeps_before:
+            self._requeued.extend(kept)
             self._aside.hold(message for message in taken if message.sequence < to)
             for message in given_up:
                 if message.sequence < to:
                     self._aside.give_up(message)
-        return move
+        yield
+        yield from forget(forgotten)
 
     # ------------------------------------------------------------------ messages that are set aside
 

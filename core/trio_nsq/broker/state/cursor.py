@@ -45,11 +45,15 @@ class Cursor:
             self.hole_messages -= end - start
             self.position = max(self.position, end)
 
-    def restart(self, sequence: int) -> None:
-        """Go to `sequence`, back or forth, and forget all holes."""
+    def restart(
+        self, sequence: int, holes: deque[tuple[int, int]] | None = None, hole_messages: int = 0
+    ) -> deque[tuple[int, int]]:
+        """Go to `sequence`, back or forth, with these holes from there on and no others; returns those it had."""
+        before, self._holes = self._holes, deque() if holes is None else holes
         self.position = sequence
-        self.hole_messages = 0
-        self._holes.clear()
+        self.hole_messages = hole_messages
+        self.move_to(sequence)
+        return before
 
     def skip(self, start: int, end: int) -> bool:
         """Make a hole behind all others; False if there is nothing more of it ahead."""

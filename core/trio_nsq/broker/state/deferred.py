@@ -11,6 +11,7 @@ from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
+from itertools import compress
 from typing import NamedTuple
 
 from .batch import Batch
@@ -30,20 +31,33 @@ class Released(NamedTuple):
 
 
 class Block:
-    """Messages next to each other, a number of each in every array; `due_ns` ascends."""
+    """Messages next to each other, a number of each in every array; `due_ns` ascends.
 
-    __slots__ = ("attempts", "due_ns", "sequence")
+    Attributes:
+        lowest, highest: No sequence is lower or higher.
+    """
 
-    def __init__(self, due_ns: array[int], sequence: array[int], attempts: array[int]) -> None:
+    __slots__ = ("attempts", "due_ns", "highest", "lowest", "sequence")
+
+    def __init__(
+        self,
+        due_ns: array[int],
+        sequence: array[int],
+        attempts: array[int],
+        lowest: int = sys.maxsize,
+        highest: int = 0,
+    ) -> None:
         self.due_ns = due_ns
         self.sequence = sequence
         self.attempts = attempts
+        self.lowest = lowest
+        self.highest = highest
 
     def __len__(self) -> int:
         return len(self.due_ns)
 
     def __getitem__(self, part: slice) -> Block:
-        return Block(self.due_ns[part], self.sequence[part], self.attempts[part])
+        return Block(self.due_ns[part], self.sequence[part], self.attempts[part], self.lowest, self.highest)
 
     def __delitem__(self, part: slice | int) -> None:
         del self.due_ns[part]
@@ -53,6 +67,10 @@ class Block:
     def insert(self, at: int, due_ns: int, sequences: range, attempts: int) -> None:
         """Put messages that are due together before the one at a place."""
         count = len(sequences)
+        if sequences.start < self.lowest:
+            self.lowest = sequences.start
+        if sequences.stop > self.highest:
+            self.highest = sequences.stop - 1
         if count == 1:
             self.due_ns.insert(at, due_ns)
             self.sequence.insert(at, sequences.start)
@@ -61,6 +79,16 @@ class Block:
         self.due_ns[at:at] = array("Q", [due_ns]) * count
         self.sequence[at:at] = array("Q", sequences)
         self.attempts[at:at] = array("H", [attempts]) * count
+
+    def select(self, wanted: list[bool]) -> Block:
+        """Those of its messages for which that is true."""
+        return Block(
+            array("Q", compress(self.due_ns, wanted)),
+            array("Q", compress(self.sequence, wanted)),
+            array("H", compress(self.attempts, wanted)),
+            self.lowest,
+            self.highest,
+        )
 
     def text(self) -> str:
         """As it is saved: the arrays one behind the other, little-endian, in Base64."""
@@ -78,7 +106,8 @@ class Block:
         block.due_ns.frombytes(data[: 8 * count])
         block.sequence.frombytes(data[8 * count : 16 * count])
         block.attempts.frombytes(data[16 * count :])
-        return cls(*map(_little_endian, (block.due_ns, block.sequence, block.attempts)))
+        due_ns, sequence, attempts = map(_little_endian, (block.due_ns, block.sequence, block.attempts))
+        return cls(due_ns, sequence, attempts, min(sequence), max(sequence))
 
 
 def _little_endian(numbers: array[int]) -> array[int]:
@@ -125,6 +154,45 @@ class DeferredMessages:
         for block in self._blocks:
             yield from block.sequence
 
+    def sequences_before(self, sequence: int) -> list[int]:
+        """Those that are lower than this one."""
+        blocks = [block for block in self._blocks if block.lowest < sequence]
+        return [each for block in blocks for each in block.sequence if each < sequence]
+
+    def blocks(self) -> list[Block]:
+        """All of them, which go on changing; what is in none of them when it is looked at came later."""
+        return self._blocks.copy()
+
+    def selected(self, block: Block, wanted: list[bool]) -> tuple[Block, dict[int, Batch]]:
+        """Some of a block's messages, and the batches of those that nothing but memory has."""
+        part = block[:] if all(wanted) else block.select(wanted)
+        held = {each: self._held[each] for each in part.sequence if each in self._held} if self._held else {}
+        return part, held
+
+    def append(self, part: Block, held: dict[int, Batch]) -> None:
+        """Take over messages, in order: what is here was due before them. Nobody else changes the block any more."""
+        if part:
+            self._blocks.append(part)
+            self._count += len(part)
+            self._held.update(held)
+
+    def before(self, sequence: int) -> DeferredMessages:
+        """Those whose sequences are lower than this one, as they are now."""
+        messages = DeferredMessages()
+        for block in self._blocks:
+            if block.lowest < sequence:
+                messages.append(*self.selected(block, list(map(sequence.__gt__, block.sequence))))
+        return messages
+
+    def merge(self, others: DeferredMessages) -> None:
+        """Add all of the others'; they are few, or these are."""
+        if len(others) > len(self):
+            self._blocks, others._blocks = others._blocks, self._blocks
+            self._held, others._held = others._held, self._held
+            self._count, others._count = others._count, self._count
+        for due_ns, sequence, attempts in others:
+            self.add(due_ns, range(sequence, sequence + 1), attempts, others.held(sequence))
+
     def add(self, due_ns: int, sequences: range, attempts: int, held: Batch | None) -> None:
         """Let messages, at least one, wait until `due_ns`.
 
@@ -168,10 +236,15 @@ class DeferredMessages:
 
     def withdraw(self, sequences: Collection[int]) -> list[Released]:
         """Let go of those of these messages that are here, whenever they are due."""
-        wanted = set(sequences)
+        wanted, ascending = set(sequences), sorted(sequences)
         released: list[Released] = []
         for block in self._blocks:
-            if not wanted or wanted.isdisjoint(block.sequence):
+            first = bisect_left(ascending, block.lowest)
+            if (
+                first == len(ascending)
+                or ascending[first] > block.highest
+                or wanted.isdisjoint(block.sequence)
+            ):
                 continue
             for index in reversed(range(len(block))):
                 if block.sequence[index] in wanted:

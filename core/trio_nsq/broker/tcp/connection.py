@@ -56,8 +56,10 @@ logger = logging.getLogger("trio_nsq.broker")
 _TURN_S = 0.005
 """A client whose data is always there already lets the others have their turn after so much time."""
 _LARGE_IDENTIFY_BYTES = 4096
+_COMMANDS_S = 0.000_5
+"""The same for thousands of small commands that come together."""
 _COMMANDS_AT_LEAST = 32
-"""So many are obeyed before it is found out whether that is over."""
+"""So many are obeyed before the clock is looked at."""
 _NS_PER_MS = 1_000_000
 
 
@@ -327,7 +329,6 @@ class Connection:
             self._hand_over(data)
             return False
         self._reader.receive_data(data)
-        self._turn_over_s = time.perf_counter() + _TURN_S
         self._go_on()
         return self._unread and self._holder is _NOBODY
 
@@ -440,7 +441,7 @@ class Connection:
         Raises:
             CommandError: The client broke the rules, after what was obeyed.
         """
-        left = _COMMANDS_AT_LEAST
+        left, over_s = _COMMANDS_AT_LEAST, 0.0
         while True:
             command = self._next_command()
             if type(command) is Publish and (
@@ -460,7 +461,9 @@ class Connection:
                 self._next = command
                 return False
             elif not (left := left - 1):
-                if self._holder is not _TASK or self._turn_is_over:
+                now_s = time.perf_counter()
+                over_s = over_s or now_s + _COMMANDS_S
+                if now_s >= over_s:
                     return False
                 left = _COMMANDS_AT_LEAST
         if self.channel is not None:
@@ -550,8 +553,10 @@ class Connection:
             await self._subscribe(command)
         elif isinstance(command, Auth):
             self._answer(encode_response(await self.guard.authenticate(command.secret, self.wire.tls)))
+        elif command is None:  # it has had its turn, between two commands
+            await trio.lowlevel.checkpoint()
         else:
-            self._next = command  # or None, between two commands
+            self._next = command
             await self._let_others()
 
     def _obey(self, command: Command) -> bool:
