@@ -215,3 +215,25 @@ async def test_the_state_of_another_topic_is_not_taken_up(
         assert "t.topic/state.json is damaged: it is the state of topic other" in caplog.text
         await client.subscribe("t", "c", ready_count=1)
         assert await receive(client, 1) == [b"kept"]
+
+
+async def test_what_is_left_of_files_that_were_being_written_does_no_harm(tmp_path: Path) -> None:
+    """A kill leaves them: the next start, and the next save, take them over or remove them."""
+    async with running_broker(tmp_path / "d") as bound:
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c")
+            await client.publish("t", b"kept")
+        assert await save_twice(bound.http_address) == [200, 200]
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    left = [tmp_path / "d" / name for name in ("broker.json.tmp", "broker.json.copy.tmp")]
+    left += [
+        folder / f"{name}.tmp" for name in ("state.json", "state.json.previous", "stragglers", "0.index")
+    ]
+    for path in left:
+        path.write_bytes(b"half of some")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert await save_twice(bound.http_address) == [200, 200]
+        await client.subscribe("t", "c", ready_count=1)
+        assert await receive(client, 1) == [b"kept"]
+    assert [path for path in left if path.exists()] == []
+    assert json.loads((folder / "state.json.previous").read_bytes())["name"] == "t"
