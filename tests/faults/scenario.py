@@ -59,12 +59,14 @@ class Request:
         key: What: ("topic", NAME), ("channel", NAME) or ("paused", NAME); NAME is of a topic or a `ChannelName`.
         value: Whether it is.
         sent, done: When it was asked for, and when that was answered.
+        refused: It was, so that the broker that runs goes on as before.
     """
 
     key: tuple[str, Any]
     value: bool
     sent: int
     done: int = NEVER
+    refused: bool = False
 
 
 @dataclass
@@ -372,7 +374,9 @@ class Scenario:
                 await self._ask(Request(key, False, self._files.position), path, **query)
 
     def _value(self, key: tuple[str, Any]) -> bool:
-        return next((request.value for request in reversed(self.told.requests) if request.key == key), False)
+        """What the last request that was not refused has made of it."""
+        made = (request for request in reversed(self.told.requests) if not request.refused)
+        return next((request.value for request in made if request.key == key), False)
 
     async def _make(self, name: ChannelName) -> None:
         first = not any(self._value(("channel", ChannelName(name.topic, other))) for other in "ab")
@@ -405,6 +409,8 @@ class Scenario:
             self._note(request)
         status, content = await http(self._http, "POST", path, **query)
         if status != 200 and not self._refused(status, content):
+            if request is not None:
+                request.refused = True
             return False
         if request is not None:
             request.done = self._files.position

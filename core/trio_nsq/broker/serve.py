@@ -102,10 +102,11 @@ async def _serve_folder(
             server.publisher.sync_on_schedule,
         )
         for job in jobs:
-            workers.start_soon(_keep_running, job)
+            workers.start_soon(_keep_running, job, name=job)
         if options.statsd_address:
             prefix = Broadcast.of(options, bound).statsd_prefix(options.statsd_prefix)
-            workers.start_soon(_keep_running, StatsdClient(server, prefix).push_on_schedule)
+            push = StatsdClient(server, prefix).push_on_schedule
+            workers.start_soon(_keep_running, push, name=push)
         server.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
         most = connection_limit(options.max_connections)
@@ -121,9 +122,8 @@ async def _serve_folder(
             for name, there in opened.items():
                 accepting.start_soon(_accept, handlers[name], there, workers)
                 logger.info("%s: listening on %s", name, there.address)
-            accepting.start_soon(
-                _keep_running, server.lookup.run
-            )  # nobody is to be sent to a broker that stops
+            run = server.lookup.run  # nobody is to be sent to a broker that stops
+            accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:
                 accepting.start_soon(_reload_files, server, reloads)
             task_status.started(bound)
