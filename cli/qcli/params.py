@@ -318,13 +318,19 @@ class PathOrNothing(click.Path):
         return Path(value) if str(value) else None
 
 
+_ESCAPE = re.compile(r"""\\([\\'"abfnrtv]|x[0-9a-fA-F]{2}|(?![4-7][0-7]{2})[0-7]{1,3})""")
+
+
 def delimiter(text: str) -> bytes:
     r"""Bytes between messages: text in which `\n`, `\t`, `\0`, `\xNN` and the like are understood."""
-    try:
-        # surrogateescape, because that is how an argument that is not UTF-8 came in
-        value, _ = codecs.escape_decode(text.encode("utf-8", "surrogateescape"))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} holds an escape that means nothing.") from None
+    if "\\" in (rest := _ESCAPE.sub("", text)):
+        unknown = rest[rest.index("\\") :][:2]
+        raise click.BadParameter(
+            f"{unknown} is no escape. There are \\n, \\r, \\t, \\0 and the like, \\xNN for any byte, and \\\\ for one "
+            "backslash."
+        )
+    # surrogateescape, because that is how an argument that is not UTF-8 came in
+    value, _ = codecs.escape_decode(text.encode("utf-8", "surrogateescape"))
     if not value:
         raise click.BadParameter("It may not be empty.")
     assert isinstance(value, bytes)

@@ -200,6 +200,7 @@ def test_an_empty_path_is_none() -> None:
         (r"\t", b"\t"),
         (r"\0", b"\0"),
         (r"\x1e", b"\x1e"),
+        (r"\36\'", b"\x1e'"),
         (r"\\", b"\\"),
         (", ", b", "),
         ("ä", "ä".encode()),
@@ -213,9 +214,20 @@ def test_a_delimiter_keeps_bytes_that_are_no_text() -> None:
     assert delimiter(b"\xff".decode("utf-8", "surrogateescape")) == b"\xff"
 
 
-@pytest.mark.parametrize("text", ["", r"\x1", "\\"])
-def test_what_is_no_delimiter(text: str) -> None:
-    with pytest.raises(click.BadParameter):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        (r"\x1", r"\\x is no escape"),
+        ("\\", r"\\ is no escape"),
+        (r"\q", r"\\q is no escape"),
+        (r"\n\e", r"\\e is no escape"),
+        (r"\\\d", r"\\d is no escape"),
+        (r"\400", r"\\4 is no escape"),
+    ],
+)
+def test_what_is_no_delimiter(text: str, said: str) -> None:
+    with pytest.raises(click.BadParameter, match=said):
         delimiter(text)
 
 
