@@ -22,6 +22,7 @@ from .params import is_unix_path, without_scheme
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
 """Both as NSQ's tools have them."""
+_LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
 
 class Refused(Failure):
@@ -91,6 +92,19 @@ class BrokerHTTP:
             raise self._no_broker()
         stats["topics"] = stats["topics"] or []  # null when the filter matches nothing
         return stats
+
+    def listens_at(self, tcp_address: str) -> bool:
+        """Whether this is the broker whose TCP address is this, `host:port`. Raises Failure: no broker answers."""
+        tcp_host, _, tcp_port = tcp_address.rpartition(":")
+        here = is_unix_path(self.address)
+        http_host = "localhost" if here else without_scheme(self.address).rpartition(":")[0]
+        if tcp_host != http_host and not {tcp_host, http_host} <= _LOCAL_HOSTS:
+            return False
+        try:
+            told = decode_json(self._request("GET", "/info", {}))["tcp_port"]
+        except (ValueError, KeyError, TypeError):
+            return False
+        return bool(told == int(tcp_port))
 
     def get(self, path: str, params: Mapping[str, str]) -> bytes:
         """Ask the broker something. Raises as `post`."""

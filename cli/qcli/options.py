@@ -9,7 +9,7 @@ import click
 
 from . import params
 from .commands import option, output_format, several
-from .connecting import http_connection, tcp_connection
+from .connecting import http_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -116,13 +116,6 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
     if source("lookupd_addresses") is typed:
         return addresses
     return () if any(source(name) is typed for name in brokers) else addresses
-
-
-def streams_from_broker(command: _F) -> _F:
-    """The addresses, and how to connect, for a command that speaks the TCP protocol."""
-    command = tcp_connection(command)
-    command = http_address("The broker's HTTP address; asked for names by shell completion only.")(command)
-    return tcp_address("The broker to connect to.")(command)
 
 
 def asks_broker(command: _F) -> _F:

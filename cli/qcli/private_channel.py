@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_nsq.untrusted_json import decode_json
-
 from .broker_http import BrokerHTTP
 from .connecting import Connecting
 from .errors import Failure
 from .exit_codes import ExitCode
 from .options import HTTP_OPTION
 from .output import talk
-from .params import is_unix_path, without_scheme
 from .tail import TAKE_BACKLOG
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.query import ProducerAddress
 
 LOOKUP_TIMEOUT_S = 5.0
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", "")
 
 
 class SharedChannel:
@@ -97,7 +93,7 @@ class SharedChannel:
     def _ask(self, http_address: str, tcp_address: str) -> set[str]:
         """Raises Failure: no broker answers there, or another one."""
         broker = BrokerHTTP(http_address, self._connecting)
-        if not _same_broker(broker, tcp_address):
+        if not broker.listens_at(tcp_address):
             raise Failure(f"{http_address} is another broker's")
         topics = broker.stats(self._topic)["topics"]
         return {channel["channel_name"] for topic in topics for channel in topic["channels"]}
@@ -117,15 +113,3 @@ class SharedChannel:
             for broker in found
             if format_address(broker.broadcast_address, broker.tcp_port) == address and broker.http_port
         ]
-
-
-def _same_broker(broker: BrokerHTTP, tcp_address: str) -> bool:
-    """Whether this is the broker that listens there. Raises Failure: no broker answers."""
-    tcp_host, _, tcp_port = tcp_address.rpartition(":")
-    on_this_host = is_unix_path(broker.address)
-    http_host = "localhost" if on_this_host else without_scheme(broker.address).rpartition(":")[0]
-    same_host = tcp_host == http_host or (tcp_host in _LOCAL_HOSTS and http_host in _LOCAL_HOSTS)
-    try:
-        return same_host and decode_json(broker.get("/info", {}))["tcp_port"] == int(tcp_port)
-    except (ValueError, KeyError, TypeError):
-        return False

@@ -18,10 +18,10 @@ from trio_nsq.protocol import Limits
 
 from .commands import DocumentedCommand, Example, option
 from .completing import complete_topic
-from .connecting import Connecting
+from .connecting import Connecting, tcp_connection
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, streams_from_broker
+from .options import TCP_OPTION, http_address, tcp_address
 from .output import count_of, quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
 from .params import delimiter, duration_text, long_duration, topic_name
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .publishing import Outcome
 
 LIMITS = Limits()
-DEFAULT_BATCH_SIZE = 1000
 RATED_READ_BYTES = 4096
 """With --rate: what is read is published soon, also when a signal ends the reading."""
 
@@ -48,9 +47,11 @@ class _Request:
     address: str
     delimiter: bytes
     max_msg_size: int
-    batch_size: int
+    http_address: str
+    batch_size: int | None
     rate: float | None
     defer_ms: int
+    retry: bool
     quiet: bool
 
 
@@ -69,9 +70,10 @@ class _Request:
         ExitCode.OK: "Everything was published and acknowledged.",
         ExitCode.FAILURE: "Nothing was published: reading the input failed, a message is too long, the broker refused.",
         ExitCode.USAGE: "The command line is wrong, or names a file that is not there or cannot be read.",
-        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged.",
-        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed. Standard error says how many were, "
-        "and how many more may have been stored.",
+        ExitCode.UNREACHABLE: f"{ExitCode.UNREACHABLE.meaning} Or it went away before any message was acknowledged, "
+        "and there was a signal, or --no-retry.",
+        ExitCode.PARTIAL: "Some messages were acknowledged, then it failed, or there was a signal while the broker was "
+        "away. Standard error says how many were, and how many more may have been stored.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). What had been read was published; see Interruption.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). What had been read was published, likewise.",
     },
@@ -79,9 +81,19 @@ class _Request:
         "Messages": "Bytes are kept as they are: nothing is decoded, and a carriage return before a line feed "
         "belongs to the message. What follows the last delimiter is a message too. Empty messages are skipped, "
         "because NSQ has none; their number is reported at the end.",
+        "Lost connections": "If the broker goes away, as in an upgrade, the command waits for it and goes on, and says "
+        "both on standard error. Nothing is read meanwhile. It also waits if the broker refuses because its disk or "
+        "the topic is full, once some messages were acknowledged. It ends if the broker cannot be reached at the "
+        "start, or refuses for another reason. With --no-retry it ends at the first failure.",
+        "Once, or at least once": "What was on its way when the connection was lost is sent again. 'qcli serve' "
+        "publishes it once: batches are numbered, which takes HTTP. For that --nsqd-http-address must be of the "
+        "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is asked for. With nsqd, another HTTP "
+        "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be there twice after a lost "
+        "connection; standard error says how many at most.",
         "Interruption": "At a signal nothing more is read, and the messages that had been read are published. One "
         "that had been read in part only is not. With --rate, those that were not yet due are not either. The "
-        "report on standard error counts both.",
+        "report on standard error counts both. While the broker is away a signal ends the command at once, and what "
+        "had been read is not published.",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -93,7 +105,9 @@ class _Request:
         readable=False, allow_dash=True
     ),  # whether they can be read is no matter of the command line
 )
-@streams_from_broker
+@http_address("The broker's HTTP address, for numbered batches, and for names to be completed.")
+@tcp_address("The broker to connect to.")
+@tcp_connection
 @option(
     INPUT,
     "--delimiter",
@@ -119,10 +133,9 @@ class _Request:
     SENDING,
     "--batch-size",
     type=click.IntRange(min=1),
-    default=DEFAULT_BATCH_SIZE,
     metavar="N",
-    show_default=True,
-    help="Messages in one MPUB, at most. When input is slow, those that have come leave after 50 ms.",
+    show_default="1000, or 10000 if they are numbered",
+    help="Messages in one batch, at most. When input is slow, those that have come leave after 50 ms.",
 )
 @option(
     SENDING,
@@ -141,7 +154,13 @@ class _Request:
     help="Deliver each message so long after it is published, such as 500ms, 1m30s or 7d. Slower: one DPUB per "
     "message.",
 )
-@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors only.")
+@option(
+    SENDING,
+    "--no-retry",
+    is_flag=True,
+    help="End at the first failure, also if the connection was lost; nothing is sent twice, or over HTTP.",
+)
+@option("Output", "--quiet", "-q", is_flag=True, help="No progress and no report; errors and warnings only.")
 def command(
     topic: str,
     files: tuple[str, ...],
@@ -150,14 +169,15 @@ def command(
     separator: bytes,
     null: bool,
     max_msg_size: int,
-    batch_size: int,
+    batch_size: int | None,
     rate: float | None,
     defer_ms: int,
+    no_retry: bool,
     quiet: bool,
 ) -> int:
     """Publish standard input, or files, to a topic: one message per line.
 
-    Messages go out in batches, several of them on their way at once, and in order. At the end the numbers of
+    Messages go out in batches and in order. A broker that goes away is waited for. At the end the numbers of
     messages and bytes, and the rate, are reported on standard error.
     """
     import trio
@@ -172,9 +192,11 @@ def command(
         nsqd_tcp_address,
         b"\0" if null else separator,
         max_msg_size,
+        nsqd_http_address,
         batch_size,
         rate,
         defer_ms,
+        not no_retry,
         quiet,
     )
     begun_s = time.monotonic()
@@ -215,9 +237,11 @@ async def _publish(request: _Request) -> Outcome:
 
     from .publishing import Publication
     from .reading import READ_BYTES, Pace
+    from .sending import Sender, TCPSender, numbered_sender
     from .signals import watch_signals
 
     quiet_library()
+    connecting = Connecting.of_command()
     try:
         async with (
             Producer(
@@ -226,17 +250,25 @@ async def _publish(request: _Request) -> Outcome:
                 # A message may be the only one of its MPUB, which holds two numbers besides.
                 max_body_size=max(LIMITS.max_body_size, request.max_msg_size + 8),
                 ordered=True,  # so that what is acknowledged are the first messages, without a gap
-                **Connecting.of_command().options(),
+                **connecting.options(),
             ) as producer,
             trio.open_nursery() as nursery,
         ):
+            over_tcp = TCPSender(producer, request.topic, request.defer_ms)
+            numbered = None
+            if request.retry:
+                address, topic, defer_ms = request.address, request.topic, request.defer_ms
+                numbered = await numbered_sender(
+                    address, request.http_address, topic, defer_ms, connecting, over_tcp
+                )
+            sender: Sender = numbered or over_tcp
             publication = Publication(
-                producer,
-                request.topic,
+                sender,
+                request.address,
                 delimiter=request.delimiter,
                 max_msg_size=request.max_msg_size,
-                batch_size=request.batch_size,
-                defer_ms=request.defer_ms,
+                batch_size=request.batch_size or sender.batch_size,
+                retry=request.retry,
                 pace=Pace(request.rate, trio.current_time()) if request.rate else None,
             )
             await nursery.start(watch_signals, publication.stop)
@@ -245,6 +277,8 @@ async def _publish(request: _Request) -> Outcome:
 
                 nursery.start_soon(show_progress, publication.outcome)
             await publication.run(request.files, RATED_READ_BYTES if request.rate else READ_BYTES)
+            if publication.outcome.publish_failure is None:
+                await sender.end()
             nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
         raise not_connected(request.address, TCP_OPTION, error) from error
@@ -296,6 +330,11 @@ def _failure(request: _Request, outcome: Outcome) -> str | None:
     if _is_gone(outcome):
         return f"The broker at {request.address} went away ({error.reason})."
     cause = error.__cause__
+    if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
+        return (
+            "The broker does not defer for that long (--max-defer of 'qcli serve'), and --defer is "
+            f"{duration_text(request.defer_ms)}."
+        )
     if request.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
         return (
             f"The broker defers for no longer than {duration_text(int(most[1]))} (--max-defer of 'qcli serve', "

@@ -1,33 +1,40 @@
 """The asynchronous part of `pub`: reads, batches and publishes side by side, and knows at the end what became of what.
 
-One task reads and cuts batches. Several publish, each waiting for the acknowledgement of its batch, so that many
+One task reads and cuts batches. Others publish, each waiting for the acknowledgement of its batch, so that several
 are on their way at once; the channel between them holds nothing, so input is read no faster than the broker takes
-it, and batches reach the producer in order.
+it, and batches reach the broker in order.
+
+While the broker is away, or cannot store anything, the batches that were on their way wait, and nothing is read. The
+oldest is tried again until it is acknowledged; then the others follow.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
 
-from trio_nsq.client import Producer, PublishFailed
-from trio_nsq.protocol import pack_messages
+from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
+from trio_nsq.client.publishing import PASSING_CODES
+from trio_nsq.client.reconnect import ReconnectDelays
 from trio_nsq.protocol.batcher import Batcher
 
 from .errors import Failure
 from .exit_codes import ExitCode
+from .output import count_of, talk
 from .reading import Input, Pace, open_input
 from .records import Splitter
+from .sending import Sender
 
 LINGER_S = 0.05
 """How long a message waits for others to join its batch."""
 
-PUBLISHERS = 16
-"""Batches on their way at once. The producer bounds the bytes."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+"""Between two attempts to publish the same batch."""
 
 
 @dataclass(slots=True)
@@ -68,12 +75,12 @@ class Publication:
     """Publishes inputs to a topic.
 
     Args:
-        producer: Connected.
-        topic: Where to.
+        sender: To the topic.
+        address: The broker's, for people.
         delimiter: Between messages.
         max_msg_size: Bytes of one message.
-        batch_size: Messages in one MPUB.
-        defer_ms: Above 0: each message is published by itself and deferred so long.
+        batch_size: Messages in one batch.
+        retry: Publish again what fails because the connection is lost or the broker cannot store anything now.
         pace: Holds messages back; None: as fast as the broker takes them.
 
     Attributes:
@@ -82,30 +89,41 @@ class Publication:
 
     def __init__(
         self,
-        producer: Producer,
-        topic: str,
+        sender: Sender,
+        address: str,
         *,
         delimiter: bytes,
         max_msg_size: int,
         batch_size: int,
-        defer_ms: int,
+        retry: bool,
         pace: Pace | None,
     ) -> None:
         self.outcome = Outcome()
-        self._producer = producer
-        self._topic = topic
+        self._sender = sender
+        self._address = address
+        self._retry = retry
         self._max_msg_size = max_msg_size
         self._splitter = Splitter(delimiter, max_msg_size)
         self._batcher = Batcher(min(batch_size, pace.max_messages) if pace else batch_size)
-        self._defer_ms = defer_ms
         self._pace = pace
         self._pause = trio.CancelScope()
+        self._batches = 0  # handed over so far
+        # The batches that are not acknowledged, by number; whether each was given to the sender.
+        self._unsettled: dict[int, bool] = {}
+        self._turns = trio.lowlevel.ParkingLot()  # those that wait to be
+        self._outage: PublishFailed | None = None  # what was tried last has failed with this
+        self._retrying = trio.CancelScope()
+        self._delays = ReconnectDelays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
+        self._in_doubt = (
+            0  # messages sent more than once in this outage, of which some may have been stored before
+        )
         self._send, self._receive = trio.open_memory_channel[list[bytes]](0)
 
     def stop(self, code: ExitCode) -> None:
-        """Read no more. What has been read is published still, as far as the pace allows it now."""
+        """Read no more. What has been read is published still, as far as pace and broker allow it now."""
         self.outcome.stopped = code
         self._pause.cancel()
+        self._retrying.cancel()
 
     async def run(self, paths: Sequence[str], read_bytes: int) -> None:
         """Publish inputs one after the other, or as much as can be; `outcome` says how it went.
@@ -115,7 +133,7 @@ class Publication:
             read_bytes: How much to read at a time, at most.
         """
         async with trio.open_nursery() as nursery:
-            for _ in range(PUBLISHERS):
+            for _ in range(self._sender.at_once):
                 nursery.start_soon(self._publish_batches)
             async with self._send:
                 try:
@@ -184,41 +202,106 @@ class Publication:
 
     async def _publish_batches(self) -> None:
         async for batch in self._receive:
+            number = self._batches
+            self._batches += 1
+            self._unsettled[number] = False
+            try:
+                await self._publish(number, batch)
+            finally:
+                del self._unsettled[number]
+                self._turns.unpark_all()
+
+    async def _publish(self, number: int, batch: list[bytes]) -> None:
+        """Publish a batch, if need be again and again, until it is acknowledged or there is no point in it."""
+        maybe_stored = False
+        while True:
+            await self._turn(number)
             if self.outcome.publish_failure is not None:
-                self.outcome.not_stored += len(batch)
-            elif self._defer_ms:
-                await self._publish_deferred(batch)
+                self._lose(len(batch), maybe_stored)
+                return
+            try:
+                await self._attempt(number, batch)
+            except PublishFailed as error:
+                self._unsettled[number] = False
+                self._acknowledged(batch[: error.acknowledged])
+                batch = batch[error.acknowledged :]
+                if error.maybe_stored and not maybe_stored:
+                    maybe_stored = True
+                    self._in_doubt += len(batch)
+                if not self._passes(error):
+                    self._lose(len(batch), maybe_stored)
+                    self._give_up(error)
+                    return
+                self._begin_outage(error)
             else:
-                await self._publish_set(batch)
+                self._acknowledged(batch)
+                if self._outage is not None:
+                    self._end_outage()
+                return
 
-    async def _publish_set(self, batch: list[bytes]) -> None:
-        messages = pack_messages(batch)
-        try:
-            await self._producer.publish_set(self._topic, messages)
-        except PublishFailed as error:
-            self._failed(error, len(batch))
-        else:
-            self.outcome.acknowledged += len(batch)
-            self.outcome.acknowledged_bytes += messages.body_bytes
+    async def _turn(self, number: int) -> None:
+        """Wait until a batch may be given to the sender: behind all before it, in an outage behind their ends."""
+        while self.outcome.publish_failure is None:
+            before = (sent for other, sent in self._unsettled.items() if other < number)
+            if not any(not sent or self._outage is not None for sent in before):
+                break
+            await self._turns.park()
 
-    async def _publish_deferred(self, batch: list[bytes]) -> None:
-        try:
-            await self._producer.publish_many(self._topic, batch, defer_ms=self._defer_ms)
-        except PublishFailed as error:
-            self._acknowledged(batch[: error.acknowledged])
-            self._failed(error, len(batch) - error.acknowledged)
+    async def _attempt(self, number: int, batch: list[bytes]) -> None:
+        """Give a batch to the sender; in an outage, after a pause. Raises PublishFailed."""
+        self._unsettled[number] = True
+        if self._outage is None:
+            self._turns.unpark_all()
+            await self._sender.send(batch)
+            return
+        with trio.CancelScope() as self._retrying:
+            if self.outcome.stopped:
+                self._retrying.cancel()
+            await trio.sleep(self._delays.next_s())
+            await self._sender.send(batch)
+            return
+        raise self._outage
+
+    def _passes(self, error: PublishFailed) -> bool:
+        """Whether the same may succeed later, and it is to be waited for."""
+        cause = error.__cause__
+        if not self._retry or self.outcome.stopped:
+            return False
+        if not isinstance(cause, BrokerError):
+            return isinstance(cause, ConnectionFailed | ConnectionLost)
+        # A mistake in the command line had better be heard of at once.
+        later = cause.code in PASSING_CODES and self.outcome.acknowledged > 0
+        return later or cause.text.endswith("exiting")
+
+    def _begin_outage(self, error: PublishFailed) -> None:
+        if self._outage is None:
+            cause = error.__cause__
+            if isinstance(cause, BrokerError):
+                what = f"refused: {cause.text.partition(' failed ')[2] or cause.text}"
+            else:
+                what = f"went away ({error.reason})"
+            talk(f"Warning: the broker at {self._address} {what}. Trying again until it takes messages.")
+        self._outage = error
+
+    def _end_outage(self) -> None:
+        text = f"Note: the broker at {self._address} takes messages again."
+        if self._in_doubt and self._sender.may_repeat:
+            text += f" Up to {count_of(self._in_doubt, 'message')} may be there twice."
+        talk(text)
+        self._outage, self._in_doubt = None, 0
+        self._delays.reset()
+
+    def _lose(self, count: int, maybe_stored: bool) -> None:
+        if maybe_stored:
+            self.outcome.maybe_stored += count
         else:
-            self._acknowledged(batch)
+            self.outcome.not_stored += count
+
+    def _give_up(self, error: PublishFailed) -> None:
+        if self.outcome.publish_failure is None:
+            self.outcome.publish_failure = error
+            self._pause.cancel()
 
     def _acknowledged(self, batch: list[bytes]) -> None:
         self.outcome.acknowledged += len(batch)
         self.outcome.acknowledged_bytes += sum(map(len, batch))
-
-    def _failed(self, error: PublishFailed, count: int) -> None:
-        if error.maybe_stored:
-            self.outcome.maybe_stored += count
-        else:
-            self.outcome.not_stored += count
-        if self.outcome.publish_failure is None:
-            self.outcome.publish_failure = error
-            self._pause.cancel()

@@ -438,3 +438,24 @@ async def test_messages_that_are_carried_forward_go_without_their_batch(
         assert path.stat().st_size < 1000
         assert first.body in path.read_bytes()
         assert await send(api, 1, b"again") == REPEATED
+
+
+async def test_a_producer_that_is_done_is_forgotten(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for producer in ("done", "other"):
+            await api.post("/pub", b"x", topic="t", producer=producer, number=7)
+        assert await api.post("/topic/producer/forget", topic="t", producer="done") == (200, "")
+        assert await api.post("/topic/producer/forget", topic="t", producer="unknown") == (200, "")
+        assert await api.post("/topic/producer/forget", topic="u", producer="done") == (
+            404,
+            "TOPIC_NOT_FOUND",
+        )
+        assert await api.post("/topic/producer/forget", topic="t") == (400, "MISSING_ARG_PRODUCER")
+        told = [
+            (await api.get("/topic/producer", topic="t", producer=producer)).json()["number"]
+            for producer in ("done", "other")
+        ]
+        assert told == [None, 7]
+    async with running_api(tmp_path / "d") as api:
+        response = await api.get("/topic/producer", topic="t", producer="done")
+        assert response.json()["number"] is None

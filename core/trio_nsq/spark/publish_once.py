@@ -134,6 +134,15 @@ class BatchPublisher:
         self._persist(self._meet)
         return self._last if self._last >= 0 else None
 
+    def forget(self) -> None:
+        """Let the broker forget this producer, which has published its last batch. Raises as `publish`.
+
+        A producer with a new name for each run does so at its end: a broker remembers 10,000 at a time.
+        """
+        if self._remembers:
+            self._persist(lambda: self._ask("POST", f"/topic/producer/forget?{urlencode(self._names)}"))
+            self._last = -1
+
     def publish(self, bodies: Sequence[bytes], number: int, defer_ms: int = 0) -> Outcome:
         """Publish a batch, all of it or nothing; returns once it is stored.
 

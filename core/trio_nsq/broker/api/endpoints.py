@@ -83,6 +83,7 @@ class Endpoints:
             Route("POST", "/pub", self.pub, message, "MSG_TOO_BIG", begin=self.begin_pub),
             Route("POST", "/mpub", self.mpub, body, "BODY_TOO_BIG", begin=self.begin_mpub),
             Route("GET", "/topic/producer", self.topic_producer),
+            Route("POST", "/topic/producer/forget", self.forget_producer),
             Route("POST", "/topic/create", self.topic_create),
             Route("POST", "/topic/delete", self.topic_delete),
             Route("POST", "/topic/empty", self.topic_empty),
@@ -259,6 +260,13 @@ class Endpoints:
         """The greatest number that a producer has published."""
         topic, producer = find_topic(self._server, given(request, "topic")), producer_given(request)
         return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
+
+    async def forget_producer(self, request: Request) -> Response:
+        """Forget a producer that has published its last batch. A crash within seconds may bring it back."""
+        topic, producer = find_topic(self._server, given(request, "topic")), producer_given(request)
+        topic.producers.forget(producer)
+        self._server.broker.changed.add(topic.name)
+        return Response()
 
     async def topic_create(self, request: Request) -> Response:
         """Make a topic, or leave it as it is."""

@@ -75,6 +75,11 @@ class Producers:
             del self._used_ns[oldest]
             self.forgotten.append(oldest)
 
+    def forget(self, producer: str) -> None:
+        """Make room at once, for one who is done."""
+        self._last.pop(producer, None)
+        self._used_ns.pop(producer, None)
+
     def _use(self, producer: str, at_ns: int) -> None:
         self._used_ns[producer] = at_ns
         self._last.move_to_end(producer)

@@ -1,0 +1,224 @@
+"""How `pub` hands a batch to the broker: over TCP, or numbered over HTTP, so that none is published twice."""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+import trio
+
+from trio_nsq.client import BrokerError, PublishFailed
+from trio_nsq.client.errors import ConnectionLost
+from trio_nsq.protocol import pack_messages
+
+from .broker_http import BrokerHTTP
+from .bulk import tls_files
+from .connecting import Connecting
+from .errors import Failure
+from .params import is_https, is_unix_path
+
+if TYPE_CHECKING:
+    from trio_nsq.client import Producer
+    from trio_nsq.spark.publish_once import BatchPublisher
+
+MAX_PRODUCERS = 10_000
+"""As many does a broker remember at a time; it says so when it refuses one more."""
+_BODY_TOO_BIG = ("BODY_TOO_BIG", "BAD_BODY")
+_TOO_BIG = ("BAD_MESSAGE", "MSG_TOO_BIG", *_BODY_TOO_BIG)
+
+
+class Sender(Protocol):
+    """Publishes batches to one topic, in the order of the calls.
+
+    Attributes:
+        at_once: How many batches may be on their way.
+        batch_size: Messages in one of them, unless the user says otherwise.
+    """
+
+    at_once: int
+    batch_size: int
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a batch that is sent again after a failure may then be there twice."""
+        ...
+
+    async def send(self, batch: list[bytes]) -> None:
+        """Publish messages, at least one. Raises PublishFailed, as `Producer`."""
+        ...
+
+    async def end(self) -> None:
+        """Say that all was published."""
+        ...
+
+
+class TCPSender:
+    """Sends one MPUB for each batch, or one DPUB for each message that is deferred.
+
+    Args:
+        producer: Connected, with `ordered`: a batch that fails takes along those behind it.
+        topic: Where to.
+        defer_ms: Above 0: how long to defer each message.
+    """
+
+    at_once = 16
+    """The producer bounds the bytes."""
+    batch_size = 1000
+    may_repeat = True
+
+    def __init__(self, producer: Producer, topic: str, defer_ms: int) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._defer_ms = defer_ms
+
+    async def send(self, batch: list[bytes]) -> None:
+        """See `Sender`."""
+        if self._defer_ms:
+            await self._producer.publish_many(self._topic, batch, defer_ms=self._defer_ms)
+        else:
+            await self._producer.publish_set(self._topic, pack_messages(batch))
+
+    async def end(self) -> None:
+        """See `Sender`."""
+
+
+class NumberedSender:
+    """Sends numbered batches over HTTP, one after the other: each is published once, however often it is sent.
+
+    Args:
+        publisher: Of a name that nobody else has, without patience.
+        address: The broker's, for errors.
+        defer_ms: As above.
+        fallback: Sends everything if the broker cannot remember one more producer now.
+    """
+
+    at_once = 1
+    batch_size = 10_000
+    """Larger, as only one is on its way: each takes an answer, and with `--sync=always` a sync of the broker's disk."""
+
+    def __init__(self, publisher: BatchPublisher, address: str, defer_ms: int, fallback: TCPSender) -> None:
+        self._publisher = publisher
+        self._fallback = fallback
+        self._falls_back = False
+        self._address = address
+        self._defer_ms = defer_ms
+        self._number = 0  # of the next batch that is not acknowledged
+
+    @property
+    def may_repeat(self) -> bool:
+        """See `Sender`; another broker may have taken the place of the one that knows numbers."""
+        return self._falls_back or not self._publisher.remembers
+
+    async def end(self) -> None:
+        """See `Sender`."""
+        from trio_nsq.spark.broker_log import RequestRefused
+        from trio_nsq.spark.publish_once import BrokerAway
+
+        try:
+            if self._number:
+                await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
+        except (BrokerAway, RequestRefused):
+            pass  # it does so by itself in the end
+        self._publisher.close()
+
+    async def send(self, batch: list[bytes]) -> None:
+        """See `Sender`. If it fails, the next call must be with the same batch, but for what was acknowledged."""
+        from trio_nsq.spark.broker_log import RequestRefused
+        from trio_nsq.spark.publish_once import BrokerAway
+
+        if self._falls_back:
+            await self._fallback.send(batch)
+            return
+        try:
+            await trio.to_thread.run_sync(
+                self._publisher.publish, batch, self._number, self._defer_ms, abandon_on_cancel=True
+            )
+        except BrokerAway as error:
+            maybe_stored = not isinstance(error.__cause__, ConnectionRefusedError)
+            lost = ConnectionLost(self._address, error.reason)
+            raise PublishFailed(error.reason, maybe_stored=maybe_stored) from lost
+        except RequestRefused as error:
+            if not self._number and f" {MAX_PRODUCERS} producers " in error.text:
+                self._falls_back = True
+                await self._fallback.send(batch)
+                return
+            if error.text in _BODY_TOO_BIG and len(batch) > 1:
+                await self._send_halves(batch)
+                return
+            refusal = _as_over_tcp(self._address, error)
+            raise PublishFailed(str(refusal), maybe_stored=False) from refusal
+        self._number += 1
+
+    async def _send_halves(self, batch: list[bytes]) -> None:
+        """The broker's --max-body-size is less than its default. Raises PublishFailed."""
+        acknowledged, middle = 0, len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            try:
+                await self.send(half)
+            except PublishFailed as error:
+                acknowledged += error.acknowledged
+                raise PublishFailed(
+                    error.reason, maybe_stored=error.maybe_stored, acknowledged=acknowledged
+                ) from error.__cause__
+            acknowledged += len(half)
+
+
+def _as_over_tcp(address: str, error: Exception) -> BrokerError:
+    """The error frame that says the same as a refusal over HTTP."""
+    from trio_nsq.spark.broker_log import RequestRefused
+
+    assert isinstance(error, RequestRefused)
+    if error.status == http.client.SERVICE_UNAVAILABLE:
+        code = "E_TOPIC_FULL" if error.text.startswith("topic ") else "E_MPUB_FAILED"
+        return BrokerError(address, code, f"MPUB failed {error.text.replace('EXITING', 'exiting')}")
+    if error.text in _TOO_BIG:
+        return BrokerError(address, "E_BAD_MESSAGE", f"a message or a batch is too big ({error.text})")
+    return BrokerError(address, error.text, "")
+
+
+async def numbered_sender(
+    tcp_address: str,
+    http_address: str,
+    topic: str,
+    defer_ms: int,
+    connecting: Connecting,
+    fallback: TCPSender,
+) -> NumberedSender | None:
+    """Find out whether batches can be numbered, and how.
+
+    Args:
+        tcp_address: The broker's, `host:port`.
+        http_address: What may be the same broker's, over HTTP.
+        topic, defer_ms: As above.
+        connecting: What the user asked for: nothing of that is given up for numbers.
+        fallback: As above.
+
+    Returns:
+        None if there is no such way: the HTTP address is another broker's, is not open to us, is less safe than what
+        was asked for, or the broker takes no notice of numbers, as nsqd.
+    """
+    if connecting.auth_secret or connecting.snappy or connecting.deflate:
+        return None  # HTTP has none of them
+    if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
+        return None
+    publisher = await trio.to_thread.run_sync(_publisher, tcp_address, http_address, topic, connecting)
+    return None if publisher is None else NumberedSender(publisher, tcp_address, defer_ms, fallback)
+
+
+def _publisher(
+    tcp_address: str, http_address: str, topic: str, connecting: Connecting
+) -> BatchPublisher | None:
+    from trio_nsq.spark.broker_log import RequestRefused
+    from trio_nsq.spark.publish_once import BatchPublisher, BrokerAway
+
+    try:
+        if not BrokerHTTP(http_address, connecting).listens_at(tcp_address):
+            return None
+        publisher = BatchPublisher(
+            http_address, topic, f"qcli-pub:{uuid4().hex}", tls_files(connecting), patience_s=0
+        )
+        publisher.last_number()
+    except (Failure, BrokerAway, RequestRefused):
+        return None
+    return publisher if publisher.remembers else None

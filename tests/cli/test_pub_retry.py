@@ -1,0 +1,399 @@
+"""`qcli pub` when its broker goes away, cannot store anything, or comes back."""
+
+import http.client
+import random
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from cli.support import Cli, Running, lines
+from interop.peers import Broker, nsqd, qcli_serve
+from qcli import publishing
+from qcli.exit_codes import ExitCode
+from qcli.publishing import Publication
+from qcli.sending import MAX_PRODUCERS
+from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
+
+# ---------------------------------------------------------------------- with brokers
+
+
+def again(broker: Broker) -> tuple[str, str]:
+    """The flags that start a broker at the same addresses."""
+    return f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"
+
+
+def end(broker: Broker, number: signal.Signals) -> None:
+    broker.process.send_signal(number)
+    broker.process.wait()
+
+
+def kept(qcli: Cli, topic: str) -> list[bytes]:
+    """All messages of a topic, in their order."""
+    return qcli("tail", topic, "--from", "earliest", "--to", "latest").out.splitlines()
+
+
+class Writer:
+    """Writes numbered lines to a command until it is told to stop."""
+
+    def __init__(self, command: Running) -> None:
+        self.count = 0
+        self._command = command
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        while not self._stop.is_set():
+            self._command.write(b"%d\n%d\n%d\n" % (self.count, self.count + 1, self.count + 2))
+            self.count += 3
+
+    def stop(self) -> list[bytes]:
+        """All lines that were written."""
+        self._stop.set()
+        self._thread.join()
+        return [b"%d" % number for number in range(self.count)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_every_line_is_there_once_and_in_order_however_often_the_broker_is_ended(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t")
+        command = qcli.running("pub", "t")
+        pub = command.__enter__()
+        writer = Writer(pub)
+        qcli.wait_until("t", lambda record: record["message_count"] >= 100)
+        end(broker, number)
+    try:
+        for _ in range(3):
+            assert pub.hear_line().startswith(f"Warning: the broker at {broker.tcp_address} ")
+            with qcli_serve(tmp_path / "data", *again(broker)) as anew:
+                assert pub.hear_line() == f"Note: the broker at {broker.tcp_address} takes messages again.\n"
+                qcli.wait_until("t", lambda record: record["message_count"] >= 100)
+                end(anew, number)
+        with qcli_serve(tmp_path / "data", *again(broker)):
+            written = writer.stop()
+            result = pub.end()
+            assert result.code == 0
+            assert f"{len(written):,} messages" in result.err
+            assert kept(qcli, "t") == written
+    finally:
+        command.__exit__(None, None, None)
+
+
+@pytest.mark.slow
+def test_nsqd_has_every_line_at_least_once(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data", "--mem-queue-size=100") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "c")
+        command = qcli.running("pub", "t")
+        pub = command.__enter__()
+        writer = Writer(pub)
+        qcli.wait_until("t", lambda record: record["message_count"] >= 100)
+        end(broker, signal.SIGTERM)  # a killed nsqd loses what it had
+    try:
+        assert pub.hear_line().startswith(f"Warning: the broker at {broker.tcp_address} ")
+        with nsqd(tmp_path / "data", *again(broker)):
+            assert pub.hear_line().startswith(
+                f"Note: the broker at {broker.tcp_address} takes messages again."
+            )
+            written = writer.stop()
+            assert pub.end().code == 0
+            seen = set(qcli("tail", "t/c", "--idle-timeout", "1s").out.splitlines())
+            assert seen == set(written)
+    finally:
+        command.__exit__(None, None, None)
+
+
+@contextmanager
+def pub_without_broker(tmp_path: Path, *args: str) -> Iterator[tuple[Running, Broker]]:
+    """A command that has published `1`, and whose broker is gone when it publishes `2`."""
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t")
+        with qcli.running("pub", "t", *args) as pub:
+            pub.write(b"1\n")
+            qcli.wait_until("t", lambda record: record["message_count"] == 1)
+            end(broker, signal.SIGKILL)
+            pub.write(b"2\n")
+            assert pub.hear_line().startswith(f"Warning: the broker at {broker.tcp_address} went away (")
+            yield pub, broker
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("over_tcp", [True, False])
+def test_a_signal_while_the_broker_is_away_says_what_was_not_published(
+    tmp_path: Path, number: signal.Signals, over_tcp: bool
+) -> None:
+    args = ["--nsqd-http-address", "127.0.0.1:1"] if over_tcp else []
+    with pub_without_broker(tmp_path, *args) as (pub, broker):
+        pub.process.send_signal(number)
+        result = pub.end()
+    assert result.code == ExitCode.PARTIAL
+    report, error = result.err.splitlines()
+    assert report.startswith("1 message (1 B) published")
+    assert error.startswith(f"Error: The broker at {broker.tcp_address} went away (")
+    assert "1 message acknowledged" in error
+    assert error.endswith(("up to 1 more may have been stored.", "1 more had been read."))
+
+
+def test_the_end_of_input_while_the_broker_is_away_is_no_reason_to_give_up(tmp_path: Path) -> None:
+    with pub_without_broker(tmp_path) as (pub, broker):
+        assert pub.process.stdin is not None
+        pub.process.stdin.close()
+        pub.process.stdin = None
+        with qcli_serve(tmp_path / "data", *again(broker)) as anew:
+            assert pub.end().code == 0
+            assert kept(Cli(anew.tcp_address, anew.http_address), "t") == [b"1", b"2"]
+
+
+class LostAnswers:
+    """A TCP proxy that lets a request through, and loses the answer, as often as it is told to."""
+
+    def __init__(self, target: str) -> None:
+        self.to_lose = 0
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "%s:%d" % self._listener.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            host, _, port = self._target.rpartition(":")
+            broker = socket.create_connection((host, int(port)))
+            threading.Thread(target=self._pass, args=(client, broker, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(broker, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if answers and self.to_lose and b"NSQ-Batch" in data:
+                    self.to_lose -= 1
+                    break
+                target.sendall(data)
+        except OSError:
+            pass
+        for sock in (source, target):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        source.close()  # the other thread closes the other
+
+
+def test_a_batch_whose_acknowledgement_was_lost_is_there_once(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        broker.create("t")
+        proxy = LostAnswers(broker.http_address)
+        try:
+            with Cli(broker.tcp_address, proxy.address).running("pub", "t") as pub:
+                qcli = Cli(broker.tcp_address, broker.http_address)
+                pub.write(b"1\n")
+                qcli.wait_until("t", lambda record: record["message_count"] == 1)
+                proxy.to_lose = 2
+                pub.write(b"2\n3\n")
+                assert "went away" in pub.hear_line()
+                assert "takes messages again.\n" in pub.hear_line()
+                pub.write(b"4\n")
+                assert pub.end().code == 0
+            assert proxy.to_lose == 0
+            assert kept(qcli, "t") == [b"1", b"2", b"3", b"4"]
+        finally:
+            proxy.close()
+
+
+def test_a_producer_is_forgotten_at_the_end_and_not_before(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t")
+        with qcli.running("pub", "t") as pub:
+            pub.write(b"1\n")
+            qcli.wait_until("t", lambda record: record["message_count"] == 1)
+            (segment,) = (tmp_path / "data" / "topics" / "t.topic").glob("*.log")
+            named = re.search(rb'"producer":"(qcli-pub:[0-9a-f]{32})"', segment.read_bytes())
+            assert named is not None
+            name = named[1].decode()
+            assert b'"number":0' in broker.http("GET", "/topic/producer", topic="t", producer=name)
+            assert pub.end().code == 0
+        assert b'"number":null' in broker.http("GET", "/topic/producer", topic="t", producer=name)
+
+
+def test_at_a_broker_that_remembers_as_many_as_it_can_it_goes_over_tcp(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--sync=interval") as broker:
+        connection = http.client.HTTPConnection(broker.http_address)
+        for number in range(MAX_PRODUCERS):
+            connection.request("POST", f"/pub?topic=t&producer=p{number}&number=1", b"x")
+            assert connection.getresponse().read() == b"OK"
+        connection.close()
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        assert qcli("pub", "t", "-q", stdin=b"1\n2\n").err == ""
+        assert kept(qcli, "t")[-2:] == [b"1", b"2"]
+
+
+def test_a_broker_that_takes_small_bodies_only(tmp_path: Path) -> None:
+    bodies = [b"%0500d" % number for number in range(6000)]
+    with qcli_serve(tmp_path / "data", "--max-body-size=700000") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        assert qcli("pub", "t", "-q", stdin=lines(bodies)).err == ""
+        assert kept(qcli, "t") == bodies
+
+
+@pytest.mark.parametrize("over_tcp", [True, False])
+def test_a_full_topic_is_waited_for_once_something_was_acknowledged(tmp_path: Path, over_tcp: bool) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "c")
+        qcli("topic", "set", "t", "max_messages=2")
+        args = ["--nsqd-http-address", "127.0.0.1:1"] if over_tcp else []
+        with qcli.running("pub", "t", *args) as pub:
+            pub.write(b"1\n2\n")
+            qcli.wait_until("t", lambda record: record["message_count"] == 2)
+            pub.write(b"3\n")
+            assert "refused: topic t is full" in pub.hear_line()
+            assert qcli("tail", "t/c", "-n", "2").out == b"1\n2\n"
+            assert "takes messages again.\n" in pub.hear_line()
+            assert pub.end().code == 0
+        assert qcli("tail", "t/c", "-n", "1").out == b"3\n"
+
+
+def test_a_batch_that_the_broker_takes_only_in_part_is_no_reason_to_wait(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--max-msg-size=10") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        result = qcli("pub", "t", stdin=lines([b"x" * 11]))
+        assert result.code == 1
+        assert "The broker refused: " in result.err
+        assert "too big" in result.err
+
+
+# ---------------------------------------------------------------------- without
+
+
+class Unreliable:
+    """A sender whose connection is lost again and again, with all that is on its way."""
+
+    may_repeat = True
+    batch_size = 1
+
+    def __init__(self, at_once: int, seed: int) -> None:
+        self.at_once = at_once
+        self.stored: list[bytes] = []
+        self._random = random.Random(seed)
+        self._under_way: list[tuple[trio.Event, list[bytes], list[bool]]] = []
+
+    async def send(self, batch: list[bytes]) -> None:
+        """Publish, or fail."""
+        done, lost = trio.Event(), [False]
+        self._under_way.append((done, batch, lost))
+        await done.wait()
+        if lost[0]:
+            error = ConnectionLost("broker", "cut")
+            raise PublishFailed("cut", maybe_stored=True) from error
+
+    async def end(self) -> None:
+        """Nothing is to be said."""
+
+    async def work(self) -> None:
+        """Store what comes, in its order."""
+        while True:
+            await trio.sleep(0.01)
+            while self._under_way:
+                cut = self._random.random() < 0.1
+                stored = [] if cut and self._random.random() < 0.5 else [self._under_way[0]]
+                self.stored += [body for _, batch, _ in stored for body in batch]
+                ended = self._under_way if cut else stored
+                for done, _, lost in ended:
+                    lost[0] = cut
+                    done.set()
+                self._under_way = [] if cut else self._under_way[1:]
+                if self._random.random() < 0.3:
+                    break
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_order_is_kept(
+    at_once: int,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What is sent again comes before what follows it."""
+    monkeypatch.setattr(publishing, "LINGER_S", 0.001)
+    bodies = [b"%d" % number for number in range(300)]
+    (tmp_path / "lines").write_bytes(lines(bodies))
+    sender = Unreliable(at_once, seed)
+
+    async def main() -> Publication:
+        publication = Publication(
+            sender,
+            "broker",
+            delimiter=b"\n",
+            max_msg_size=100,
+            batch_size=3,
+            retry=True,
+            pace=None,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.work)
+            await publication.run([str(tmp_path / "lines")], 4096)
+            nursery.cancel_scope.cancel()
+        return publication
+
+    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).outcome
+    assert outcome.publish_failure is None
+    assert outcome.acknowledged == len(bodies)
+    assert list(dict.fromkeys(sender.stored)) == bodies  # the first of each
+    said = capfd.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["Warning", "Note"] * (len(said) // 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (ConnectionLost("broker", "gone"), True),
+        (BrokerError("broker", "E_MPUB_FAILED", "MPUB failed exiting"), True),
+        (BrokerError("broker", "E_MPUB_FAILED", "MPUB failed no space left"), False),
+        (BrokerError("broker", "E_TOPIC_FULL", "MPUB failed topic t is full"), False),
+        (BrokerError("broker", "E_BAD_MESSAGE", "too big"), False),
+    ],
+)
+def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_path: Path) -> None:
+    class FailsOnce(Unreliable):
+        failures = 1
+
+        async def send(self, batch: list[bytes]) -> None:
+            await trio.lowlevel.checkpoint()
+            if self.failures:
+                self.failures -= 1
+                raise PublishFailed("reason", maybe_stored=False) from error
+
+    (tmp_path / "lines").write_bytes(b"one\n")
+
+    async def main() -> Publication:
+        publication = Publication(
+            FailsOnce(1, 0), "b", delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, pace=None
+        )
+        await publication.run([str(tmp_path / "lines")], 4096)
+        return publication
+
+    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome
+    assert (outcome.acknowledged, outcome.not_stored) == ((1, 0) if waits else (0, 1))
