@@ -38,11 +38,12 @@ from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.storage.spare_room import SpareRoom
 from trio_nsq.broker.tcp import connection
 from trio_nsq.broker.tcp import poller as poller_module
 from trio_nsq.broker.tcp.connection import Connection
 from trio_nsq.broker.tcp.poller import Poller
-from trio_nsq.log import DiskLog, MemoryLog
+from trio_nsq.log import DiskLog, Files, MemoryLog
 from trio_nsq.protocol.messages import pack_messages
 
 BOTH = pytest.mark.parametrize("sync", ["always", "interval"])
@@ -818,7 +819,8 @@ async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
     stored: list[object] = []
     async with trio.open_nursery() as nursery:
         options = BrokerOptions(data_path=tmp_path, sync=sync)
-        tested = publisher.Publisher(options, MessageIds(0, 0), nursery, lambda topic: None)
+        room = SpareRoom(tmp_path / "spare-room", Files())
+        tested = publisher.Publisher(options, MessageIds(0, 0), nursery, room, lambda topic: None)
         nursery.start_soon(tested.roll, topic)
         await settle()
         for _ in range(2):

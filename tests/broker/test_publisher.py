@@ -35,6 +35,7 @@ from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel, Grant
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.storage.spare_room import SpareRoom
 from trio_nsq.log import DiskLog, Files, MemoryLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -412,7 +413,8 @@ async def running_publisher(
     """A publisher that is closed at the end, unless its nursery is cancelled by then."""
     async with trio.open_nursery() as nursery:
         options = BrokerOptions(data_path=folder, sync=sync)
-        tested = Publisher(options, MessageIds(0, 0), nursery, lambda topic: None, call_soon)
+        room = SpareRoom(folder / "spare-room", Files())
+        tested = Publisher(options, MessageIds(0, 0), nursery, room, lambda topic: None, call_soon)
         running = Running(tested, nursery, folder)
         try:
             yield running

@@ -50,7 +50,7 @@ class DeadLetterMover:
         self._server = server
         self._nursery = nursery
         self._moving: set[Channel] = set()
-        self._complaints: dict[Channel, str] = {}
+        self._complaints: set[Channel] = set()
 
     def look_at(self, channel: Channel) -> None:
         """Begin to move what a channel has given up, if there is anything."""
@@ -65,18 +65,18 @@ class DeadLetterMover:
                     self._complain(channel, error)
                     await trio.sleep(_AGAIN_S)
                 else:
-                    self._complaints.pop(channel, None)
+                    self._complaints.discard(channel)
         except Exception:
             # A mistake of ours: what was taken stays with the channel, and in its saved state.
             logger.exception("%s/%s: dead letters could not be moved", channel.topic.name, channel.name)
         finally:
             self._moving.discard(channel)
-            self._complaints.pop(channel, None)
+            self._complaints.discard(channel)
 
     def _complain(self, channel: Channel, error: str) -> None:
         """Say once what is wrong, not each time that it is tried again; nothing is if the broker stops."""
-        if error != EXITING and self._complaints.get(channel) != error:
-            self._complaints[channel] = error
+        if error != EXITING and channel not in self._complaints:
+            self._complaints.add(channel)
             name, topic = f"{channel.topic.name}/{channel.name}", channel.settings.dead_letter_topic
             logger.error("%s: dead letters cannot go to topic %s, tried again: %s", name, topic, error)
 

@@ -14,12 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from time import perf_counter
 
 import trio
 
-from ..log import LogError, RecordBatch
+from ..log import LogError, RecordBatch, is_disk_full
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, split_batch
 from ..protocol import MessageSet
 from .commit_threads import Commit, CommitThreads
@@ -30,6 +31,7 @@ from .publication import Publication
 from .state.broker import MessageIds
 from .state.note import is_about_messages
 from .state.topic import Topic
+from .storage.spare_room import SpareRoom
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -58,13 +60,14 @@ class Publisher:
         options: The sync mode and its numbers.
         ids: Where message ids come from.
         nursery: Runs the commits. When it is cancelled, what was submitted is stored all the same.
+        spare_room: Of the data folder.
         published: Called with a topic whenever messages were added to it. Their publishers have been told before,
             unless the topic may refuse messages.
         call_soon: Called in a thread, with a function and its arguments: calls it in the event loop, best in a round.
             None: trio does.
 
     Attributes:
-        health: Empty, or what the last write of any log failed with.
+        health: Empty, or what the last write of any log failed with, unless there was no room: see `SpareRoom`.
         append_duration: What writing to a log took each time, its sync included with `--sync=always`.
         sync_duration: What syncing a log took each time, where that is done by itself.
         sync_count: How often a log was brought to stable storage.
@@ -75,6 +78,7 @@ class Publisher:
         options: BrokerOptions,
         ids: MessageIds,
         nursery: trio.Nursery,
+        spare_room: SpareRoom,
         published: Callable[[Topic], None],
         call_soon: Callable[..., None] | None = None,
     ) -> None:
@@ -85,6 +89,7 @@ class Publisher:
         self._options = options
         self._ids = ids
         self._nursery = nursery
+        self._spare_room = spare_room
         self._published = published
         self._commits = CommitThreads(
             nursery,
@@ -153,6 +158,8 @@ class Publisher:
         """
         if self._closed:
             raise PublishRefused("exiting")
+        if (reason := self._spare_room.closed_because) and not topic.ephemeral:
+            raise PublishRefused(reason)
         size = sum([publication.record_bytes for publication in publications])
         with self._commits.lock:
             if topic.may_refuse:
@@ -191,7 +198,9 @@ class Publisher:
         return self._commits.is_busy
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
-        """Raise TopicFull if there is no room for these, whose records have so many bytes."""
+        """Raise TopicFull if there is no room for these, whose records have so many bytes; or PublishRefused."""
+        if topic.held_back:
+            raise PublishRefused(topic.held_back)
         messages = sum(len(publication.messages) for publication in publications)
         groups = self._commits.not_stored(topic)
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
@@ -199,8 +208,8 @@ class Publisher:
             raise TopicFull(f"{reason}; nothing of it was stored")
 
     async def roll(self, topic: Topic) -> bool:
-        """Let a topic's log begin a new file; False if that failed."""
-        return await self.in_thread(topic, topic.log.roll, alone=True)
+        """Let a topic's log begin a new file, also on a full disk; False if that failed."""
+        return await self.in_thread(topic, partial(self._spare_room.use, topic.log.roll), alone=True)
 
     # ------------------------------------------------------------------ in the caller's turn
 
@@ -307,13 +316,24 @@ class Publisher:
 
     def _store(self, commit: Commit) -> None:
         try:
-            records = self._records(commit.topic, commit.group.publications)
-            began_s = perf_counter()
-            commit.topic.log.append(records, sync=commit.sync)
-            commit.took_s = perf_counter() - began_s
-            commit.records = records
+            if commit.topic.ephemeral:
+                self._append(commit)
+            elif reason := self._spare_room.begin_append():
+                raise PublishRefused(reason)
+            else:
+                try:
+                    self._append(commit)
+                finally:
+                    self._spare_room.end_append()
         except Exception as exc:
             commit.error = exc
+
+    def _append(self, commit: Commit) -> None:
+        records = self._records(commit.topic, commit.group.publications)
+        began_s = perf_counter()
+        commit.topic.log.append(records, sync=commit.sync)
+        commit.took_s = perf_counter() - began_s
+        commit.records = records
 
     def _note_committed(self, commits: Sequence[Commit]) -> None:
         stored: list[Topic] = []
@@ -333,7 +353,7 @@ class Publisher:
             except Exception as exc:
                 commit.error = exc
         if commit.error is not None:
-            error = self._refusal(topic, commit.error)
+            error = self._refusal(commit, commit.error)
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:
@@ -344,7 +364,7 @@ class Publisher:
     def _accept(self, commit: Commit) -> None:
         topic, records = commit.topic, commit.records
         if not topic.ephemeral:
-            self.health = ""
+            self.health = self._spare_room.failed_with = ""
             self.append_duration.observe(commit.took_s)
             if commit.sync:
                 self.sync_count += 1
@@ -373,18 +393,26 @@ class Publisher:
         unsynced.size += size
         return unsynced
 
-    def _refusal(self, topic: Topic, error: Exception) -> PublishRefused:
+    def _refusal(self, commit: Commit, error: Exception) -> PublishRefused:
+        topic = commit.topic
+        if isinstance(error, PublishRefused):
+            return error
         if isinstance(error, LogError):
-            return self._failed(error)
+            return self._failed(error, commit.group.size)
         # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
         logger.error("%s: a publish failed", topic.name, exc_info=error)
         return PublishRefused("internal error")
 
-    def _failed(self, error: LogError) -> PublishRefused:
-        if self.health != str(error):
-            logger.error("%s", error)
-        self.health = str(error)
-        return PublishRefused(str(error))
+    def _failed(self, error: LogError, size: int = 0) -> PublishRefused:
+        """Note an error; `size` is what was to be appended."""
+        text = str(error)
+        if text not in (self.health, self._spare_room.failed_with):
+            logger.error("%s", text)
+        if is_disk_full(error):
+            self._spare_room.note_failed(text, size)
+        else:
+            self.health = text
+        return PublishRefused(text)
 
     async def in_thread(self, topic: Topic, work: Callable[[], None], *, alone: bool = False) -> bool:
         """Do something to a topic's log in a thread, with no commit beside it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from ..log import Log, LogError
+from ..log import Log, LogError, is_disk_full
 from .dead_letters import forget_origin, settle
 from .state.broker import Broker
 from .state.topic import StateError, Topic
@@ -133,7 +133,13 @@ class TopicLoader:
             raise StateError(f"{folder.topic_folder(name) / STATE_FILE} is damaged: {exc}") from exc
         _report_missing(topic, state, folder, is_previous=is_previous)
         if ahead:
-            folder.write_state(name, json.dumps(topic.snapshot()).encode(), keep_previous=False)
+            try:
+                folder.write_state(name, json.dumps(topic.snapshot()).encode(), keep_previous=False)
+            except OSError as exc:
+                if not is_disk_full(exc):
+                    raise
+                ahead = False
+                topic.hold_back(f"cannot save the state of topic {name}: {exc.strerror}")
         if state is not None:
             broker.never_saved.discard(topic)
             if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from .._version import __version__
-from ..log import DiskLog, Log, LogError, MemoryLog
+from ..log import DiskLog, Log, LogError, MemoryLog, is_disk_full
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
@@ -124,28 +124,38 @@ class Server:
         self._deserted = trio.Event()  # set while there is no connection
         self._deserted.set()
         self.broker = Broker(options, self._make_log)
-        try:
-            first_id = folder.first_id()
-            folder.reserve_ids(first_id + ID_RESERVE)
-        except OSError as exc:
-            raise StartupError(f"--data-path: cannot write to {folder.path}: {exc.strerror}") from exc
+        folder.spare_room.start()
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
-        ids = MessageIds(self.node_id, first_id)
+        ids = self._first_ids()
         self.publisher = Publisher(
-            options, ids, nursery, self._published, lambda *call: self.poller.call_soon(*call)
+            options,
+            ids,
+            nursery,
+            folder.spare_room,
+            self._published,
+            lambda *call: self.poller.call_soon(*call),
         )
         self.poller = Poller(
             self.publisher.begin_round, self._end_round, lambda: self.publisher.is_busy, self._idle
         )
         self.readers = Readers(self.serves)
-        reserved = first_id + ID_RESERVE
-        self._saver = Saver(
-            self.broker, folder, ids, reserved, time.time_ns, self.publisher.roll, self.publisher.sync
-        )
+        self._saver = Saver(self.broker, folder, ids, time.time_ns, self.publisher.roll, self.publisher.sync)
         self._dead_letters = DeadLetterMover(self, nursery)
         self._loader = TopicLoader(self.broker, folder, self._make_log, self._loaded, lambda: self._stopping)
         self._loader.load_all()
         self.process = ProcessFigures()
+
+    def _first_ids(self) -> MessageIds:
+        """Reserve the ids of the first messages; none if the disk is full: consumers can make room all the same."""
+        ids = MessageIds(self.node_id, first_id := self._folder.first_id(), first_id)
+        try:
+            self._folder.reserve_ids(first_id + ID_RESERVE)
+            ids.reserved = first_id + ID_RESERVE
+        except OSError as exc:
+            if not is_disk_full(exc):
+                path = self._folder.path
+                raise StartupError(f"--data-path: cannot write to {path}: {exc.strerror}") from exc
+        return ids
 
     def _make_log(self, name: str) -> Log:
         if is_ephemeral(name):
@@ -778,7 +788,9 @@ class Server:
     @property
     def health(self) -> str:
         """`OK`, or `NOK - ` and what the last write failed with, or which topic is unavailable."""
-        error = self.publisher.health or self._saver.error or self.broker.why_unavailable
+        room = self._folder.spare_room
+        error = self.publisher.health or room.failed_with or room.shortage or self._saver.error
+        error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
     # ------------------------------------------------------------------ connections

@@ -5,7 +5,7 @@ The order of effects is the caller's contract: `append(..., sync=True)` returns,
 """
 
 from .disk import DiskLog
-from .errors import LogError, LogReadError, LogWriteError, NotASegmentError
+from .errors import LogError, LogReadError, LogWriteError, NotASegmentError, is_disk_full
 from .files import Files
 from .interface import Log
 from .memory import MemoryLog
@@ -24,5 +24,6 @@ __all__ = [
     "OpenFiles",
     "RecordBatch",
     "RecordHeader",
+    "is_disk_full",
     "reasonable_limit",
 ]

@@ -1,5 +1,6 @@
 """What can go wrong with a log. All derive from `NSQError` and name the file."""
 
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from ..protocol.errors import NSQError
@@ -10,11 +11,16 @@ class LogError(NSQError):
 
 
 class LogWriteError(LogError):
-    """The operating system refused a write or a sync; nothing of what was to be appended is in the log."""
+    """The operating system refused a write or a sync; nothing of what was to be appended is in the log.
+
+    Attributes:
+        errno: The operating system's number; None if it gave none.
+    """
 
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(f"cannot write {path}: {cause.strerror or cause}")
         self.path = path
+        self.errno = cause.errno
 
 
 class LogReadError(LogError):
@@ -32,3 +38,8 @@ class NotASegmentError(LogError):
         super().__init__(f"{path} is not a log segment ({reason}): move it out of the data folder")
         self.path = path
         self.reason = reason
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether something failed because the disk has no room, or the user's share of it is used up."""
+    return isinstance(error, OSError | LogWriteError) and error.errno in (ENOSPC, EDQUOT)

@@ -11,6 +11,7 @@ NOT_BY_SCRIPT = {
     "killed": "bench/kills.py",
     "damage": "tests/faults/test_damage.py",
     "unavailable": "tests/broker/test_unavailable.py",
+    "full-disk": "tests/faults/test_full_disk.py",
     "loopback": "tests/cli/test_serve_options.py",
     "data-folder": "tests/broker/test_startup.py",
     "nsqd-folder": "tests/interop/test_nsqd_import.py",

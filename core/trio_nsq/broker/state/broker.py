@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from ...log import Log
 from ...protocol import is_valid_name
-from ..errors import TopicUnavailable
+from ..errors import PublishRefused, TopicUnavailable
 from ..options import BrokerOptions
 from .cache import BatchCache
 from .channel import Channel
@@ -31,16 +31,28 @@ class MessageIds:
     Args:
         node_id: 0..1023.
         start: The counter's first value; later than any used before on this node.
+        reserved: See there.
+
+    Attributes:
+        next: The counter.
+        reserved: The counter may not pass this: a restart would begin there. Raised when that is on disk.
     """
 
-    def __init__(self, node_id: int, start: int) -> None:
+    def __init__(self, node_id: int, start: int, reserved: int = 1 << COUNTER_BITS) -> None:
         self._prefix = node_id << COUNTER_BITS
         self.next = start
+        self.reserved = reserved
 
     def take(self, count: int) -> int:
-        """Reserve `count` ids in a row; returns the first, as the number whose 16 hex digits are the id."""
+        """Take `count` ids in a row; returns the first, as the number whose 16 hex digits are the id.
+
+        Raises:
+            PublishRefused: So many are not reserved.
+        """
         first = self.next
-        self.next += count
+        if first + count > self.reserved:
+            raise PublishRefused("no message ids are left until more can be reserved in the data folder")
+        self.next = first + count
         return self._prefix | first
 
 

@@ -209,7 +209,8 @@ class Topic:
         expired_count, dropped_count: Messages dropped since then before any channel had them: they had waited for
             longer than `ttl_ms`, or there were too many.
         ttl_ns: The setting `ttl_ms`, 0 if there is none.
-        may_refuse: Whether `why_full` ever says anything.
+        held_back: Why nothing may be published until its state is saved; empty: it may.
+        may_refuse: Whether `why_full` ever says anything, or it is held back.
         may_drop: Whether `make_room` ever does anything.
         producers: What those that number their batches have published.
         buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
@@ -229,6 +230,7 @@ class Topic:
         self.name = name
         self._defaults = defaults
         self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self.held_back = ""
         self.configure({})
         self.log = log
         self.e2e_window_ns = e2e_window_ns
@@ -269,7 +271,12 @@ class Topic:
         self.settings, self._changes = change(self._defaults, self._changes, changes)
         self.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
         self.may_drop = self.settings.drops
-        self.may_refuse = self.settings.is_limited and not self.may_drop
+        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.may_drop)
+
+    def hold_back(self, reason: str) -> None:
+        """Let nothing be published until its state is saved."""
+        self.held_back = reason
+        self.configure({})
 
     @property
     def depth(self) -> int:
@@ -277,6 +284,14 @@ class Topic:
         point = self.distribution_point
         # A bounded memory may have lost the place of a deferred message, though not the message.
         return self._end - point - self._waiting.messages_from(point)
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing of its log will be read again: no message waits, is deferred or in flight, in any channel."""
+        return self.oldest_waiting == self._settled == self._end and not any(
+            channel.depth or channel.deferred_count or channel.in_flight_count
+            for channel in self.channels.values()
+        )
 
     @property
     def backend_depth(self) -> int:
@@ -409,7 +424,7 @@ class Topic:
         Those that are on their way to the log already count as waiting.
         """
         limits = self.settings
-        if not self.may_refuse:
+        if self.may_drop:
             return ""
         if limits.max_messages:
             waiting = self.depth + max((channel.depth for channel in self._shared), default=0)
@@ -706,6 +721,8 @@ class Topic:
 
     def saved(self, checkpoint: "Checkpoint") -> "list[Topic]":
         """Take note that a checkpoint is on disk; returns the topics that have to be saved for that reason."""
+        if self.held_back:
+            self.hold_back("")
         del self.buried[: len(checkpoint.buried)]
         for topic, note in checkpoint.buried:
             topic.settle(note)

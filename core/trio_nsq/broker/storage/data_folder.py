@@ -22,13 +22,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from errno import EBADMSG, EDQUOT, EIO, ENOSPC, EUCLEAN
+from errno import EBADMSG, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
 from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
-from ...log import Files, LogReadError, OpenFiles, reasonable_limit
+from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import temporary_of
 from ...log.stragglers import read_at
 from ...protocol import is_valid_name
@@ -50,7 +50,6 @@ NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 _DAMAGE = frozenset((EIO, EBADMSG, EUCLEAN))
 """What the operating system says of a place on the disk that it cannot read, or of a damaged file system."""
-_FULL = frozenset((ENOSPC, EDQUOT))
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
 ID_RESERVE = 2**32
@@ -66,6 +65,7 @@ class DataFolder:
 
     Attributes:
         open_files: The topics' logs share it.
+        spare_room: Who appends to logs has to ask it first.
 
     Raises:
         StartupError: It cannot be used.
@@ -74,7 +74,7 @@ class DataFolder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.files = files or Files()
-        self._spare_room = SpareRoom(path / "spare-room", self.files)
+        self.spare_room = SpareRoom(path / "spare-room", self.files)
         self.open_files = OpenFiles(self.files, reasonable_limit())
         try:
             self.files.make_folder(path)
@@ -158,7 +158,7 @@ class DataFolder:
         """Remember that ids below this may be used. Raises OSError."""
         content = encode_checked(json.dumps({"format": FORMAT, "next_id": below}).encode())
         for name in (BROKER_FILE, BROKER_COPY_FILE):
-            self._spare_room.replace(self.path / name, content + b"\n")
+            self.spare_room.replace(self.path / name, content + b"\n")
 
     # ------------------------------------------------------------------ topics
 
@@ -257,6 +257,9 @@ class DataFolder:
             OSError: The one before is still in force, or this one, whole.
         """
         folder = self.topic_folder(name)
+        if self.spare_room.shortage and not folder.is_dir():
+            # A new topic would take what the others need to be emptied.
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
         self.files.make_folder(folder)
         path, previous = folder / STATE_FILE, folder / PREVIOUS_STATE_FILE
         linked = temporary_of(previous)
@@ -266,14 +269,14 @@ class DataFolder:
                 if each.exists():
                     self.files.unlink(each)
         try:
-            self._spare_room.replace(path, encode_checked(content))
+            self.spare_room.replace(path, encode_checked(content))
         except OSError as exc:
             if kept:
                 self._remove(linked)
-            if not kept or exc.errno not in _FULL or not self._remove(previous):
+            if not kept or not is_disk_full(exc) or not self._remove(previous):
                 raise
             # A second copy is worth less than the state, without which a full disk stays full.
-            self._spare_room.replace(path, encode_checked(content))
+            self.spare_room.replace(path, encode_checked(content))
             return
         if kept:
             try:

@@ -38,6 +38,8 @@ _THREADS = 4
 _LEAST_FILE_BYTES = 64 * 1024
 _LEAST_FILE_NS = 1_000_000_000
 """No new file is begun for less than this, however little is to be kept."""
+_BLOCK_BYTES = 4096
+"""A file that is no larger takes up no more than the one that is begun for it."""
 _PINNED_BYTES = 64 * 1024 * 1024
 _STRAGGLERS_SHARE = 0.01
 _STRAGGLERS_BYTES_SHARE = 0.1
@@ -148,12 +150,19 @@ class Keeper:
     Args:
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: Lets a topic's log begin a new file; returns whether it did, an error being noted.
+        is_short: Whether the disk is full: then files are begun only to let others go.
     """
 
-    def __init__(self, now_ns: Callable[[], int], roll: Callable[[Topic], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        roll: Callable[[Topic], Awaitable[bool]],
+        is_short: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.schedule = RetentionSchedule()
         self._now_ns = now_ns
         self._roll = roll
+        self._is_short = is_short
         self._threads = trio.CapacityLimiter(_THREADS)
         # When it is tried again to carry messages forward, where it did not pay or failed.
         self._in_vain: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
@@ -266,8 +275,16 @@ class Keeper:
         """Drop what has waited for too long, and begin a new file if it is time for one; errors are logged."""
         if topic.ttl_ns:
             await self._expire(topic)
-        if topic.log.files and wants_new_file(topic.log.files, topic.settings, self._now_ns()):
+        files = topic.log.files
+        if (files and wants_new_file(files, topic.settings, self._now_ns())) or self.has_room_to_give(topic):
             await self._roll(topic)
+
+    def has_room_to_give(self, topic: Topic) -> bool:
+        """Whether the disk is full, and a topic's last file may go as soon as another is begun."""
+        if not self._is_short() or topic.settings.keeps or not topic.is_finished:
+            return False
+        files = topic.log.files
+        return bool(files) and files[-1].size > _BLOCK_BYTES
 
     async def _expire(self, topic: Topic) -> bool:
         """Drop what has waited for too long, and see to the next look; returns whether anything was."""

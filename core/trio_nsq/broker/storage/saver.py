@@ -22,6 +22,8 @@ _THREADS = 16
 """For saves alone, which wait for no other kind of work."""
 _WRITERS_AT_THE_END = 8
 """Syncs that run side by side share the disk's work. While clients are served one has to do, to leave them the disk."""
+_TOPICS_AT_ONCE = 100
+"""So many are looked at before clients have their turn."""
 
 
 class _Change:
@@ -78,8 +80,7 @@ class Saver:
     Args:
         broker: Whose topics these are.
         folder: Where to.
-        ids: The ids of messages; those reserved so far end at `reserved_ids`.
-        reserved_ids: See there.
+        ids: The ids of messages; more are reserved before they are used up.
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: See `Keeper`.
         sync: Brings what a topic has accepted to stable storage; returns whether it did, an error being noted.
@@ -94,7 +95,6 @@ class Saver:
         broker: Broker,
         folder: DataFolder,
         ids: MessageIds,
-        reserved_ids: int,
         now_ns: Callable[[], int],
         roll: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
@@ -102,12 +102,12 @@ class Saver:
         self.error = ""
         self._sync = sync
         self._threads = trio.CapacityLimiter(_THREADS)
-        self.keeper = Keeper(now_ns, roll)
+        self._spare_room = folder.spare_room
+        self.keeper = Keeper(now_ns, roll, lambda: self._spare_room.is_short)
         self._now_ns = now_ns
         self._broker = broker
         self._folder = folder
         self._ids = ids
-        self._reserved_ids = reserved_ids
         self._reserving = trio.Lock()
         self._tickets = count()
         self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
@@ -262,11 +262,23 @@ class Saver:
             started_s = trio.current_time()
             try:
                 await self._look_at_due()
+                if self._spare_room.is_short:
+                    await self._find_room()
                 await self._save_changed(1)
+                if not self._spare_room.is_well:
+                    await trio.to_thread.run_sync(self._spare_room.look_again, limiter=self._threads)
             except Exception:
                 # A defect of ours: the broker goes on, and the next checkpoint tries again.
                 logger.exception("the checkpoint failed")
             took_s = trio.current_time() - started_s
+
+    async def _find_room(self) -> None:
+        """On a full disk: have those topics saved that have something to lose then."""
+        for number, topic in enumerate(list(self._broker.topics.values())):
+            if not topic.ephemeral and self.keeper.has_room_to_give(topic):
+                self._broker.changed.add(topic.name)
+            if number % _TOPICS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _look_at_due(self) -> None:
         """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
@@ -302,7 +314,7 @@ class Saver:
         async with trio.open_nursery() as nursery:
             for _ in range(writers):
                 nursery.start_soon(work)
-        if self._ids.next + ID_RESERVE // 2 > self._reserved_ids:
+        if self._ids.next + ID_RESERVE // 2 > self._ids.reserved:
             await self._reserve_ids(self._ids.next + ID_RESERVE)
 
     async def _reserve_ids(self, below: int) -> None:
@@ -310,7 +322,8 @@ class Saver:
             try:
                 await trio.to_thread.run_sync(self._folder.reserve_ids, below, limiter=self._threads)
             except OSError as exc:
-                # Tried again at the next checkpoint; until then there is half of what was reserved before.
+                # Tried again at the next checkpoint; until then there is what was reserved before.
                 self._note_error(f"cannot write to {self._folder.path}: {exc.strerror}")
             else:
-                self._reserved_ids = below
+                self._ids.reserved = below
+                self.error = ""

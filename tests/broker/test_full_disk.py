@@ -1,0 +1,267 @@
+"""A full disk: what the broker refuses, what it does all the same, and how it finds out that there is room again."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.support import PATIENCE_S, RawClient, connected, running_broker
+from broker.test_http_api import OK, Api, running_api
+from faults.small_disk import SmallFiles
+from trio_nsq.broker.storage.spare_room import SPARE_BYTES, SpareRoom
+from trio_nsq.log import Files
+
+FULL = "No space left on device"
+_REFUSALS = 20
+"""One may be because something is just being saved in the spare room."""
+FAST: dict[str, Any] = {"checkpoint_interval_ms": 10}
+
+
+def small_files(tmp_path: Path, size: int = 4 * 1024 * 1024) -> SmallFiles:
+    return SmallFiles(tmp_path, size)
+
+
+def logs(tmp_path: Path, topic: str = "t") -> list[str]:
+    return sorted(path.name for path in (tmp_path / "d" / "topics" / f"{topic}.topic").glob("*.log"))
+
+
+async def fill(api: Api) -> list[bytes]:
+    """Publish until there is no room for a small message; returns what was accepted."""
+    accepted: list[bytes] = []
+    for size in (100_000, 10_000, 1000):
+        refusals = 0
+        while refusals < _REFUSALS:
+            body = b"%d " % len(accepted) + bytes(size)
+            status, text = await api.post("/pub", body=body, topic="t")
+            if status == 200:
+                accepted.append(body)
+            else:
+                assert (status, text[-23:]) == (503, FULL)
+                refusals += 1
+    return accepted
+
+
+async def finish(client: RawClient, bodies: list[bytes]) -> None:
+    for body in bodies:
+        message = await client.message()
+        assert message.body == body
+        await client.send(b"FIN %s\n" % message.id)
+
+
+async def until_well(api: Api) -> None:
+    """Nobody publishes, and it says that all is well."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            answer = await api.get("/ping")
+            if (answer.status_code, answer.text) == OK:
+                return
+            await trio.lowlevel.checkpoint()
+
+
+# ---------------------------------------------------------------------- the room
+
+
+class FullFiles(Files):
+    """Real files; nothing can be allocated if it is full."""
+
+    full = False
+
+    def allocate(self, fd: int, size: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, size)
+
+
+def no_room_once(path: Path) -> Any:
+    """Something that finds no room before the spare room is given up."""
+
+    def work() -> str:
+        if path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return "done"
+
+    return work
+
+
+def test_nothing_is_appended_while_the_room_is_not_whole(tmp_path: Path) -> None:
+    files, path = FullFiles(), tmp_path / "spare-room"
+    room = SpareRoom(path, files)
+    room.start()
+    assert path.stat().st_size == SPARE_BYTES
+    assert room.begin_append() == ""
+    room.end_append()
+    files.full = True
+    assert room.use(no_room_once(path)) == "done"
+    reason = f"cannot write to {tmp_path}: messages are refused until 1048576 bytes are free: No space left on device"
+    assert room.begin_append() == room.shortage == reason
+    assert not path.exists()
+    room.look_again()
+    assert room.begin_append() == reason
+    files.full = False
+    room.look_again()
+    assert room.begin_append() == room.shortage == ""
+    assert path.stat().st_size == SPARE_BYTES
+
+
+def test_the_room_is_used_when_no_append_is_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "spare-room"
+    room = SpareRoom(path, Files())
+    room.start()
+    assert room.begin_append() == ""
+    thread = threading.Thread(target=room.use, args=[no_room_once(path)])
+    thread.start()
+    while not room.closed_because:
+        pass
+    assert path.exists()
+    assert room.begin_append().endswith("No space left on device")  # a second one is not let in
+    assert not room.shortage  # but that is over in a moment
+    room.end_append()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert room.begin_append() == ""
+
+
+def test_what_fails_for_another_reason_does_not_use_the_room(tmp_path: Path) -> None:
+    room = SpareRoom(tmp_path / "spare-room", Files())
+    room.start()
+
+    def work() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        room.use(work)
+    assert room.begin_append() == ""
+
+
+def test_a_room_that_cannot_be_had_for_another_reason_keeps_no_message_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = SpareRoom(tmp_path / "missing" / "spare-room", Files())
+    room.start()
+    assert room.begin_append() == ""
+    assert "a full disk may stay full" in caplog.text
+
+
+def test_the_room_grows_with_the_states_that_are_saved(tmp_path: Path) -> None:
+    room = SpareRoom(tmp_path / "spare-room", Files())
+    room.start()
+    room.replace(tmp_path / "state", bytes(2_000_000))
+    assert (tmp_path / "spare-room").stat().st_size == 4_000_000
+    room = SpareRoom(tmp_path / "spare-room", Files())
+    room.start()
+    assert (tmp_path / "spare-room").stat().st_size == 4_000_000  # the state is still there
+
+
+# ---------------------------------------------------------------------- the broker
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_a_file_that_is_finished_goes_although_it_is_the_last(tmp_path: Path, sync: str) -> None:
+    """And sequences go on behind it, also after a restart."""
+    files = small_files(tmp_path)
+    async with running_api(tmp_path / "d", files=files, sync=sync, **FAST) as api:
+        accepted = await fill(api)
+        assert len(accepted) > 20
+        assert logs(tmp_path) == [f"{0:020}.log"]
+        assert (await api.get("/ping")).text.endswith("No space left on device")
+        await api.tcp.subscribe("t", "c", 5)
+        await finish(api.tcp, accepted)
+        await until_well(api)
+        assert logs(tmp_path) == [f"{len(accepted):020}.log"]
+        assert (tmp_path / "d" / "spare-room").exists()
+    async with running_broker(tmp_path / "d", files=files) as bound, connected(bound.tcp_address) as client:
+        await client.publish("t", b"next")
+        await client.subscribe("t", "c", 1)
+        assert (await client.message()).body == b"next"
+    assert logs(tmp_path) == [f"{len(accepted):020}.log"]
+
+
+async def test_emptying_a_channel_makes_room(tmp_path: Path) -> None:
+    files = small_files(tmp_path)
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api)
+        assert (await api.post("/channel/empty", topic="t", channel="c"))[0] == 200
+        await until_well(api)
+        assert (await api.post("/pub", body=bytes(100_000), topic="t"))[0] == 200
+
+
+async def test_what_is_kept_stays_on_a_full_disk(tmp_path: Path) -> None:
+    files = small_files(tmp_path)
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.send("PUT", "/topic/settings?topic=t", body=b'{"retention_time_ms":-1}')
+        accepted = await fill(api)
+        await api.tcp.subscribe("t", "c", 5)
+        await finish(api.tcp, accepted)
+        await api.tcp.send(b"CLS\n")
+        assert await api.tcp.frame() == (0, b"CLOSE_WAIT")
+        assert (await api.post("/channel/pause", topic="t", channel="c"))[0] == 200  # it is saved
+        assert logs(tmp_path) == [f"{0:020}.log"]
+
+
+async def test_a_broker_starts_on_a_full_disk_without_spare_room(tmp_path: Path) -> None:
+    """As one leaves it that is killed while it uses the room, if others take it: there is no free byte."""
+    files = small_files(tmp_path)
+    bodies = [b"%d" % number for number in range(3)]
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.publish("t", *bodies)
+    size = files.disk_bytes
+    files.unlink(tmp_path / "d" / "spare-room")
+    files.disk_bytes -= files.free_bytes
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        status, text = await api.post("/pub", body=b"refused", topic="t")
+        assert status == 503
+        assert text.endswith(f": messages are refused until 1048576 bytes are free: {FULL}")
+        answer = await api.get("/ping")
+        assert (answer.status_code, answer.text[:6]) == (500, "NOK - ")
+        assert (await api.post("/pub", body=b"x", topic="t#ephemeral"))[0] == 503  # no message id is reserved
+        await api.tcp.subscribe("t", "c", 5)
+        await finish(api.tcp, bodies)
+        files.disk_bytes = size
+        await until_well(api)
+        assert (await api.post("/pub", body=b"x", topic="t#ephemeral"))[0] == 200
+        await api.tcp.publish("t", b"accepted")
+        await finish(api.tcp, [b"accepted"])
+
+
+async def test_what_a_power_cut_took_is_saved_before_its_sequences_are_used_again(tmp_path: Path) -> None:
+    """With a state that is ahead of the log, and a disk that is too full to save another."""
+    files = small_files(tmp_path)
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("t", b"lost")
+        await api.tcp.subscribe("t", "c", 1)
+        await finish(api.tcp, [b"lost"])
+    (log,) = (tmp_path / "d" / "topics" / "t.topic").glob("*.log")
+    os.truncate(log, 32)
+    size = files.disk_bytes
+    files.unlink(tmp_path / "d" / "spare-room")
+    files.disk_bytes -= files.free_bytes
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        assert (await api.post("/pub", body=b"refused", topic="t"))[0] == 503
+        files.disk_bytes = size
+        await until_well(api)
+        await api.tcp.publish("t", b"accepted")
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", 5)
+        await finish(client, [b"accepted"])
+        await client.nothing_more()
+
+
+async def test_a_new_topic_does_not_take_what_others_need(tmp_path: Path) -> None:
+    files = small_files(tmp_path)
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.post("/topic/create", topic="t")
+        files.unlink(tmp_path / "d" / "spare-room")
+        files.disk_bytes -= files.free_bytes - SPARE_BYTES // 2
+    async with running_api(tmp_path / "d", files=files) as api:
+        status, text = await api.post("/topic/create", topic="new")
+        assert (status, text[-23:]) == (503, FULL)
+        assert (await api.post("/channel/create", topic="t", channel="c"))[0] == 200

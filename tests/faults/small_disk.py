@@ -1,0 +1,249 @@
+"""Small disks, to be filled; and clients that fill them, with a ledger of what the broker told them.
+
+`python -m faults.small_disk DATA_PATH BYTES ADDRESSES OPTIONS`: a broker on a disk of that size that is made up, and so
+needs no root: operations fail as on a full one. OPTIONS, of `BrokerOptions`, are a JSON object. The broker's addresses
+go to the file ADDRESSES; then it prints "ready".
+"""
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from struct import pack, unpack_from
+from subprocess import run
+from threading import Lock
+
+import pytest
+import trio
+
+from broker.support import mpub
+from faults.load import Gone, connection
+from log.support import HastyFiles
+from trio_nsq.broker import BrokerOptions, serve
+
+_BLOCK_BYTES = 4096
+_MOUNT_S = 30.0
+_PAUSE_S = 0.002
+"""A publisher that was refused tries again after this time."""
+
+
+@contextmanager
+def small_disk(folder: Path, size: str, kind: str = "tmpfs") -> Iterator[None]:
+    """Mount a file system of that kind, `tmpfs` or `ext4`; skip the test where that is not allowed, in CI too."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    image = folder.with_name(f"{folder.name}.image")
+    if kind != "tmpfs":
+        _or_skip(["truncate", f"--size={size}", image])
+        _or_skip([f"mkfs.{kind}", "-q", image])
+        options = ["-o", "loop", str(image)]
+    _or_skip(["mount", *options, folder])
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _MOUNT_S
+        while run(["umount", folder], check=False, capture_output=True).returncode:
+            assert time.monotonic() < deadline, f"{folder} stays in use"
+            time.sleep(0.1)  # a broker that was killed may still be ending
+        image.unlink(missing_ok=True)
+
+
+def _or_skip(command: Sequence[str | Path]) -> None:
+    try:
+        done = run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as exc:
+        pytest.skip(f"a small file system cannot be made here: {exc}")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+
+
+class SmallFiles(HastyFiles):
+    """Real files in one folder, on a disk of so many bytes: what finds no room fails as on a full one.
+
+    Attributes:
+        disk_bytes: Bytes of the disk; it may be changed.
+    """
+
+    def __init__(self, folder: Path, disk_bytes: int) -> None:
+        self.disk_bytes = disk_bytes
+        self._lock = Lock()
+        self._blocks = {
+            path.stat().st_ino: self._blocks_of(path.stat().st_size) for path in folder.rglob("*")
+        }
+
+    @staticmethod
+    def _blocks_of(size: int) -> int:
+        return -(-size // _BLOCK_BYTES)
+
+    @property
+    def free_bytes(self) -> int:
+        """What no file has taken."""
+        return self.disk_bytes - sum(self._blocks.values()) * _BLOCK_BYTES
+
+    def _grow(self, fd: int, size: int) -> bool:
+        """Take room for a file of this size; False if there is not enough."""
+        inode = os.fstat(fd).st_ino
+        blocks = max(self._blocks.get(inode, 0), self._blocks_of(size))
+        if (blocks - self._blocks.get(inode, 0)) * _BLOCK_BYTES > self.free_bytes:
+            return False
+        self._blocks[inode] = blocks
+        return True
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        data = b"".join(parts)
+        with self._lock:
+            while not self._grow(fd, offset + len(data)):
+                data = data[: len(data) // 2]  # a part is written
+            super().write(fd, offset, [data])
+        if len(data) < sum(map(len, parts)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def allocate(self, fd: int, size: int) -> None:
+        with self._lock:
+            if not self._grow(fd, size):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().allocate(fd, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        with self._lock:
+            super().truncate(fd, size)
+            self._blocks[os.fstat(fd).st_ino] = self._blocks_of(size)
+
+    def create_or_empty(self, path: Path) -> int:
+        with self._lock:
+            fd = super().create_or_empty(path)
+            self._blocks[os.fstat(fd).st_ino] = 0
+            return fd
+
+    def create_folder(self, path: Path) -> None:
+        with self._lock:
+            if self.free_bytes < _BLOCK_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().create_folder(path)
+            self._blocks[path.stat().st_ino] = 1
+
+    def rename(self, path: Path, to: Path) -> None:
+        with self._lock:
+            replaced = to.stat() if to.exists() else None
+            super().rename(path, to)
+            if replaced is not None:
+                self._lose_name(replaced)
+
+    def unlink(self, path: Path) -> None:
+        with self._lock:
+            unlinked = path.stat()
+            super().unlink(path)
+            self._lose_name(unlinked)
+
+    def _lose_name(self, file: os.stat_result) -> None:
+        if file.st_nlink == 1:
+            self._blocks.pop(file.st_ino, None)
+
+
+class FullDiskLedger:
+    """What publishers were told, and what consumers got, by number. Every attempt to publish has new numbers.
+
+    Attributes:
+        acknowledged, refused: What the publishers were told. Messages in neither may or may not be there.
+        received: What came, from each channel.
+        refusals: The texts of the refusals.
+    """
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[int, str] = {}
+        self.refused: set[int] = set()
+        self.received: dict[tuple[str, str], set[int]] = {}
+        self.refusals: set[bytes] = set()
+        self._next = 0
+
+    def number(self) -> int:
+        """A number that was never used."""
+        self._next += 1
+        return self._next
+
+    def judge(self) -> list[str]:
+        """What is wrong, once all channels are empty and no publisher is left."""
+        wrong = []
+        for (topic, channel), received in self.received.items():
+            due = {number for number, where in self.acknowledged.items() if where == topic}
+            if lost := due - received:
+                wrong.append(
+                    f"{topic}/{channel}: {len(lost)} acknowledged messages are lost, such as {min(lost)}"
+                )
+            if made_up := received & self.refused:
+                wrong.append(
+                    f"{topic}/{channel}: {len(made_up)} refused messages came, such as {min(made_up)}"
+                )
+        return wrong
+
+
+async def publish_for_ever(
+    address: Callable[[], str], ledger: FullDiskLedger, topic: str, body_bytes: int, messages: int
+) -> None:
+    """Publish batches of so many messages, and never stop trying; runs until cancelled."""
+    while True:
+        try:
+            async with connection(address()) as client:
+                while True:
+                    numbers = [ledger.number() for _ in range(messages)]
+                    bodies = [pack(">Q", number) + bytes(body_bytes) for number in numbers]
+                    await client.send(mpub(topic, *bodies))
+                    (frame,) = await client.frames()
+                    if frame == (0, b"OK"):
+                        ledger.acknowledged.update(dict.fromkeys(numbers, topic))
+                    else:
+                        ledger.refused.update(numbers)
+                        ledger.refusals.add(frame[1])
+                        await trio.sleep(_PAUSE_S)
+        except Gone:
+            await trio.sleep(0.01)
+
+
+async def consume_for_ever(
+    address: Callable[[], str], ledger: FullDiskLedger, topic: str, channel: str
+) -> None:
+    """Finish all that comes from a channel; runs until cancelled."""
+    received = ledger.received.setdefault((topic, channel), set())
+    while True:
+        try:
+            async with connection(address()) as client:
+                await client.send(b"SUB %s %s\nRDY 200\n" % (topic.encode(), channel.encode()))
+                while True:
+                    for frame_type, data in await client.frames():
+                        if frame_type == 2:
+                            received.add(unpack_from(">Q", data, 26)[0])
+                            await client.send(b"FIN %s\n" % data[10:26])
+        except Gone:
+            await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def meanwhile(*tasks: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run tasks while the block runs."""
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(task)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def main(data_path: Path, size: int, addresses: Path, options: str) -> None:
+    """Run a broker until it is killed."""
+    made = BrokerOptions(
+        data_path=data_path, tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", **json.loads(options)
+    )
+    async with trio.open_nursery() as nursery:
+        files = SmallFiles(data_path, size)
+        bound = await nursery.start(lambda task_status: serve(made, files=files, task_status=task_status))
+        addresses.write_text(json.dumps([bound.tcp_address, bound.http_address]))
+        print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
