@@ -36,6 +36,7 @@ from .state.seeking import Move
 from .state.topic import Checkpoint, Topic
 from .storage.data_folder import ID_RESERVE, DataFolder
 from .storage.saver import Saver
+from .tcp.bodies import Bodies
 from .tcp.connection import Connection
 from .tcp.poller import Poller
 
@@ -83,6 +84,7 @@ class Server:
         lookup: Keeps the broker registered there; None until it listens.
         tls_context: For clients' sessions; None: no TLS.
         auth_client: Asks who may do what; None: everybody may do everything.
+        bodies: Room for large bodies that clients have begun to send.
         parsing: Held while something large that a client sent is decoded on the event loop.
     """
 
@@ -121,6 +123,7 @@ class Server:
         self._precreating: dict[Topic, trio.Event] = {}
         self._stopping = False
         self.parsing = trio.Lock()
+        self.bodies = Bodies()
         self._deserted = trio.Event()  # set while there is no connection
         self._deserted.set()
         self.broker = Broker(options, self._make_log)

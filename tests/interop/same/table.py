@@ -35,6 +35,7 @@ NOT_BY_SCRIPT = {
     "config-secret": "tests/broker/test_http_config.py",
     "max-connections": "tests/broker/test_limits.py",
     "max-topics": "tests/broker/test_limits.py",
+    "body-room": "tests/broker/test_bodies.py",
     "unix-stale": "tests/broker/test_listening.py",
     "unix-path": "tests/broker/test_listening.py",
     "http-log": "tests/broker/test_http_log.py",

@@ -133,6 +133,7 @@ class Connection:
         self._next: Command | CommandError | None = None  # what was read, and comes after them
         self._submitting = self._storing = False
         self._stored = trio.Event()  # for the task, if it has the client
+        self._takes_room = False  # of the server's bodies, or waits for it
         self._scope = trio.CancelScope()
 
     @property
@@ -167,6 +168,7 @@ class Connection:
         finally:
             self.wire.say_goodbye()
             self.outbox.abandon()
+            self.server.bodies.leave(self)
             try:
                 self._leave_channel()
             finally:
@@ -201,6 +203,8 @@ class Connection:
         while not self.outbox.broken:
             if self.wire.ended:
                 return b""
+            if not self._has_room():
+                await self.server.bodies.wait(self, self._reader.missing_bytes)
             if self._unread:
                 try:
                     return self._receive_now()
@@ -347,10 +351,18 @@ class Connection:
     def _leave_alone(self) -> None:
         """All that was read is obeyed."""
         self._flush_answers()
-        if self.outbox.congested:
+        if self.outbox.congested or not self._has_room():
             self._hand_over(None)
         else:
             self._rest()
+
+    def _has_room(self) -> bool:
+        """Whether the rest of a large body may come; of one that is whole now the room is given back."""
+        missing = self._reader.missing_bytes
+        if not missing and not self._takes_room:
+            return True
+        self._takes_room = missing > 0
+        return self.server.bodies.admit(self, missing)
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
