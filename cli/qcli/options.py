@@ -27,24 +27,36 @@ WORK = "Who does the work"
 MAY_BE_SEVERAL = "Several: with commas, or given several times."
 
 
-def tcp_address(text: str, *, checked: bool = True) -> Callable[[_F], _F]:
-    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`.
-
-    Args:
-        text: Its help.
-        checked: Whether one that is none is refused at once; if not, and it turns out to be needed, see
-            `check_tcp_address`.
-    """
+def tcp_address(text: str) -> Callable[[_F], _F]:
+    """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`, with this help."""
     return option(
         BROKER,
         TCP_OPTION,
-        type=params.tcp_address if checked else str,
+        type=params.tcp_address,
         default=DEFAULT_TCP_ADDRESS,
         envvar=TCP_VARIABLE,
         metavar="HOST:PORT",
         show_default=True,
         show_envvar=True,
         help=text,
+    )
+
+
+def tcp_addresses(text: str) -> Callable[[_F], _F]:
+    """The same, but it may be given several times: a tuple, `nsqd_tcp_addresses`.
+
+    One that is none is not refused before it is needed: see `check_tcp_address`.
+    """
+    return several(
+        BROKER,
+        TCP_OPTION,
+        "nsqd_tcp_addresses",
+        default=(DEFAULT_TCP_ADDRESS,),
+        envvar=TCP_VARIABLE,
+        metavar="HOST:PORT",
+        show_default=True,
+        show_envvar=True,
+        help=f"{text} {MAY_BE_SEVERAL}",
     )
 
 

@@ -14,15 +14,16 @@ from .connecting import Connecting, refuse_plain_http, tcp_connection
 from .errors import leaves, no_lookupd, not_connected
 from .exit_codes import ExitCode
 from .options import (
+    HTTP_OPTION,
     LOOKUPD_OPTION,
     TCP_OPTION,
     check_tcp_address,
     chosen_lookupds,
-    http_address,
+    http_addresses,
     lookupd_addresses,
-    tcp_address,
+    tcp_addresses,
 )
-from .output import RawOutput, quiet_library
+from .output import RawOutput, hear_library, quiet_library
 from .params import Source, delimiter, positive_duration, source, without_scheme
 from .positions import NOTE as POSITIONS
 from .positions import check_range, from_option, to_option
@@ -42,7 +43,7 @@ class _Request:
     """The command line."""
 
     sources: tuple[Source, ...]
-    address: str
+    addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]
     count: int | None
     form: str
@@ -52,7 +53,7 @@ class _Request:
     idle_timeout_ms: int | None
     first: str | None
     end: str | None
-    http_address: str
+    http_addresses: tuple[str, ...]
     take_backlog: bool
 
 
@@ -116,13 +117,13 @@ class _Request:
     type=source,
     shell_complete=complete_source,
 )
-@tcp_address("The broker to connect to.", checked=False)
+@tcp_addresses("The brokers to connect to.")
 @lookupd_addresses(
     "An nsqlookupd that names the brokers instead, also those that come later: it is asked once a minute, and "
     "while nobody has the topic after 1, 2, 4, ... seconds."
 )
-@http_address(
-    "The broker's HTTP address, for --from and --to, for names to be completed, and to ask an nsqd for channels."
+@http_addresses(
+    "The brokers' HTTP addresses, for --from and --to, for names to be completed, and to ask an nsqd for channels."
 )
 @from_option(HISTORY, "Begin with the message of this sequence, or with those published at this time.")
 @tcp_connection
@@ -174,9 +175,9 @@ class _Request:
 )
 def command(
     sources: tuple[Source, ...],
-    nsqd_tcp_address: str,
+    nsqd_tcp_addresses: tuple[str, ...],
     lookupd_addresses: tuple[str, ...],
-    nsqd_http_address: str,
+    nsqd_http_addresses: tuple[str, ...],
     form: str,
     separator: bytes,
     null: bool,
@@ -200,10 +201,10 @@ def command(
         raise click.UsageError("--null and --delimiter exclude each other.")
     if form == "json" and (null or separator != b"\n"):
         raise click.UsageError("--null and --delimiter are for --format raw; JSON is one object per line.")
-    lookupds = chosen_lookupds(lookupd_addresses, "nsqd_tcp_address")
+    lookupds = chosen_lookupds(lookupd_addresses, "nsqd_tcp_addresses")
     request = _Request(
         sources,
-        nsqd_tcp_address,
+        nsqd_tcp_addresses,
         lookupds,
         count,
         form,
@@ -213,12 +214,13 @@ def command(
         idle_timeout_ms,
         first,
         end,
-        nsqd_http_address,
+        nsqd_http_addresses,
         take_backlog,
     )
     if first is None and end is None:
         if not lookupds:
-            check_tcp_address(nsqd_tcp_address)
+            for address in nsqd_tcp_addresses:
+                check_tcp_address(address)
         return trio.run(_tail, request)
     _check_history(request, click.get_current_context())
     return trio.run(_tail_log, request)
@@ -227,7 +229,9 @@ def command(
 def _check_history(request: _Request, ctx: click.Context) -> None:
     """Raises UsageError for what does not go with a log."""
     check_range(request.first, request.end)
-    refuse_plain_http(request.http_address)
+    if len(request.http_addresses) > 1:
+        raise click.UsageError(f"--from and --to read the log of one broker: name one with {HTTP_OPTION}.")
+    refuse_plain_http(request.http_addresses[0])
     if ctx.get_parameter_source("lookupd_addresses") is click.core.ParameterSource.COMMANDLINE:
         raise click.UsageError(
             f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
@@ -250,7 +254,10 @@ async def _tail(request: _Request) -> ExitCode:
     from .signals import watch_signals
     from .tailing import Tail, json_renderer, raw_renderer
 
-    quiet_library()
+    if len(request.addresses) > 1 and not request.lookupd_addresses:
+        hear_library()  # others go on while one of them is away
+    else:
+        quiet_library()
     connecting = Connecting.of_command().options()
     consumers = []
     for each in request.sources:
@@ -258,7 +265,7 @@ async def _tail(request: _Request) -> ExitCode:
         consumer = Consumer(
             each.topic,
             channel,
-            nsqd_tcp_addresses=[] if request.lookupd_addresses else [request.address],
+            nsqd_tcp_addresses=[] if request.lookupd_addresses else request.addresses,
             lookupd_http_addresses=request.lookupd_addresses,
             max_in_flight=request.max_in_flight,
             private_channel=each.channel is None,
@@ -269,7 +276,7 @@ async def _tail(request: _Request) -> ExitCode:
         consumer.without_private_channels = SharedChannel(
             each.topic,
             channel,
-            http_addresses=[request.http_address],
+            http_addresses=list(request.http_addresses),
             lookupd_addresses=request.lookupd_addresses,
             take_backlog=request.take_backlog,
         ).check
@@ -292,7 +299,7 @@ async def _tail(request: _Request) -> ExitCode:
         assert isinstance(error, ConnectionFailed)
         if request.lookupd_addresses:
             raise no_lookupd(error.address, error.reason) from None
-        raise not_connected(request.address, TCP_OPTION, error) from None
+        raise not_connected(error.address, TCP_OPTION, error) from None
     return tail.stopped or ExitCode.OK
 
 
@@ -306,12 +313,13 @@ async def _tail_log(request: _Request) -> ExitCode:
     from .tail_log import LogTail, json_log_renderer, raw_log_renderer
 
     quiet_library()
-    tls = Connecting.of_command().https_context(request.http_address)
+    (address,) = request.http_addresses
+    tls = Connecting.of_command().https_context(address)
     readers = [
         (
             each.topic,
             TopicReader(
-                without_scheme(request.http_address),
+                without_scheme(address),
                 each.topic,
                 tls=tls,
                 start=request.first or "earliest",
@@ -331,7 +339,7 @@ async def _tail_log(request: _Request) -> ExitCode:
         idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
         first=request.first,
     )
-    with reading_errors(request.http_address):
+    with reading_errors(address):
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, tail.stop)
             await tail.run(readers)

@@ -113,6 +113,30 @@ def test_what_is_read_comes_from_all(both: Both, broker: Broker, other: Broker, 
     assert [f"{topic}.here"] in listed
 
 
+def test_tail_receives_from_all(qcli: Cli, broker: Broker, other: Broker, topic: str) -> None:
+    for each, body in ((broker, b"here"), (other, b"there")):
+        each.create(topic, "c")
+        each.post("/pub", body, topic=topic)
+    addresses = ["--nsqd-tcp-address", broker.tcp_address, "--nsqd-tcp-address", other.tcp_address]
+    received = qcli("tail", f"{topic}/c", "-n", "2", *addresses)
+    assert (received.code, sorted(received.out.split())) == (0, [b"here", b"there"])
+    several = f"{broker.http_address},{other.http_address}"
+    refused = qcli("tail", topic, "--from", "earliest", "--nsqd-http-address", several)
+    assert (refused.code, "read the log of one broker" in refused.err) == (ExitCode.USAGE, True)
+    none = qcli("tail", f"{topic}/c", "--nsqd-tcp-address", "127.0.0.1:1,127.0.0.2:1")
+    assert none.code == ExitCode.UNREACHABLE
+    assert "127.0.0.1:1" in none.err
+    assert "127.0.0.2:1" in none.err
+
+
+def test_tail_says_which_broker_is_away(qcli: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    broker.post("/pub", b"here", topic=topic)
+    received = qcli("tail", f"{topic}/c", "-n", "1", f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1")
+    assert (received.code, received.out) == (0, b"here\n")
+    assert "127.0.0.1:1" in received.err
+
+
 @only_ours
 def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     for each, body in ((broker, b"a"), (other, b"b"), (broker, b"c")):
