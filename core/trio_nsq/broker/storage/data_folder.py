@@ -268,21 +268,27 @@ class DataFolder:
             for each in (linked, previous):
                 if each.exists():
                     self.files.unlink(each)
-        try:
-            self.spare_room.replace(path, encode_checked(content))
-        except OSError as exc:
-            if kept:
-                self._remove(linked)
-            if not kept or not is_disk_full(exc) or not self._remove(previous):
+        content = encode_checked(content)
+        self.spare_room.make_fit(len(content))
+
+        def replace() -> None:
+            try:
+                self.files.replace(path, content)
+            except OSError as exc:
+                if kept:
+                    self._remove(linked)
+                    if is_disk_full(
+                        exc
+                    ):  # the spare room, which lets the disk become empty, is worth more than a copy
+                        self._remove(previous)
                 raise
-            # A second copy is worth less than the state, without which a full disk stays full.
-            self.spare_room.replace(path, encode_checked(content))
-            return
+
+        self.spare_room.use(replace)
         if kept:
             try:
                 self.files.rename(linked, previous)
             except OSError:
-                pass  # the state is saved; the next time keeps it
+                pass  # the state is saved; there is no copy, or the next time keeps it
 
     def _link(self, path: Path, to: Path) -> bool:
         """Give a file a second name, instead of whatever has that; False if there is no file, or it cannot be done."""

@@ -117,10 +117,10 @@ class SpareRoom:
 
     def replace(self, path: Path, content: bytes) -> None:
         """As `Files.replace`, in the spare room if there is no other. Raises OSError."""
-        self._make_fit(len(content))
+        self.make_fit(len(content))
         self.use(lambda: self._files.replace(path, content))
 
-    def _make_fit(self, size: int) -> None:
+    def make_fit(self, size: int) -> None:
         """Have room for a second file of this size, and more: it takes that to replace one."""
         if size + SPARE_BYTES // 2 > self._size:
             with self._using:
