@@ -1,7 +1,6 @@
 """Fixtures for all tests."""
 
 import logging
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import pytest
 import trio.testing
 from hypothesis import HealthCheck, settings
 
-from trio_nsq.broker.commit_threads import CommitThreads
+from broker.support import waits_for_commits
 
 # The examples are the same each time, however long one takes. `make soak` draws others, by the seed that it prints.
 settings.register_profile(
@@ -43,14 +42,7 @@ def _logging_is_put_back() -> Iterator[None]:
 def _works(thread: threading.Thread) -> bool:
     """Whether it is one of trio's that has something to do."""
     # They are named so while they run a function: see trio.to_thread.run_sync.
-    if " from " not in thread.name:
-        return False
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code is CommitThreads._wait_for_queue.__code__:
-            return bool(frame.f_locals["self"]._queue)
-        frame = frame.f_back
-    return True
+    return " from " in thread.name and not waits_for_commits(thread)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import trio
 import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
+from trio_nsq.broker.commit_threads import CommitThreads
 from trio_nsq.log import Files
 
 PATIENCE_S = 20
@@ -191,6 +193,29 @@ async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[Ra
 async def settle() -> None:
     """Let every task run until all of them wait for a socket, a thread or for time."""
     await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+def waits_for_commits(thread: threading.Thread) -> bool:
+    """Whether it is one that stores what is published, and has nothing to do."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code is CommitThreads._wait_for_queue.__code__:
+            return not frame.f_locals["self"]._queue
+        frame = frame.f_back
+    return False
+
+
+async def threads_done() -> None:
+    """Let every task run until all of them wait, and none of them for a thread that has something to do."""
+
+    def are_done() -> bool:
+        idle = sum(map(waits_for_commits, threading.enumerate()))
+        return trio.testing.active_thread_count() <= idle
+
+    await settle()
+    while not are_done():
+        await until(are_done)
+        await settle()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import trio
 import trio.testing
 
-from broker.support import RawClient, connected, dpub, mpub, pub, settle
+from broker.support import RawClient, connected, dpub, mpub, pub, settle, threads_done
 from faults.ledger import ChannelName, Drop, Published, body_of
 from trio_nsq.broker import BoundAddresses
 
@@ -503,6 +503,7 @@ async def _receive(
     await client.subscribe(*name, ready_count=2500)
     silent = 0
     while silent < 2:  # the first answer may come before the messages
+        await threads_done()  # which read them
         await client.send(b"TOUCH %s\n" % bytes(16).hex().encode()[:16])
         silent += 1
         while (frame := await client.frame()) is not None and frame[0] == 2:

@@ -7,7 +7,7 @@ letters since the last that are known to be out of their channels' saved states:
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -17,11 +17,13 @@ from ..protocol import pack_messages
 from .errors import PublishRefused, SaveError
 from .publication import Publication
 from .state.aside import Aside
+from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.note import Origin, Reason, note_of_dead_letters, origins
 from .state.settings import SettingsError
 from .state.topic import Topic
+from .state.wanted import Wanted
 
 if TYPE_CHECKING:
     from .server import Server
@@ -85,7 +87,12 @@ class DeadLetterMover:
         topic_name = channel.settings.dead_letter_topic
         taken = channel.take_given_up(_AT_ONCE)
         try:
-            letters, gone = _read(channel, taken)
+            batches, error = await self._batches(channel.topic, taken)
+            if not self._server.serves_channel(channel):
+                raise PublishRefused(EXITING)
+            letters, gone = _read(channel, taken, batches)
+            if error is not None and not letters and not gone:
+                raise error
             if letters:
                 note = note_of_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
@@ -104,6 +111,18 @@ class DeadLetterMover:
         if letters:
             self._note_buried(channel.topic, topic_name, note)
         return ""
+
+    async def _batches(
+        self, topic: Topic, messages: Sequence[Aside]
+    ) -> tuple[dict[int, Batch | None], LogReadError | None]:
+        """The batches that hold these messages; without those that are to be read another time, or cannot be."""
+        batches = {each.sequence: each.held or topic.in_memory(each.sequence) for each in messages}
+        missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
+        if not missing:
+            return batches, None
+        found = await self._server.cold_reads.call(lambda: topic.read(Wanted(None, missing)))
+        known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
+        return known | found.again, found.error
 
     def _put_back(self, channel: Channel, messages: Iterable[Aside]) -> None:
         channel.put_back(messages)
@@ -137,26 +156,20 @@ async def store_durably(server: "Server", topic_name: str, publication: Publicat
 
 
 def _read(
-    channel: Channel, messages: Iterable[Aside]
+    channel: Channel, messages: Iterable[Aside], batches: Mapping[int, Batch | None]
 ) -> tuple[list[tuple[Aside, Origin, bytes]], list[Aside]]:
     """The first of these messages with all that is known of them, not too many bytes, and those that are damaged.
 
-    Those that cannot be read now do not keep others from being moved.
-
-    Raises:
-        LogReadError: None of them could be read.
+    Those without a batch, which could not be read now, do not keep others from being moved.
     """
     topic = channel.topic
     letters: list[tuple[Aside, Origin, bytes]] = []
     gone: list[Aside] = []
     size = 0
-    error: LogReadError | None = None
     for message in messages:
-        try:
-            batch = message.held or topic.batch_holding(message.sequence)
-        except LogReadError as exc:
-            error = exc
+        if message.sequence not in batches:
             continue
+        batch = batches[message.sequence]
         if batch is None:
             gone.append(message)  # and reported by the log
             continue
@@ -175,8 +188,6 @@ def _read(
             message.reason or Reason.REQUEUED,
         )
         letters.append((message, origin, body))
-    if error is not None and not letters and not gone:
-        raise error
     return letters, gone
 
 

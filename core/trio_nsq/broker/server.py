@@ -14,9 +14,10 @@ from weakref import WeakKeyDictionary
 import trio
 
 from .._version import __version__
-from ..log import DiskLog, Log, LogError, MemoryLog, is_disk_full
+from ..log import DiskLog, Log, LogError, MemoryLog, ReadWouldWaitError, is_disk_full
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
+from .cold_reads import ColdReads
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
 from .errors import DeletedError, LimitReached, PublishRefused, SaveError, StartupError
 from .figures.process import ProcessFigures
@@ -78,6 +79,7 @@ class Server:
         process: What the process itself uses.
         clock_s: trio's clock, without the steps that `trio.current_time` takes to find it.
         poller: Hears what clients send.
+        cold_reads: For channels that deliver what lies on disk only.
         readers: For those who read topics' logs from outside.
         node_id: The first ten bits of every message id.
         nsqlookupd_tcp_addresses: Those in use now; `set_nsqlookupd_tcp_addresses` changes them.
@@ -127,6 +129,7 @@ class Server:
         self._deserted = trio.Event()  # set while there is no connection
         self._deserted.set()
         self.broker = Broker(options, self._make_log)
+        self.broker.waits_for_disk = False
         folder.spare_room.start()
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = self._first_ids()
@@ -142,6 +145,7 @@ class Server:
             self.publisher.begin_round, self._end_round, lambda: self.publisher.is_busy, self._idle
         )
         self.readers = Readers(self.serves)
+        self.cold_reads = ColdReads(nursery, self.serves_channel, self.pump, self._note_unreadable)
         self._saver = Saver(self.broker, folder, ids, time.time_ns, self.publisher.roll, self.publisher.sync)
         self._dead_letters = DeadLetterMover(self, nursery)
         self._loader = TopicLoader(self.broker, folder, self._make_log, self._loaded, lambda: self._stopping)
@@ -339,15 +343,18 @@ class Server:
         now_ns = self.now_ns()
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
         sent = 0
+        over_s = time.perf_counter() + _TURN_S
         while channel.can_deliver:
-            if sent >= _GRANTS_PER_TURN:
+            if sent >= _GRANTS_PER_TURN or time.perf_counter() > over_s:
                 self._line_up(channel)
                 break
             try:
                 grants = channel.dispatch(now_ns, time.time_ns() - now_ns)
+            except ReadWouldWaitError:
+                self.cold_reads.begin(channel)
+                break
             except LogError as exc:
                 self._note_unreadable(channel, exc)
-                self.watch(channel, now_ns + _READ_AGAIN_NS)
                 break
             if not grants:
                 if channel.stopped_short:
@@ -368,7 +375,8 @@ class Server:
             self.watch(channel, now_ns + timeout_ns)
 
     def _note_unreadable(self, channel: Channel, error: LogError) -> None:
-        """Say once that a channel cannot read its messages, not each time that it tries again."""
+        """Have a channel try again to read its messages, and say once that it cannot, not each time."""
+        self.watch(channel, self.now_ns() + _READ_AGAIN_NS)
         deleted = channel.topic.name in self._deleting  # its files have another name by now
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)

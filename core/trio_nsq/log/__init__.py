@@ -5,7 +5,14 @@ The order of effects is the caller's contract: `append(..., sync=True)` returns,
 """
 
 from .disk import DiskLog
-from .errors import LogError, LogReadError, LogWriteError, NotASegmentError, is_disk_full
+from .errors import (
+    LogError,
+    LogReadError,
+    LogWriteError,
+    NotASegmentError,
+    ReadWouldWaitError,
+    is_disk_full,
+)
 from .files import Files
 from .interface import Log
 from .memory import MemoryLog
@@ -22,6 +29,7 @@ __all__ = [
     "MemoryLog",
     "NotASegmentError",
     "OpenFiles",
+    "ReadWouldWaitError",
     "RecordBatch",
     "RecordHeader",
     "is_disk_full",

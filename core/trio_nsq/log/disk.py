@@ -14,7 +14,7 @@ from ..protocol import pack_messages
 from .errors import LogReadError, LogWriteError
 from .files import Files, temporary_of
 from .index import SUFFIX as INDEX_SUFFIX
-from .interface import READ_BYTES, LogFileFacts, check_order
+from .interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
 from .open_files import OpenFiles, reasonable_limit
 from .records import RawRecord, RecordBatch, RecordHeader
 from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
@@ -198,6 +198,15 @@ class DiskLog:
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         return self._read(sequence, max_bytes, Segment.read)
 
+    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        return self._read(sequence, max_bytes, Segment.read_now, Segment.locate_now)
+
+    def read_soon(self, sequence: int) -> None:
+        base, offset = self._hints.get(sequence, (-1, 0))
+        segment = self._segment_holding(sequence)
+        if segment is not None and segment.base_sequence == base:
+            segment.read_soon(offset, READ_SOON_BYTES)
+
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
         return self._read(sequence, max_bytes, Segment.read_raw)
 
@@ -206,17 +215,19 @@ class DiskLog:
         sequence: int,
         max_bytes: int,
         read: Callable[[Segment, int, int, int], tuple[list[_Record], int]],
+        locate: Callable[[Segment, int], int] = Segment.locate,
     ) -> list[_Record]:
         while True:
             segment = self._segment_holding(sequence)
             if segment is None:
                 return []
             sequence = max(sequence, segment.base_sequence)
-            base, offset = self._hints.pop(sequence, (-1, 0))
+            base, offset = self._hints.get(sequence, (-1, 0))
             if base != segment.base_sequence:
-                offset = segment.locate(sequence)
+                offset = locate(segment, sequence)
             following = segment.next_sequence
             records, offset = read(segment, sequence, offset, max_bytes)
+            self._hints.pop(sequence, None)
             if records:
                 self._remember(records[-1].next_sequence, segment, offset)
                 return records

@@ -1,6 +1,6 @@
 """What can go wrong with a log. All derive from `NSQError` and name the file."""
 
-from errno import EDQUOT, ENOSPC
+from errno import EAGAIN, EDQUOT, ENOSPC
 from pathlib import Path
 
 from ..protocol.errors import NSQError
@@ -29,6 +29,13 @@ class LogReadError(LogError):
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(f"cannot read {path}: {cause.strerror or cause}")
         self.path = path
+
+
+class ReadWouldWaitError(LogReadError):
+    """What was to be read is not in memory, and the caller does not wait for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, BlockingIOError(EAGAIN, "it is not in memory"))
 
 
 class NotASegmentError(LogError):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+_KEPT_BYTES = 1024 * 1024
 _making_folders = threading.Lock()
 """Else a thread could take a folder for durable that another has made but not synced, and loses again if it can't."""
 
@@ -18,6 +20,8 @@ def temporary_of(path: Path) -> Path:
 
 class Files:
     """The real file system. Every method raises OSError as the operating system does."""
+
+    _buffer = bytearray()  # what `read_now` reads into: to make a new one takes as long as to read
 
     def create(self, path: Path) -> int:
         """Make a new file, private to the user, and open it for reading and writing; it must not exist."""
@@ -50,6 +54,31 @@ class Files:
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset` on; fewer at the end of the file."""
         return os.pread(fd, size, offset)
+
+    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
+        """The same without waiting for the disk, as much as the machine has in memory. For one thread only.
+
+        Returns:
+            None if the first byte is not in memory, cannot be read, or the file system cannot tell.
+        """
+        if _NOWAIT is None:
+            return None
+        buffer = self._buffer
+        if len(buffer) < size:
+            buffer = bytearray(size)
+            if size <= _KEPT_BYTES:
+                self._buffer = buffer
+        room = memoryview(buffer)[:size]
+        try:
+            count = os.preadv(fd, [room], offset, _NOWAIT)
+        except OSError:
+            return None
+        return bytes(room[:count])
+
+    def read_soon(self, fd: int, size: int, offset: int) -> None:
+        """Let the machine begin to read these bytes into memory."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def size(self, fd: int) -> int:
         """Bytes in the file."""

@@ -7,6 +7,8 @@ from .records import RawRecord, RecordBatch, RecordHeader
 
 READ_BYTES = 256 * 1024
 """How much a reader asks for at a time: large enough that a system call costs little per message."""
+READ_SOON_BYTES = 1024 * 1024
+"""So much is read in advance where a reader has to wait for the disk."""
 
 
 class LogFileFacts(Protocol):
@@ -110,6 +112,19 @@ class Log(Protocol):
         Raises:
             LogReadError: The operating system refused.
         """
+        ...
+
+    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        """The same without waiting for the disk; maybe fewer. Only for the thread that runs the event loop.
+
+        Raises:
+            ReadWouldWaitError: The first of them is not in memory, or it has to be found on the disk.
+            LogReadError: The log was closed.
+        """
+        ...
+
+    def read_soon(self, sequence: int) -> None:
+        """Let the machine begin to read on from `sequence`, where a `read` has just ended, without waiting for it."""
         ...
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:

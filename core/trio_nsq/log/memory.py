@@ -110,6 +110,12 @@ class MemoryLog:
             found.append(batch)
         return found
 
+    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+        return self.read(sequence, max_bytes)
+
+    def read_soon(self, sequence: int) -> None:
+        """Nothing to do."""
+
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
         """As `Log.read_raw`, as though they lay in a file."""
         return [_raw(batch) for batch in self.read(sequence, max_bytes)]

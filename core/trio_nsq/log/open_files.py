@@ -43,6 +43,11 @@ class LogFile:
     def __exit__(self, *exc_info: object) -> None:
         self._open_files.unuse(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `with` finds a descriptor, unless that is closed in the meantime."""
+        return self.fd != _CLOSED
+
     def hold(self, held: bool) -> None:
         """Keep the descriptor, or do so no longer.
 

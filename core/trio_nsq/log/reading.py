@@ -6,6 +6,7 @@ from bisect import bisect_right
 from errno import EIO
 from time import monotonic
 
+from .errors import ReadWouldWaitError
 from .files import Files
 from .open_files import LogFile
 
@@ -58,6 +59,21 @@ class Reader:
             data += more
             for block in [block for block in self._failing if at <= block < at + len(more)]:
                 del self._failing[block]
+        return data
+
+    def read_now(self, size: int, offset: int, needed: int) -> bytes:
+        """As `read`, without waiting for the disk. Raises ReadWouldWaitError."""
+        data = b""
+        while len(data) < max(1, needed):
+            more = None
+            if self._file.is_open and not self._failing and not self._given_up:
+                with self._file as fd:
+                    more = self._files.read_now(fd, size - len(data), offset + len(data))
+            if more is None:
+                raise ReadWouldWaitError(self._file.path)
+            if not more:
+                break
+            data = data + more if data else more
         return data
 
     def _next_given_up(self, offset: int) -> tuple[int, int]:

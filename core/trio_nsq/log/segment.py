@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError, LogWriteError, NotASegmentError
+from .errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
 from .files import Files
 from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
@@ -444,8 +444,22 @@ class Segment:
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
 
+    def _read_now(self, size: int, offset: int, needed: int) -> bytes:
+        size = min(size, self.size - offset)
+        if size <= 0:
+            return b""
+        try:
+            return self._reader.read_now(size, offset, min(needed, size))
+        except OSError as exc:  # it was closed
+            raise LogReadError(self.path, exc) from exc
+
     def _walk(
-        self, offset: int, at_a_time: int, limit: int | None = None
+        self,
+        offset: int,
+        at_a_time: int,
+        limit: int | None = None,
+        *,
+        waits: bool = True,
     ) -> Iterator[tuple[int, RecordHeader, _Window]]:
         """Every record from `offset` on: where it is, its header, and a window to read its payload through.
 
@@ -453,16 +467,19 @@ class Segment:
             offset: Where a record begins, or damage.
             at_a_time: Bytes to read at least.
             limit: The sequence that ends the segment; None is the one known.
+            waits: For the disk. Otherwise it raises ReadWouldWaitError where it would have to, and at damage.
         """
         end = self.size
         if limit is None:
             limit = self.next_sequence
         expected = self.base_sequence
-        window = _Window(self._read, at_a_time)
+        window = _Window(self._read if waits else self._read_now, at_a_time)
         while offset < end:
             at = window.at(offset, HEADER_BYTES)
             header = decode_header(window.data, at, self._seed)
             if header is None or header.next_sequence > limit:
+                if not waits:
+                    raise ReadWouldWaitError(self.path)
                 found = self._find_next(offset, end, expected, limit)
                 if found is None:
                     if limit != _NO_LIMIT:  # recovery cuts it off, and says so
@@ -545,6 +562,12 @@ class Segment:
             offset = self._index.find(sequence)
         return FILE_HEADER_BYTES if offset is None else offset
 
+    def locate_now(self, sequence: int) -> int:
+        """The same without waiting for the disk. Raises ReadWouldWaitError."""
+        if sequence > self.base_sequence and self._index.up_to < self.size:
+            raise ReadWouldWaitError(self.path)  # a thread may be reading the index, or has to
+        return self.locate(sequence)
+
     @property
     def index_path(self) -> Path:
         """Where the index is saved, once the segment is full, if it is worth it."""
@@ -601,6 +624,18 @@ class Segment:
         """
         return self._collect(sequence, offset, max_bytes, _decode)
 
+    def read_now(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RecordBatch], int]:
+        """The same without waiting for the disk. Raises ReadWouldWaitError."""
+        return self._collect(sequence, offset, max_bytes, _decode, waits=False)
+
+    def read_soon(self, offset: int, size: int) -> None:
+        """Let the machine begin to read these bytes into memory; whether it does is not told."""
+        try:
+            with self._file as fd:
+                self._files.read_soon(fd, size, offset)
+        except OSError:
+            pass  # who reads them is told
+
     def read_raw(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RawRecord], int]:
         """The same, as they lie in the file."""
         return self._collect(sequence, offset, max_bytes, self._cut_out)
@@ -613,12 +648,18 @@ class Segment:
         return RawRecord(self.head, header, record) if whole else None
 
     def _collect(
-        self, sequence: int, offset: int, max_bytes: int, take: _Take[_Record]
+        self,
+        sequence: int,
+        offset: int,
+        max_bytes: int,
+        take: _Take[_Record],
+        *,
+        waits: bool = True,
     ) -> tuple[list[_Record], int]:
         found: list[_Record] = []
         room = max_bytes
         try:
-            for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES)):
+            for at, header, window in self._walk(offset, max(max_bytes, _SMALL_WALK_BYTES), waits=waits):
                 if header.next_sequence <= sequence:
                     continue
                 record_bytes = header.record_bytes

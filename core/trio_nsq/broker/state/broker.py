@@ -73,6 +73,7 @@ class Broker:
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
+        waits_for_disk: As of its topics, which are made after it is set.
     """
 
     def __init__(self, options: BrokerOptions, make_log: Callable[[str], Log]) -> None:
@@ -82,6 +83,7 @@ class Broker:
         self.changed: set[str] = set()
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
+        self.waits_for_disk = True
         self._make_log = make_log
         measured = bool(options.e2e_processing_latency_percentiles)
         self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
@@ -112,6 +114,7 @@ class Broker:
         topic = Topic(
             name, log, self.cache, options.mem_queue_size, self._e2e_window_ns, options.topic_defaults
         )
+        topic.waits_for_disk = self.waits_for_disk
         self.topics[name] = topic
         if not topic.ephemeral:
             self.changed.add(name)

@@ -14,9 +14,10 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...log import LogReadError
+from ...log import LogReadError, ReadWouldWaitError
 from ...protocol import is_ephemeral
 from ...protocol.commands import FINISH_LINE_BYTES
 from ...protocol.frames import MESSAGE_FRAME_BYTES
@@ -32,6 +33,7 @@ from .note import Reason
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
+from .wanted import Found, Wanted
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -48,6 +50,8 @@ _REQUEUED_AT_ONCE = 256
 _IDS_LOOKED_AT = 64
 _OWNERS_LOOKED_AT = 8
 """Of so many messages that a client cannot answer for, it is told whether one of so many consumers has them."""
+_READ_AT_ONCE = 64
+"""So many messages are looked up on disk together to be delivered again."""
 _PASSED_AT_ONCE = 256
 """So many records in a row that it is not to deliver are passed over at once, for the same reason."""
 
@@ -118,6 +122,12 @@ class Channel:
         self._capped: list[tuple[int, int, Consumer, bytes]] = []
         self._capped_count = 0
         self._batches: deque[Batch] = deque()  # the one at the cursor, and what was read ahead with it
+        self._again: dict[
+            int, Batch | None
+        ] = {}  # the batches that hold some of `_requeued`; None: it is damaged
+        # A time that was asked for, see `Wanted.since_ns`; and one that is known, with the first sequence from then on.
+        self._since_ns: int | None = None
+        self._since: tuple[int, int] | None = None
         self._paused = False
         self.settings = ChannelSettings()
         self._changes: dict[str, Any] = {}  # settings of its own, by name
@@ -328,6 +338,7 @@ class Channel:
             consumer.in_flight.clear()
             if not self.consumers:
                 self._batches.clear()  # nobody will ask for what was read ahead
+                self._again.clear()
 
     def _note_buffer(self, consumer: Consumer, more: int) -> None:
         self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
@@ -525,6 +536,7 @@ class Channel:
 
         Raises:
             LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
+            ReadWouldWaitError: The next messages have to be read from disk first, see `wanted`. Likewise.
         """
         grants: list[Grant] = []
         self.stopped_short = False
@@ -595,11 +607,15 @@ class Channel:
             looks -= 1
             sequence, attempts, held = self._requeued[0]
             try:
-                batch = self.topic.batch_holding(sequence) if held is None else held
-            except LogReadError:
+                batch = held
+                if held is None:
+                    known = self._again and sequence in self._again
+                    batch = self._again.pop(sequence) if known else self.topic.batch_holding(sequence)
+            except LogReadError as exc:
                 if frames:
                     break
-                self._requeued.rotate(-1)  # the next attempt is another message's
+                if not isinstance(exc, ReadWouldWaitError):
+                    self._requeued.rotate(-1)  # the next attempt is another message's
                 raise
             if batch is None:
                 self._requeued.popleft()  # damaged on disk, and reported by the log
@@ -689,15 +705,56 @@ class Channel:
             return False
         if batch.timestamp_ns(len(batch) - 1) < oldest_ns:
             sequence = batch.next_sequence
-            if (
-                self.timestamp_in_memory(sequence) is None
-            ):  # there may be gigabytes of it: nobody wants to read that
-                sequence = max(sequence, self.topic.first_since(oldest_ns))
+            if self.timestamp_in_memory(sequence) is None:
+                # There may be gigabytes of it: nobody wants to read that.
+                sequence = max(sequence, self._first_since(oldest_ns))
         else:
             first, at = batch.base_sequence, range(len(batch))
             sequence = first + bisect_left(at, oldest_ns, self.cursor - first, key=batch.timestamp_ns)
         self.expired_count += self.pass_over(sequence)
         return True
+
+    def _first_since(self, timestamp_ns: int) -> int:
+        """A sequence before which all was published before this time. Raises LogReadError."""
+        if self.topic.waits_for_disk:
+            return self.topic.first_since(timestamp_ns)
+        if self._since is None or self._since[0] > timestamp_ns:
+            self._since_ns = timestamp_ns
+            raise ReadWouldWaitError(Path(self.topic.name))
+        (_, sequence), self._since = self._since, None
+        return sequence
+
+    def wanted(self) -> Wanted:
+        """What has to be read after `dispatch` has raised ReadWouldWaitError; then `take_read`."""
+        first = islice(self._requeued, _READ_AT_ONCE)
+        in_memory, again = self.topic.in_memory, self._again
+        ahead = self.cursor if self._fresh > 0 and self.timestamp_in_memory(self.cursor) is None else None
+        return Wanted(
+            ahead,
+            tuple(
+                [
+                    each
+                    for each, _, held in first
+                    if held is None and each not in again and not in_memory(each)
+                ]
+            ),
+            self._since_ns,
+        )
+
+    def take_read(self, found: Found) -> None:
+        """Take what was read, as far as it is still wanted."""
+        self._again = found.again.copy()
+        first = self._requeued[0][0] if self._requeued else None
+        if found.error is not None and first in found.wanted.again and first not in found.again:
+            self._requeued.rotate(-1)  # the next attempt is another message's
+        if found.wanted.since_ns is not None:
+            self._since_ns = None
+            if found.since is not None:
+                self._since = found.wanted.since_ns, found.since
+        if found.ahead is not None and self.cursor == found.wanted.ahead:
+            self._batches = deque(found.ahead)
+            if not found.ahead:  # damaged up to there, and reported by the log
+                self.move_to(min(found.end, self._point))
 
     def _put_off(self, batch: Batch) -> None:
         """Let messages at the cursor wait for their time: the channel was moved back to before they were published."""
@@ -757,6 +814,8 @@ class Channel:
         self._next_timeout_ns = None
         self._capped.clear()
         self._batches.clear()
+        self._again.clear()
+        self._since = self._since_ns = None
         self._sent_bytes = None
         for consumer in self.consumers:
             consumer.in_flight.clear()

@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
-from ...log import Log, RecordBatch
+from ...log import Log, LogReadError, ReadWouldWaitError, RecordBatch
 from ...log.records import split_batch
 from ...log.times import sequence_at
 from ...protocol import is_ephemeral
@@ -32,6 +33,7 @@ from .deferred import DeferredMessages, Waiting, WaitingMessages
 from .note import batch_number, only_channel
 from .producers import LastBatch, Producers
 from .settings import SettingsError, TopicSettings, change
+from .wanted import Found, Wanted
 
 STATE_FORMAT = 1
 _NS_PER_MS = 1_000_000
@@ -40,6 +42,7 @@ _STEP_COST = 1000
 """A message counts 1: a step takes about half a millisecond."""
 _REDELIVERY_READ_BYTES = 16 * 1024
 """Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+_READ_AGAIN_BYTES = 1024 * 1024
 _BATCHES_KEPT = 16
 """Batches that are merged are at most a sixteenth of what may be kept: they are forgotten together, too."""
 _READ_BATCHES = 64
@@ -184,6 +187,17 @@ def _give(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) 
                 channel.skip(sequences.start, sequences.stop)
 
 
+def _batches_from(records: Sequence[RecordBatch], sequence: int) -> list[Batch]:
+    """Batches of what was read to have this message, from the one that holds it on."""
+    # A record that was written by an earlier version may hold a million messages.
+    pieces = [piece for record in records for piece in split_batch(record)]
+    return make_batches([piece for piece in pieces if piece.next_sequence > sequence])
+
+
+def _holding(batches: Iterable[Batch], sequence: int) -> Batch | None:
+    return next((each for each in batches if each.base_sequence <= sequence < each.next_sequence), None)
+
+
 def _row(waiting: Waiting) -> tuple[Any, ...]:
     only = () if waiting.channel is None else (waiting.channel,)
     return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
@@ -215,6 +229,7 @@ class Topic:
         producers: What those that number their batches have published.
         buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
             are not in the channels any more, but the state saved last does not know yet.
+        waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
@@ -243,6 +258,7 @@ class Topic:
         self.dropped_count = 0
         self.ephemeral = is_ephemeral(name)
         self.has_distributed_deferred = False
+        self.waits_for_disk = True
         self.distribution_point = self._first = log.first_sequence
         self._end = log.next_sequence
         self._cache = cache
@@ -554,37 +570,82 @@ class Topic:
     def fetch(self, sequence: int) -> list[Batch]:
         """Batches from the one that holds `sequence` on; the first may begin later if messages are missing there.
 
-        Empty at the end of the log. Raises LogReadError.
+        Empty at the end of the log. Raises LogReadError; that is ReadWouldWaitError unless it `waits_for_disk`.
         """
-        cached = self._cache.get((self.name, sequence)) or self._cached_holding(sequence)
-        if cached is not None:
+        if (cached := self.in_memory(sequence)) is not None:
             return [cached]
-        return self._remember_read(self.log.read(sequence), sequence)
+        records = self.log.read(sequence) if self.waits_for_disk else self.log.read_now(sequence)
+        batches = _batches_from(records, sequence)
+        self.remember_read(batches)
+        return batches
 
-    def _remember_read(self, records: Sequence[RecordBatch], sequence: int) -> list[Batch]:
-        """Batches of what was read of the log to have this message, from the one that holds it on."""
-        # A record that was written by an earlier version may hold a million messages.
-        pieces = [piece for record in records for piece in split_batch(record)]
-        batches = make_batches([piece for piece in pieces if piece.next_sequence > sequence])
+    def remember_read(self, batches: Iterable[Batch]) -> None:
+        """Keep what was read of the log, as far as there is room."""
         for batch in batches:
             self._cache.put(self.name, batch)
             self._read.append((batch.base_sequence, batch.next_sequence))
-        return batches
+
+    def read(self, wanted: Wanted) -> Found:
+        """Read what channels want of the log, however long that takes; may be called in a thread."""
+        found = Found(wanted, end=self.log.next_sequence)
+        if wanted.ahead is not None:
+            try:
+                records = self.log.read(wanted.ahead)
+                found.ahead = _batches_from(records, wanted.ahead)
+                if records:
+                    self.log.read_soon(records[-1].next_sequence)
+            except LogReadError as exc:
+                found.error = exc
+        if wanted.since_ns is not None:
+            try:
+                found.since = self.first_since(wanted.since_ns)
+            except LogReadError as exc:
+                found.error = exc
+        self._read_again(wanted.again, found)
+        return found
+
+    def _read_again(self, sequences: Iterable[int], found: Found) -> None:
+        batches: list[Batch] = []
+        size_bytes = 0
+        for sequence in sequences:
+            batch = _holding(batches, sequence)
+            if batch is None and size_bytes < _READ_AGAIN_BYTES:  # others are for the next time
+                try:
+                    records = self.read_scattered(sequence, _REDELIVERY_READ_BYTES)
+                except LogReadError as exc:
+                    found.error = exc
+                    continue
+                more = _batches_from(records, sequence)
+                batch = _holding(more, sequence)
+                batches += more
+                size_bytes += sum([each.size_bytes for each in more])
+                found.again[sequence] = batch
+            elif batch is not None:
+                found.again[sequence] = batch
 
     def batch_holding(self, sequence: int) -> Batch | None:
-        """The batch with this very message, or None if the log no longer has it. Raises LogReadError."""
+        """The batch with this very message, or None if the log no longer has it. Raises LogReadError, as `fetch`."""
         held = self._last_held
         if held is not None and held.base_sequence <= sequence < held.next_sequence:
             return held
-        batch = self._cached_holding(sequence)
+        batch = self.in_memory(sequence)
         if batch is None:
-            for batch in self._remember_read(self.read_scattered(sequence, _REDELIVERY_READ_BYTES), sequence):
-                if batch.base_sequence <= sequence < batch.next_sequence:
-                    break
-            else:
+            batches = _batches_from(self._scattered(sequence), sequence)
+            self.remember_read(batches)
+            if (batch := _holding(batches, sequence)) is None:
                 return None
         self._last_held = batch
         return batch
+
+    def _scattered(self, sequence: int) -> list[RecordBatch]:
+        if self.waits_for_disk:
+            return self.read_scattered(sequence, _REDELIVERY_READ_BYTES)
+        records: list[RecordBatch] = []
+        if sequence >= self.log.first_sequence:
+            records = self.log.read_now(sequence, _REDELIVERY_READ_BYTES)
+        if self.log.has_stragglers and (not records or records[0].base_sequence > sequence):
+            raise ReadWouldWaitError(Path(self.name))
+        return records
 
     def read_scattered(self, sequence: int, max_bytes: int) -> list[RecordBatch]:
         """As `Log.read`, for a message that may have been carried forward; may be called in a thread."""
@@ -597,10 +658,13 @@ class Topic:
 
     def timestamp_in_memory(self, sequence: int) -> int | None:
         """When a message was published, Unix nanoseconds; None if only the log could tell."""
-        batch = self._cached_holding(sequence)
+        batch = self.in_memory(sequence)
         return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
 
-    def _cached_holding(self, sequence: int) -> Batch | None:
+    def in_memory(self, sequence: int) -> Batch | None:
+        """The batch with this message, if it need not be read."""
+        if (batch := self._cache.get((self.name, sequence))) is not None:
+            return batch
         recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
         spans = [self._recent[recent]] if recent >= 0 else []
         for start, after in chain(spans, self._read):

@@ -1,0 +1,247 @@
+"""Messages that lie on disk only: whoever needs them waits for the disk, and nobody else does."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.state import SECOND, TIMESTAMP, Fixture, decode, next_record
+from broker.support import PATIENCE_S, RawClient, connected, pub, running_broker, settle, until
+from faults.scenario import http
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.log import DiskLog, Files, ReadWouldWaitError
+from trio_nsq.protocol import pack_messages
+
+
+class ColdFiles(Files):
+    """Nothing is in the machine's memory, and, while `held`, reads of segments wait for the disk."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.fails = 0
+        self._go_on = threading.Event()
+        self._go_on.set()
+
+    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
+        return None
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".log":
+            assert threading.current_thread() is not threading.main_thread() or self._go_on.is_set()
+            self.reads += 1
+            assert self._go_on.wait(PATIENCE_S)
+            if self.fails:
+                self.fails -= 1
+                raise OSError(5, "Input/output error")
+        return super().read(fd, size, offset)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let reads wait for the end of this."""
+        self._go_on.clear()
+        try:
+            yield
+        finally:
+            self._go_on.set()
+
+
+@pytest.fixture
+def files() -> Iterator[ColdFiles]:
+    made = ColdFiles()
+    yield made
+    made._go_on.set()
+
+
+async def store(path: Path, topic: str = "a", count: int = 100, size: int = 0) -> None:
+    """A topic with a channel, and messages that no broker has in memory any more."""
+    async with running_broker(path) as bound, connected(bound.tcp_address) as client:
+        await client.subscribe(topic, "c")
+        for start in range(0, count, 10):
+            await client.publish(
+                topic, *[b"%d" % n + b"." * size for n in range(start, min(start + 10, count))]
+            )
+
+
+async def ask(bound: BoundAddresses, method: str, path: str, body: bytes = b"", **query: str) -> None:
+    status, told = await http(bound.http_address or "", method, path, body, **query)
+    assert status == 200, told
+
+
+async def receive(client: RawClient, count: int) -> list[int]:
+    messages = [await client.message() for _ in range(count)]
+    return [int(message.body.rstrip(b".")) for message in messages]
+
+
+async def test_a_slow_disk_holds_up_its_own_consumer_only(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        async with connected(bound.tcp_address) as other:
+            await other.subscribe("b", "c", 10)
+            with files.held():
+                before = files.reads
+                await consumer.subscribe("a", "c", 100)
+                await until(lambda: files.reads > before)
+                for n in range(10):
+                    await other.publish("b", b"%d" % n)
+                    assert (await other.message()).body == b"%d" % n
+                await other.publish("a", b"100")
+        assert await receive(consumer, 100) == list(range(100))
+
+
+async def test_what_is_requeued_is_read_beside_the_loop_too(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path, size=10_000)
+    async with (
+        running_broker(tmp_path, files=files, cache_bytes=0) as bound,
+        connected(bound.tcp_address) as consumer,
+        connected(bound.tcp_address) as other,
+    ):
+        await consumer.subscribe("a", "c", 100)
+        messages = [await consumer.message() for _ in range(100)]
+        with files.held():
+            before = files.reads
+            for message in messages[::7]:
+                await consumer.send(b"REQ %s 0\n" % message.id)
+            await until(lambda: files.reads > before)
+            await other.publish("b", b"in between")
+        again = await receive(consumer, len(messages[::7]))
+        assert sorted(again) == list(range(0, 100, 7))
+        await consumer.nothing_more()
+
+
+async def test_dead_letters_are_read_beside_the_loop_too(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path, size=10_000)
+    async with (
+        running_broker(tmp_path, files=files, cache_bytes=0) as bound,
+        connected(bound.tcp_address) as consumer,
+        connected(bound.tcp_address) as other,
+    ):
+        settings = b'{"max_attempts": 1, "dead_letter_topic": "dead"}'
+        assert (
+            await http(bound.http_address or "", "PUT", "/channel/settings", settings, topic="a", channel="c")
+        )[0] == 200
+        await consumer.subscribe("a", "c", 100)
+        messages = [await consumer.message() for _ in range(100)]
+        with files.held():
+            before = files.reads
+            for message in messages[::9]:
+                await consumer.send(b"REQ %s 0\n" % message.id)
+            await until(lambda: files.reads > before)
+            await other.publish("b", b"in between")
+        await other.subscribe("dead", "dead-letters", 100)
+        assert sorted(await receive(other, len(messages[::9]))) == list(range(0, 100, 9))
+
+
+async def test_channels_at_the_same_place_share_a_read(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as first:
+        async with connected(bound.tcp_address) as second:
+            await second.subscribe("a", "c")
+            with files.held():
+                before = files.reads
+                await first.subscribe("a", "c", 30)
+                await second.send(b"RDY 70\n")
+                await until(lambda: files.reads > before)
+                await settle()
+            received = await receive(first, 30) + await receive(second, 70)
+        assert sorted(received) == list(range(100))
+
+
+async def test_a_backlog_that_memory_cannot_hold_comes_whole(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path, count=2000, size=1000)
+    for cache_bytes in (0, 100_000):
+        async with (
+            running_broker(tmp_path, files=files, cache_bytes=cache_bytes) as bound,
+            connected(bound.tcp_address) as consumer,
+        ):
+            await consumer.subscribe("a", "c", 2000)
+            assert await receive(consumer, 2000) == list(range(2000))
+
+
+async def test_a_channel_moves_while_the_disk_is_waited_for(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        with files.held():
+            before = files.reads
+            await consumer.subscribe("a", "c", 100)
+            await until(lambda: files.reads > before)
+            assert (await http(bound.http_address or "", "POST", "/channel/empty", topic="a", channel="c"))[
+                0
+            ] == 200
+        await consumer.publish("a", b"100")
+        assert await receive(consumer, 1) == [100]
+        await consumer.nothing_more()
+
+
+async def test_a_topic_is_deleted_while_the_disk_is_waited_for(tmp_path: Path, files: ColdFiles) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        with files.held():
+            before = files.reads
+            await consumer.subscribe("a", "c", 100)
+            await until(lambda: files.reads > before)
+            await ask(bound, "POST", "/topic/delete", topic="a")
+            assert await consumer.frame() is None
+        async with connected(bound.tcp_address) as client:
+            await client.publish("a", b"0")
+            await client.subscribe("a", "c", 1)
+            assert await receive(client, 1) == [0]
+
+
+async def test_a_disk_that_fails_is_tried_again(
+    tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        files.fails = 2
+        await consumer.subscribe("a", "c", 100)
+        assert await receive(consumer, 100) == list(range(100))
+    told = [record.getMessage() for record in caplog.records if "a/c: cannot read" in record.getMessage()]
+    assert len(told) == 1
+
+
+async def test_damage_up_to_the_end_is_passed_over(tmp_path: Path, files: ColdFiles) -> None:
+    """What is published while that is found out is not."""
+    await store(tmp_path, count=20)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        [segment] = (tmp_path / "topics" / "a.topic").glob("*.log")
+        content = bytearray(segment.read_bytes())
+        for at in range(100, len(content), 20):
+            content[at] ^= 1
+        with segment.open("r+b") as file:
+            file.write(content)
+        with files.held():
+            before = files.reads
+            await consumer.subscribe("a", "c", 100)
+            await until(lambda: files.reads > before)
+            await consumer.send(pub("a", b"20"))
+            await consumer.ok()
+        assert await receive(consumer, 1) == [20]
+        await consumer.nothing_more()
+
+
+def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files: ColdFiles) -> None:
+    fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
+    fixture.now_ns = TIMESTAMP + 10 * SECOND
+    fixture.topic.waits_for_disk = False
+    for _ in range(1000):
+        fixture.publish(b"old" + b"." * 10_000)
+    recent = next_record(fixture.topic, pack_messages([b"recent"]), fixture.ids.take(1))
+    fixture.log.append([replace(recent, timestamp_ns=fixture.now_ns)], sync=False)
+    fixture.topic.accept(fixture.log.read(1000))
+    channel = fixture.channel()
+    fixture.topic.configure({"ttl_ms": 5000})
+    fixture.subscriber(ready=100)
+    files.reads = 0
+    received: list[bytes] = []
+    for _ in range(10):
+        try:
+            for _, frames in channel.dispatch(fixture.now_ns):
+                received += [message.body for message in decode(frames)]
+        except ReadWouldWaitError:
+            channel.take_read(fixture.topic.read(channel.wanted()))
+    assert received == [b"recent"]
+    assert files.reads < 40
+    assert (channel.expired_count, channel.depth) == (1000, 0)
