@@ -85,6 +85,8 @@ CHANGES = [
     ("POST", "/channel/unpause?topic=t&channel=paused", b""),
     ("POST", "/channel/empty?topic=t&channel=c", b""),
     ("POST", "/channel/delete?topic=t&channel=c", b""),
+    ("POST", "/channel/seek?topic=t&channel=c&to=latest", b""),
+    ("POST", "/channel/seek?topic=t&channel=done&to=earliest", b""),
     ("PUT", "/topic/settings?topic=t", b'{"ttl_ms": 1}'),
     ("PUT", "/channel/settings?topic=t&channel=c", b'{"max_attempts": 1}'),
 ]
@@ -101,6 +103,8 @@ async def test_a_change_that_cannot_be_saved_is_not_made(
         for channel in ("c", "paused"):
             await api.post("/channel/create", topic="t", channel=channel)
         await api.post("/channel/create", topic="paused", channel="c")
+        await api.post("/channel/create", topic="t", channel="done")
+        await api.post("/channel/empty", topic="t", channel="done")
         await api.post("/channel/pause", topic="t", channel="paused")
         await api.post("/topic/pause", topic="paused")
         await api.tcp.publish("paused", b"3")

@@ -684,35 +684,44 @@ class Server:
             The move, and the oldest sequence that could have been moved to.
 
         Raises:
-            LogReadError: The operating system refused; nothing was moved.
-            SaveError: It was moved, and that could not be saved.
-            LookupError: The channel was deleted meanwhile.
+            LogReadError, SaveError: The operating system refused; nothing was moved.
+            DeletedError: The channel was deleted meanwhile.
         """
         topic = channel.topic
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
-        async with self._saver.locked(topic):  # which might be deleting what the channel goes back to
-            if not self.serves(topic) or topic.channels.get(channel.name) is not channel:
-                raise LookupError(channel.name)
-            oldest = topic.log.first_sequence
-            sequence = max(wanted, oldest)
-            move = await self._move(channel, sequence, dry_run=dry_run)
         if not dry_run:
-            await self.save(topic)
+            if topic.buried:
+                await self.save(topic)
             await self._save_dead_letters()
+        async with self._saver.locked(topic):  # which might be deleting what the channel goes back to
+            if not self.serves_channel(channel):
+                raise DeletedError(channel.name)
+            oldest = topic.log.first_sequence
+            move = await self._move(channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest
 
     async def _move(self, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
-        """Move a channel, or find out what that would do, while others have their turns. Raises LookupError."""
+        """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
         preparation = channel.prepare(sequence, self.now_ns())
+        moving: Iterator[None] = iter(())
+
+        def plan(checkpoint: Checkpoint) -> None:
+            if not channel.ephemeral:
+                checkpoint.change_channel(channel.state_if_moved(preparation))
+
+        def apply() -> None:
+            nonlocal moving
+            if not self.serves_channel(channel):
+                raise DeletedError(channel.name)
+            moving = channel.move(preparation)
+            next(moving)
+
         try:
             await _in_turns(channel.preparing(preparation))
-            if not self.serves_channel(channel):
-                raise LookupError(channel.name)
             move = channel.move_of(preparation)
             if dry_run:
                 return move
-            moving = channel.move(preparation)
-            next(moving)
+            await self._saver.change_locked(channel.topic, plan, apply)
         finally:
             channel.give_up_move()
         self.pump(channel)

@@ -68,8 +68,6 @@ class SeekEndpoints:
         dry_run = is_dry_run(request)
         try:
             move, oldest = await self._server.seek(channel, position, dry_run=dry_run)
-        except LookupError:
-            raise HTTPError(404, "CHANNEL_NOT_FOUND") from None
         except LogReadError as exc:
             raise HTTPError(503, str(exc)) from exc
         return Response.json(

@@ -901,9 +901,7 @@ class Channel:
         given_up, taken = self._aside.take_all_waiting(), list(self._aside)
         kept: list[tuple[int, int, Batch | None]] = []
         if keeps_before:
-            kept += [entry for entry in self._requeued if entry[0] < to]
-            for consumer in self.consumers:
-                kept += [(each, sent.attempts, sent.held) for each, sent in consumer.in_flight if each < to]
+            kept = self._unfinished_before(to)
         forgotten = self.empty()
         self._cursor.restart(to, preparation.holes, preparation.hole_messages)
         self._deferred = deferred
@@ -917,6 +915,15 @@ class Channel:
                     self._aside.give_up(message)
         yield
         yield from forget(forgotten)
+
+    def _unfinished_before(self, sequence: int) -> list[tuple[int, int, Batch | None]]:
+        """What is requeued or in flight, and lies before a sequence; as entries of `_requeued`."""
+        found = [entry for entry in self._requeued if entry[0] < sequence]
+        for consumer in self.consumers:
+            found += [
+                (each, sent.attempts, sent.held) for each, sent in consumer.in_flight if each < sequence
+            ]
+        return found
 
     # ------------------------------------------------------------------ messages that are set aside
 
@@ -1029,6 +1036,25 @@ class Channel:
     def state_if_empty(self) -> ChannelState:
         """After `empty`."""
         return ChannelState(self.name, self._paused, self._changes, self.topic.distribution_point)
+
+    def state_if_moved(self, preparation: Preparation) -> ChannelState:
+        """After `move`."""
+        to = preparation.to
+        cursor, deferred = Cursor(to), preparation.deferred.clone()
+        cursor.restart(to, preparation.holes.copy(), preparation.hole_messages)
+        for sequences, due_ns, held in preparation.late:
+            deferred.add(due_ns, sequences, 0, held)
+            cursor.skip(sequences.start, sequences.stop)
+        kept: list[tuple[int, int, Batch | None]] = []
+        aside: list[Aside] = []
+        if preparation.keeps_before and to > 0:
+            deferred.merge(self._deferred.before(to))
+            kept = self._unfinished_before(to)
+            aside = [message for message in self._aside if message.sequence < to]
+        return ChannelState(
+            self.name, self._paused, self._changes, cursor.position,
+            cursor.holes, tuple(kept), (), deferred.copy(), tuple(aside),
+        )  # fmt: skip
 
     def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
         """After `cancel`."""

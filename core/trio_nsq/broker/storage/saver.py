@@ -163,6 +163,18 @@ class Saver:
         if change.error is not None:
             raise change.error
 
+    async def change_locked(
+        self, topic: Topic, plan: Callable[[Checkpoint], None], apply: Callable[[], None]
+    ) -> None:
+        """As `change`, for a topic that the caller has `locked`."""
+        if topic.ephemeral:
+            apply()
+            return
+        change = _Change(plan, apply, False)
+        await self._save(topic, [change])
+        if change.error is not None:
+            raise change.error
+
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, as it is now or later, is on disk.
 
