@@ -329,6 +329,27 @@ async def seeks(attack: Attack) -> None:
             attack.done += 1
 
 
+async def slow_disk(attack: Attack) -> None:
+    """A consumer of a backlog that lies on a disk only which takes a second for each read (`bench/slow_disk.py`)."""
+    for path in ("topic/create?topic=cold", "channel/create?topic=cold&channel=c"):
+        await attack.http("POST", f"/{path}")
+    for _ in range(20):
+        await attack.http("POST", "/mpub?topic=cold", b"\n".join([BODY] * 1000))
+    attack.under_way()
+
+    async def one() -> None:
+        client = await attack.connect()
+        async with client.stream:
+            await client.send(b"SUB cold c\nRDY 2500\n")
+            while True:
+                frame_type, content = await client.frame()
+                if frame_type == 2:
+                    await client.send(b"FIN %s\n" % content[10:26])
+                    attack.done += 1
+
+    await repeat(1, one)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One attack.
@@ -361,6 +382,7 @@ SCENARIOS = [
     Scenario("unknown-ids", unknown_ids),
     Scenario("nops", nops),
     Scenario("seeks", seeks),
+    Scenario("slow-disk", slow_disk, flags=("--mem-queue-size=0", "--cache-bytes=0"), patch="slow_disk"),
     Scenario("tiny-messages", tiny_messages),
     Scenario("tiny-redelivered", tiny_redelivered),
 ]
