@@ -153,7 +153,6 @@ async def fill_and_recover(start: Callable[[], AbstractContextManager[Broker]]) 
                 async with meanwhile(*consumers):
                     await recover(life, ledger, chance, kills=number % 2 == 1)
             await fill(life, ledger)
-        assert "No space left on device" in await life.ping()
         async with meanwhile(*consumers):
             await life.until("what was stored is not delivered", life.is_drained)
 
@@ -178,17 +177,13 @@ async def fill_and_recover(start: Callable[[], AbstractContextManager[Broker]]) 
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if COMPLETE else 300)
 @pytest.mark.parametrize("file_bytes", [DISK_BYTES // 30, ONE_FILE])
-@pytest.mark.parametrize("sync", ["always", "interval"] if COMPLETE else ["always"])
-async def test_a_disk_becomes_empty_though_publishers_never_stop(
-    tmp_path: Path, sync: str, file_bytes: int
-) -> None:
+async def test_a_disk_becomes_empty_though_publishers_never_stop(tmp_path: Path, file_bytes: int) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     await fill_and_recover(
         partial(
             serve_small_files,
             folder,
-            sync=sync,
             max_bytes_per_file=file_bytes,
             checkpoint_interval_ms=CHECKPOINT_INTERVAL_MS,
         )
@@ -202,9 +197,8 @@ async def test_a_disk_becomes_empty_though_publishers_never_stop(
     [
         (kind, sync, file_bytes)
         for kind in ("tmpfs", "ext4")
-        for sync in ("always", "interval")
-        for file_bytes in (DISK_BYTES // 30, ONE_FILE)
-        if COMPLETE or (kind == "tmpfs") is (sync == "interval") is (file_bytes == ONE_FILE)
+        for sync, file_bytes in (("interval", ONE_FILE), ("always", DISK_BYTES // 30))
+        if COMPLETE or (kind == "tmpfs") is (sync == "interval")
     ],
 )
 async def test_a_file_system_becomes_empty_though_publishers_never_stop(

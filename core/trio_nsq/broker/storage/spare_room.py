@@ -52,24 +52,25 @@ class SpareRoom:
         self._is_whole = False
         self._reported = ""
         self._using = Lock()
-        self._gate = Condition(Lock())
+        self._lock = Lock()
+        self._appends_ended = Condition(self._lock)
         self._appending = 0
 
     # ------------------------------------------------------------------ appends
 
     def begin_append(self) -> str:
         """Keep the room from being used until `end_append`. Returns why an append is refused; then it did nothing."""
-        with self._gate:
+        with self._lock:
             if not self.closed_because:
                 self._appending += 1
             return self.closed_because
 
     def end_append(self) -> None:
         """The append has succeeded, or has taken back what it wrote."""
-        with self._gate:
+        with self._lock:
             self._appending -= 1
             if self.closed_because:
-                self._gate.notify_all()
+                self._appends_ended.notify_all()
 
     def note_failed(self, reason: str, size: int) -> None:
         """An append of so many bytes found no room."""
@@ -83,13 +84,13 @@ class SpareRoom:
 
     def _close(self, code: int) -> None:
         """Refuse appends, and wait for those under way."""
-        with self._gate:
+        with self._lock:
             self.closed_because = (
                 f"cannot write to {self._path.parent}: messages are refused until {self._size} bytes are free: "
                 f"{strerror(code)}"
             )
             while self._appending:
-                self._gate.wait()
+                self._appends_ended.wait()
 
     # ------------------------------------------------------------------ everything else
 
