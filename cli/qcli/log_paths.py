@@ -92,10 +92,10 @@ def _has_segments(folder: Path) -> bool:
 
 def _is_named_as_segment(path: Path) -> bool:
     from trio_nsq.log import NotASegmentError
-    from trio_nsq.log.segment import Segment
+    from trio_nsq.log.identity import base_in_name
 
     try:
-        Segment.base_in_name(path)
+        base_in_name(path)
     except NotASegmentError:
         return False
     return True

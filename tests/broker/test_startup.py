@@ -70,16 +70,17 @@ async def test_port_in_use(tmp_path: Path) -> None:
         assert f"--tcp-address: cannot listen on {address}" in str(caught.value.exceptions[0])
 
 
-async def test_a_file_that_is_no_segment_is_named_and_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_segment_is_named_and_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = await publish_one(tmp_path / "d")
     stray = folder / "00000000000000000099.log"
     stray.write_bytes(b"127.0.0.1 - - GET /index.html\n" * 3)
-    assert f"topic t is unavailable: {stray} is not a log segment" in await complaint(tmp_path / "d")
-    assert stray.read_bytes().startswith(b"127.0.0.1")
-    stray.unlink()
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=1)
         assert (await client.message()).body == b"kept"
+    assert f"{stray}: set aside as {stray.name}.damaged" in caplog.text
+    assert stray.with_name(f"{stray.name}.damaged").read_bytes().startswith(b"127.0.0.1")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format":1}', b'{"format":99}'])

@@ -148,7 +148,7 @@ def state_of_a_later_version(folder: Path) -> None:
 
 
 def no_segment(folder: Path) -> None:
-    (folder / f"{99:020d}.log").write_bytes(b"127.0.0.1 - - GET /index.html\n" * 3)
+    (folder / "access.log").write_bytes(b"127.0.0.1 - - GET /index.html\n" * 3)
 
 
 DAMAGE = [unreadable_folder, damaged_states, state_of_a_later_version, no_segment]

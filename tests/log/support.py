@@ -12,7 +12,7 @@ from trio_nsq.log import DiskLog, Files, Log, RecordBatch
 from trio_nsq.log.records import HEADER_BYTES
 from trio_nsq.protocol import pack_messages
 
-FILE_HEADER_BYTES = 32
+FILE_HEADER_BYTES = 52
 FIRST = f"{0:020d}.log"
 
 
@@ -256,6 +256,16 @@ class SimulatedDisk(HastyFiles):
         self._paths[fd] = path
         return fd
 
+    def create_or_empty(self, path: Path) -> int:
+        there = path.exists()
+        fd = super().create_or_empty(path)
+        self._paths[fd] = path
+        if there:
+            self._files[path].pending.append((0, None))
+        else:
+            self._files[path] = DiskFile()
+        return fd
+
     def open(self, path: Path) -> int:
         fd = super().open(path)
         self._paths[fd] = path
@@ -264,7 +274,7 @@ class SimulatedDisk(HastyFiles):
         return fd
 
     def close(self, fd: int) -> None:
-        self._paths.pop(fd)
+        self._paths.pop(fd, None)  # it is for reading only
         super().close(fd)
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:

@@ -47,11 +47,16 @@ def test_the_layout_of_a_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, now_ns=lambda: 0x0102030405060708)
     log.append([batch(0, b"a", b"bc")], sync=True)
     log.close()
+    noted = (tmp_path / "incarnation").read_bytes()
+    incarnation = noted[16:]
+    assert noted == b"\x89NSQTOP\n\0\0\0\1" + pack(">I", crc32(incarnation)) + incarnation
+    assert len(incarnation) == 16
     content = (tmp_path / FIRST).read_bytes()
-    head, record = content[:32], content[32:]
-    assert head[:12] == b"\x89NSQLOG\n\0\1\0\0"
-    assert head[12:16] == pack(">I", crc32(head[16:]))
-    assert head[16:] == bytes(8) + bytes(range(1, 9))
+    head, record = content[:52], content[52:]
+    assert head[:12] == b"\x89NSQLOG\n\0\2\0\0"
+    assert head[12:16] == pack(">I", crc32(bytes(8) + incarnation))
+    assert head[16:48] == bytes(8) + bytes(range(1, 9)) + incarnation
+    assert head[48:] == pack(">I", crc32(head[:48]))
     assert record[:4] == b"NSQB"
     assert record[56:] == b"\0\0\0\1a\0\0\0\2bc"
 
@@ -89,17 +94,17 @@ def test_a_new_segment_begins_where_the_old_one_would_grow_too_large(tmp_path: P
     log = DiskLog(tmp_path, segment_bytes=FILE_HEADER_BYTES + 300)
     append_each(log, [batch(n, b"x" * 40) for n in range(7)])
     assert [(path.name, path.stat().st_size) for path in segment_files(tmp_path)] == [
-        (f"{0:020d}.log", 332),
-        (f"{3:020d}.log", 332),
-        (f"{6:020d}.log", 132),
+        (f"{0:020d}.log", 352),
+        (f"{3:020d}.log", 352),
+        (f"{6:020d}.log", 152),
     ]
-    assert log.size_bytes == 332 + 332 + 132
+    assert log.size_bytes == 352 + 352 + 152
     # An append stays together, even if it is more than a segment by itself.
     log.append([batch(7 + n, b"x" * 40) for n in range(5)], sync=False)
     log.append([batch(12, b"x" * 40)], sync=False)
     assert [(path.name, path.stat().st_size) for path in segment_files(tmp_path)][3:] == [
-        (f"{7:020d}.log", 532),
-        (f"{12:020d}.log", 132),
+        (f"{7:020d}.log", 552),
+        (f"{12:020d}.log", 152),
     ]
     assert [one.base_sequence for one in contents(log)] == list(range(13))
     log.close()
@@ -108,7 +113,7 @@ def test_a_new_segment_begins_where_the_old_one_would_grow_too_large(tmp_path: P
 def test_the_first_record_of_a_segment_may_be_of_any_size(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=10)
     append_each(log, [batch(0, b"x" * 1000), batch(1, b"y" * 1000)])
-    assert [path.stat().st_size for path in segment_files(tmp_path)] == [32 + 56 + 1004] * 2
+    assert [path.stat().st_size for path in segment_files(tmp_path)] == [FILE_HEADER_BYTES + 56 + 1004] * 2
     log.close()
 
 
@@ -159,14 +164,14 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     log = DiskLog(tmp_path)
     log.append([batch(0, b"a")], sync=True)
     log.close()
-    assert len(list(tmp_path.iterdir())) == 6
+    assert len(list(tmp_path.iterdir())) == 7
 
 
 # ---------------------------------------------------------------------- discarding
 
 
 def test_discarding_deletes_whole_segments_and_never_what_is_needed(tmp_path: Path) -> None:
-    log = DiskLog(tmp_path, segment_bytes=32 + 2 * 100, files=HastyFiles())
+    log = DiskLog(tmp_path, segment_bytes=FILE_HEADER_BYTES + 2 * 100, files=HastyFiles())
     append_each(log, [batch(2 * n, b"x" * 20, b"y" * 16) for n in range(9)])  # 100 bytes, 2 messages each
     assert [int(path.stem) for path in segment_files(tmp_path)] == [0, 4, 8, 12, 16]
     for sequence, left in [(3, [0, 4, 8, 12, 16]), (4, [4, 8, 12, 16]), (11, [8, 12, 16]), (99, [16])]:

@@ -127,7 +127,7 @@ def test_closing_takes_back_what_could_not_be_taken_back_before(tmp_path: Path) 
 
 def test_a_new_segment_does_not_begin_before_the_old_one_is_cut(tmp_path: Path) -> None:
     files = FailingFiles()
-    log = DiskLog(tmp_path / "log", segment_bytes=300, files=files)
+    log = DiskLog(tmp_path / "log", segment_bytes=320, files=files)
     append_each(log, BEFORE)
     files.failing = {"sync": errno.EIO, "truncate": errno.EIO}
     with pytest.raises(LogWriteError):
@@ -289,10 +289,10 @@ def test_a_segment_with_records_is_never_overwritten_by_a_new_one(tmp_path: Path
     log = DiskLog(tmp_path, segment_bytes=1)
     append_each(log, BEFORE)
     stray = tmp_path / f"{3:020d}.log"
-    stray.write_bytes(b"x" * 33)
+    stray.write_bytes(b"x" * (FILE_HEADER_BYTES + 1))
     with pytest.raises(LogWriteError, match="File exists"):
         log.append(FAILED, sync=True)
-    assert stray.read_bytes() == b"x" * 33
+    assert stray.read_bytes() == b"x" * (FILE_HEADER_BYTES + 1)
     stray.unlink()
     log.append(FAILED, sync=True)
     assert contents(log) == [*BEFORE, *FAILED]

@@ -1,7 +1,9 @@
 """What opening a log makes of files that a crash, a bad disk or a user left: as much as can be had, and said so."""
 
 import logging
+import shutil
 from collections.abc import Sequence
+from errno import EIO
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from log.support import (
     FILE_HEADER_BYTES,
     FIRST,
+    FailingFiles,
     HastyFiles,
     append_each,
     batch,
@@ -308,9 +311,11 @@ def test_bytes_that_came_in_between_records(tmp_path: Path, size: int) -> None:
 
 
 def test_segments_that_overlap_give_nothing_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody put a newer segment from elsewhere, or from a copy, beside an older one: the newer one counts."""
+    """Somebody put a newer segment from a copy beside an older one: the newer one counts."""
     make_log(tmp_path / "old", [batch(n, b"old") for n in range(6)])
-    make_log(tmp_path / "new", [batch(n, b"new") for n in range(6)], segment_bytes=32 + 3 * 63)
+    (tmp_path / "new").mkdir()
+    shutil.copy(tmp_path / "old" / "incarnation", tmp_path / "new")
+    make_log(tmp_path / "new", [batch(n, b"new") for n in range(6)], segment_bytes=FILE_HEADER_BYTES + 3 * 63)
     newer = f"{3:020d}.log"
     (tmp_path / "old" / newer).write_bytes((tmp_path / "new" / newer).read_bytes())
     expected = [*[batch(n, b"old") for n in range(3)], *[batch(n, b"new") for n in range(3, 6)]]
@@ -375,32 +380,48 @@ def contents_of(folder: Path) -> list[RecordBatch]:
 
 
 @pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
-def test_a_bit_flipped_in_a_files_header(tmp_path: Path, at: int) -> None:
-    """The created time is covered by the checksum as well, so nothing in a header goes unnoticed."""
+@pytest.mark.parametrize("segment_bytes", [1, 10**6])
+def test_a_damaged_byte_in_a_files_header_costs_nothing(
+    tmp_path: Path, at: int, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_log(tmp_path, BATCHES, segment_bytes)
+    for path in (segment_files(tmp_path)[0], segment_files(tmp_path)[-1]):
+        caplog.clear()
+        flip(path, at)
+        assert contents_of(tmp_path) == BATCHES
+        assert complaints(caplog) == [f"{path}: its header is damaged; its records are read all the same"]
+        flip(path, at)
+    flip(path, at)
+    check_usable(tmp_path, BATCHES)
+
+
+@pytest.mark.parametrize("zeros", [1, 8, 32, FILE_HEADER_BYTES])
+@pytest.mark.parametrize("first_record_too", [False, True])
+def test_a_header_of_zeros_costs_nothing(tmp_path: Path, zeros: int, first_record_too: bool) -> None:
     make_log(tmp_path, BATCHES)
-    flip(tmp_path / FIRST, at)
     content = (tmp_path / FIRST).read_bytes()
-    before = open_descriptors_before()
-    with pytest.raises(NotASegmentError, match=f"{FIRST} is not a log segment") as caught:
+    damaged = bytes(zeros) + content[zeros:]
+    if first_record_too:
+        damaged = (
+            damaged[:FILE_HEADER_BYTES] + bytes(HEADER_BYTES) + damaged[FILE_HEADER_BYTES + HEADER_BYTES :]
+        )
+    (tmp_path / FIRST).write_bytes(damaged)
+    check_usable(tmp_path, BATCHES[1:] if first_record_too else BATCHES)
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    content = (tmp_path / FIRST).read_bytes()
+    newer = content[:9] + b"\3" + content[10:FILE_HEADER_BYTES] + bytes(16) + b"records of another kind"
+    (tmp_path / FIRST).write_bytes(newer)
+    with pytest.raises(NotASegmentError) as caught:
         DiskLog(tmp_path)
-    assert caught.value.path == tmp_path / FIRST
-    assert (tmp_path / FIRST).read_bytes() == content
-    assert open_descriptors() == before
-
-
-def test_what_is_wrong_with_it_is_said(tmp_path: Path) -> None:
-    make_log(tmp_path, BATCHES)
-    content = (tmp_path / FIRST).read_bytes()
-    for changed, reason in [
-        (b"?" + content[1:], "it does not begin as one"),
-        (content[:9] + b"\2" + content[10:], "its version is 2, this program reads version 1"),
-        (content[:20] + b"?" + content[21:], "its header is damaged, or it was renamed"),
-    ]:
-        (tmp_path / FIRST).write_bytes(changed)
-        with pytest.raises(NotASegmentError) as caught:
-            DiskLog(tmp_path)
-        expected = f"{tmp_path / FIRST} is not a log segment ({reason}): move it out of the data folder"
-        assert str(caught.value) == expected
+    reason = "its version is 3, this program reads versions 1 to 2"
+    assert (
+        str(caught.value)
+        == f"{tmp_path / FIRST} is not a log segment ({reason}): move it out of the data folder"
+    )
+    assert (tmp_path / FIRST).read_bytes() == newer
 
 
 @pytest.mark.parametrize(
@@ -455,13 +476,175 @@ def test_a_folder_named_like_a_segment_is_refused(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_text_file_named_like_a_segment_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"hello", b"hello" * 100, bytes(500)])
+@pytest.mark.parametrize("name", ["first", "last"])
+def test_a_file_without_a_header_or_a_record_is_set_aside(
+    tmp_path: Path, content: bytes, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_log(tmp_path, BATCHES, segment_bytes=1)
+    path = segment_files(tmp_path)[0 if name == "first" else -1]
+    path.write_bytes(content)
+    expected = BATCHES[1:] if name == "first" else BATCHES[:-1]
+    assert contents_of(tmp_path) == expected
+    assert not path.exists()
+    assert path.with_name(path.name + ".damaged").read_bytes() == content
+    assert any(f"{path}: set aside as {path.name}.damaged" in said for said in complaints(caplog))
+    log = DiskLog(tmp_path, files=HastyFiles())
+    assert log.next_sequence >= 6  # the sequences of its messages are not used again
+    log.close()
+    check_usable(tmp_path, expected)
+
+
+@pytest.mark.parametrize("base", [1, 2, 10**6])
+def test_a_stray_file_behind_the_last_segment_does_not_keep_that_from_recovery(
+    tmp_path: Path, base: int
+) -> None:
     make_log(tmp_path, BATCHES)
-    for content in (b"hello", b"hello" * 100):
-        (tmp_path / f"{6:020d}.log").write_bytes(content)
-        with pytest.raises(NotASegmentError, match="it does not begin as one"):
-            DiskLog(tmp_path)
-        assert (tmp_path / f"{6:020d}.log").read_bytes() == content
+    with (tmp_path / FIRST).open("ab") as file:
+        file.write(b"NSQB torn")
+    (tmp_path / f"{base:020d}.log").write_bytes(b"hello")
+    check_usable(tmp_path, BATCHES)
+    assert (tmp_path / FIRST).stat().st_size == record_offsets(BATCHES)[-1]
+
+
+def test_files_that_are_set_aside_replace_no_other(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES, segment_bytes=1)
+    path = segment_files(tmp_path)[0]
+    for content in (b"one", b"two", b"three"):
+        path.write_bytes(content)
+        assert contents_of(tmp_path) == BATCHES[1:]
+    aside = sorted(tmp_path.glob("*.damaged*"))
+    assert [each.read_bytes() for each in aside] == [b"one", b"two", b"three"]
+
+
+# ---------------------------------------------------------------------- files of other logs
+
+
+def other_log(folder: Path, segment_bytes: int) -> list[RecordBatch]:
+    """A log of the same sequences; returns what is in it."""
+    batches = [batch(one.base_sequence, *[b"other"] * one.count) for one in BATCHES]
+    make_log(folder, batches, segment_bytes)
+    return batches
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("segment_bytes", [1, 10**6])
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_segment_of_another_log_is_set_aside_and_named(
+    tmp_path: Path, which: int, segment_bytes: int, noted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the log's own incarnation is only in its segments, unless there is but one."""
+    if segment_bytes > 1 and (which == 1 or not noted):
+        return
+    folder, other = tmp_path / "log", tmp_path / "other"
+    make_log(folder, BATCHES, segment_bytes)
+    other_log(other, segment_bytes)
+    path = segment_files(folder)[which]
+    shutil.copy(other / path.name, path)
+    if not noted:
+        (folder / "incarnation").unlink()
+    base = int(path.stem)
+    lost = [one for one in BATCHES if one.base_sequence == base] if segment_bytes == 1 else BATCHES
+    left = [one for one in BATCHES if one not in lost]
+    assert contents_of(folder) == left
+    foreign = path.with_name(path.name + ".foreign")
+    assert foreign.read_bytes() == (other / path.name).read_bytes()
+    reason = f"it belongs to another topic, whose log is {other}"
+    assert f"{path}: set aside as {foreign.name}: {reason}" in complaints(caplog)
+    log = DiskLog(folder, files=HastyFiles())
+    assert log.next_sequence >= 6
+    log.close()
+    check_usable(folder, left)
+    check_usable(other, [batch(one.base_sequence, *[b"other"] * one.count) for one in BATCHES])
+
+
+@pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
+def test_a_segment_of_another_log_with_a_damaged_header_gives_nothing_either(tmp_path: Path, at: int) -> None:
+    make_log(tmp_path / "log", BATCHES)
+    other_log(tmp_path / "other", 10**6)
+    path = tmp_path / "log" / FIRST
+    shutil.copy(tmp_path / "other" / FIRST, path)
+    flip(path, at)
+    if at == 8:  # now it looks like a file of a newer version
+        with pytest.raises(NotASegmentError, match="its version is 258"):
+            DiskLog(tmp_path / "log")
+        return
+    assert contents_of(tmp_path / "log") == []
+    assert path.with_name(FIRST + ".damaged").exists()
+
+
+def test_a_segment_that_is_put_back_is_read_again(tmp_path: Path) -> None:
+    make_log(tmp_path / "log", BATCHES)
+    other_log(tmp_path / "other", 10**6)
+    ours, theirs = tmp_path / "log" / FIRST, tmp_path / "other" / FIRST
+    ours.rename(tmp_path / "x")
+    theirs.rename(ours)
+    (tmp_path / "x").rename(theirs)
+    assert contents_of(tmp_path / "log") == contents_of(tmp_path / "other") == []
+    foreign = ours.with_name(FIRST + ".foreign"), theirs.with_name(FIRST + ".foreign")
+    foreign[0].rename(theirs)
+    foreign[1].rename(ours)
+    assert contents_of(tmp_path / "log") == BATCHES
+    check_usable(tmp_path / "log", BATCHES)
+
+
+def test_a_log_that_is_deleted_and_made_again_is_another(tmp_path: Path) -> None:
+    make_log(tmp_path / "log", BATCHES)
+    old = (tmp_path / "log" / FIRST).read_bytes()
+    shutil.rmtree(tmp_path / "log")
+    make_log(tmp_path / "log", [batch(0, b"new")])
+    (tmp_path / "log" / f"{1:020d}.log").write_bytes(old)
+    (tmp_path / "log" / FIRST).write_bytes(old)
+    with pytest.raises(NotASegmentError, match="it was renamed"):
+        DiskLog(tmp_path / "log")
+    (tmp_path / "log" / f"{1:020d}.log").unlink()
+    assert contents_of(tmp_path / "log") == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+@pytest.mark.parametrize("segment_bytes", [1, 10**6])
+def test_the_file_that_notes_the_incarnation_is_made_again(
+    tmp_path: Path, damage: str, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_log(tmp_path, BATCHES, segment_bytes)
+    path = tmp_path / "incarnation"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        if damage == "flip":
+            flip(path, at)
+        elif damage == "cut":
+            path.write_bytes(whole[:at])
+        else:
+            path.unlink()
+        caplog.clear()
+        assert contents_of(tmp_path) == BATCHES
+        assert len(complaints(caplog)) == (damage != "gone")
+        assert path.read_bytes() == whole
+
+
+def test_a_header_and_the_file_that_notes_the_incarnation_are_damaged(tmp_path: Path) -> None:
+    make_log(tmp_path, BATCHES)
+    content = (tmp_path / FIRST).read_bytes()
+    (tmp_path / FIRST).write_bytes(bytes(FILE_HEADER_BYTES) + content[FILE_HEADER_BYTES:])
+    (tmp_path / "incarnation").unlink()
+    assert contents_of(tmp_path) == BATCHES
+    check_usable(tmp_path, BATCHES)
+
+
+def test_nothing_is_set_aside_while_the_disk_cannot_be_read(tmp_path: Path) -> None:
+    """It may be able to again in a moment."""
+    make_log(tmp_path, BATCHES, segment_bytes=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for missing in (False, True):
+        files = FailingFiles()
+        files.failing["read"] = EIO
+        with pytest.raises(LogReadError):
+            DiskLog(tmp_path, files=files)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        if not missing:
+            (tmp_path / "incarnation").unlink()
+            del before["incarnation"]
+    check_usable(tmp_path, BATCHES)
 
 
 # ---------------------------------------------------------------------- segments that were being made
@@ -514,6 +697,8 @@ def test_a_segment_that_was_made_and_never_used(tmp_path: Path) -> None:
 def test_an_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
     """Left by an attempt to make it, after which the one before went on being used."""
     make_log(tmp_path / "other", [batch(0, b"x"), batch(1, b"y")], segment_bytes=1)
+    (tmp_path / "log").mkdir()
+    shutil.copy(tmp_path / "other" / "incarnation", tmp_path / "log")
     empty = (tmp_path / "other" / f"{1:020d}.log").read_bytes()[:FILE_HEADER_BYTES]
     folder = tmp_path / "log"
     make_log(folder, BATCHES)
@@ -529,17 +714,20 @@ def test_an_empty_segment_in_the_middle_hides_nothing(tmp_path: Path) -> None:
 def test_a_segment_whose_beginning_was_overwritten_is_not_thrown_away(tmp_path: Path, zeros: int) -> None:
     batches = numbered(0, 100)
     make_log(tmp_path, batches, segment_bytes=2000)
-    for path in segment_files(tmp_path)[:2]:
+    files = segment_files(tmp_path)[:2]
+    damaged = {}
+    for path in files:
         content = path.read_bytes()
-        path.write_bytes(b"\0" * min(zeros, len(content)) + content[zeros:])
-        damaged = path.read_bytes()
-        with pytest.raises(NotASegmentError) as caught:
-            DiskLog(tmp_path)
-        assert caught.value.path == path
-        assert path.read_bytes() == damaged
-        path.unlink()
+        damaged[path] = bytes(min(zeros, len(content))) + content[zeros:]
+        path.write_bytes(damaged[path])
     found = contents_of(tmp_path)
-    assert found == batches[-len(found) :]
+    if zeros < FILE_HEADER_BYTES:
+        assert found == batches
+    else:
+        assert found == batches[-len(found) :]
+        assert [path.with_name(path.name + ".damaged").read_bytes() for path in files] == list(
+            damaged.values()
+        )
 
 
 def test_recovery_uses_the_modules_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

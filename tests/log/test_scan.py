@@ -1,6 +1,7 @@
 """What a scan of a log says of every kind of damage, that it agrees with what a reader gets, and that it only reads."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from errno import EACCES, EIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log.support import (
+    FILE_HEADER_BYTES,
     FIRST,
     HastyFiles,
     append_each,
@@ -98,7 +100,7 @@ def test_a_log_without_messages(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "log", files=HastyFiles())
     append_each(log, [batch(0, b"a")])
     log.close()
-    edit(tmp_path / "log" / FIRST, lambda content: content.__delitem__(slice(32, None)))
+    edit(tmp_path / "log" / FIRST, lambda content: content.__delitem__(slice(FILE_HEADER_BYTES, None)))
     report = verify_log(tmp_path / "log")
     assert (report.findings, report.messages, report.next_sequence) == ([], 0, 0)
 
@@ -207,18 +209,36 @@ def test_a_damaged_payload(tmp_path: Path, record: int) -> None:
     assert (report.records, report.messages, report.next_sequence) == (3, 6 - damaged.count, 6)
 
 
-@pytest.mark.parametrize("at", range(32))
+@pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
 def test_a_damaged_file_header(tmp_path: Path, at: int) -> None:
     path = make_log(tmp_path, segment_bytes=1)
     flip(path, at)
     report = verify_log(tmp_path)
     finding = only(report)
-    if 12 <= at < 16:  # the seed: nothing can be told from anything
-        assert finding == (Kind.DAMAGE, FIRST, 0, path.stat().st_size, 0, 1)
-        assert report.messages == 5
-    else:  # a broker does not start over it, but every message can be read
-        assert finding == (Kind.DAMAGE, FIRST, 0, 32, None, 0)
-        assert report.messages == 6
+    assert finding == (Kind.DAMAGE, FIRST, 0, FILE_HEADER_BYTES, None, 0)
+    assert report.messages == 6
+    # Also without the file that tells what it has to say.
+    (tmp_path / "incarnation").unlink()
+    assert verify_log(tmp_path) == report
+
+
+def test_a_segment_of_another_log(tmp_path: Path) -> None:
+    """Before a broker has seen it, and afterwards."""
+    make_log(tmp_path / "log", segment_bytes=1)
+    make_log(tmp_path / "other", segment_bytes=1)
+    first = tmp_path / "log" / FIRST
+    shutil.copy(tmp_path / "other" / FIRST, first)
+    report = verify_log(tmp_path / "log")
+    assert only(report) == (Kind.DAMAGE, FIRST, 0, first.stat().st_size, 0, 1)
+    assert (
+        "it belongs to another topic; the next start of a broker sets the file aside"
+        in report.findings[0].what
+    )
+    assert report.messages == 5
+    DiskLog(tmp_path / "log", files=HastyFiles()).close()
+    report = verify_log(tmp_path / "log")
+    assert only(report) == (Kind.NOTE, f"{FIRST}.foreign", 0, 0, None, 0)
+    assert not report.damaged
 
 
 def test_a_segment_that_is_gone(tmp_path: Path) -> None:
@@ -298,10 +318,11 @@ def test_what_is_whole_to_a_scan_is_what_a_reader_gets(
     files = segment_files(folder)
     for place in flips:
         path = files[place % len(files)]
-        # Not in the file's header: a log does not open over that.
-        flip(path, 32 + place // len(files) % (path.stat().st_size - 32))
+        # Not in the file's header: with all its records damaged as well, the log goes on far behind it.
+        flip(path, FILE_HEADER_BYTES + place // len(files) % (path.stat().st_size - FILE_HEADER_BYTES))
     if cut is not None:
-        os.truncate(files[-1], 32 + cut % (files[-1].stat().st_size - 31))
+        most = files[-1].stat().st_size - FILE_HEADER_BYTES + 1
+        os.truncate(files[-1], FILE_HEADER_BYTES + cut % most)
     report = verify_log(folder)
     log = DiskLog(folder, files=HastyFiles())
     found = contents(log)
@@ -380,6 +401,7 @@ def test_a_log_that_grows_meanwhile(tmp_path: Path) -> None:
     whole = (tmp_path / "grown" / FIRST).read_bytes()
     for step in (1, 7, 50):
         path = make_log(tmp_path / str(step), BATCHES[:1])
+        shutil.copy(tmp_path / "grown" / "incarnation", path.parent)
 
         def grow(_reads: int, path: Path = path, step: int = step) -> None:
             size = path.stat().st_size

@@ -211,3 +211,29 @@ def test_a_log_is_not_opened_over_a_bad_sector_in_its_last_segment(
     with pytest.raises(LogReadError, match="Input/output error"):
         DiskLog(log.folder, files=files)
     assert (log.folder / FIRST).stat().st_size == size
+
+
+class BadBeginnings(BadSectors):
+    """The same, but small files can be read."""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return super().read(fd, size, offset) if self.size(fd) > BLOCK else os.pread(fd, size, offset)
+
+
+def test_a_files_header_that_cannot_be_read_costs_what_lies_in_its_block(
+    tmp_path: Path, clock: Clock
+) -> None:
+    batches = [batch(n, b"x" * 1000) for n in range(12)]
+    log = DiskLog(tmp_path, segment_bytes=11_000, files=HastyFiles())
+    append_each(log, batches)
+    log.close()
+    files = BadBeginnings()
+    files.bad = {0}
+    log = DiskLog(tmp_path, files=files)
+    with pytest.raises(LogReadError):
+        log.read(0)
+    clock.now_s += reading.PATIENCE_S
+    first = sum(offset < BLOCK for offset in record_offsets(batches))
+    assert log.read(0, 10**6) == batches[first:10]
+    assert log.read(10) == batches[10:]
+    log.close()

@@ -11,13 +11,15 @@ from threading import Lock
 from typing import TypeVar
 
 from ..protocol import pack_messages
-from .errors import LogReadError, LogWriteError
+from .errors import ForeignSegmentError, LogReadError, LogWriteError, UnusableSegmentError
 from .files import Files, temporary_of
+from .identity import FILE_NAME as IDENTITY
+from .identity import Identity, base_in_name, owner_of
 from .index import SUFFIX as INDEX_SUFFIX
 from .interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
 from .open_files import OpenFiles, reasonable_limit
 from .records import RawRecord, RecordBatch, RecordHeader
-from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
+from .segment import SUFFIX, Segment
 from .stragglers import FILE_NAME as STRAGGLERS
 from .stragglers import Stragglers
 
@@ -26,6 +28,8 @@ logger = logging.getLogger("trio_nsq.log")
 DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
 """As nsqd's max-bytes-per-file."""
 _MAX_HINTS = 1024
+_FEWEST_BYTES = 4
+"""Of a message: its size."""
 _BASE = attrgetter("base_sequence")
 
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
@@ -40,6 +44,7 @@ class DiskLog:
     Args:
         folder: Holds the segments and nothing else named `*.log`.
         segment_bytes: Begin a new segment once the last one would grow past this.
+        first_sequence: Of a log that is not there yet.
         files: The file system; a test may bring its own.
         open_files: Shared with other logs, so that together they do not have too many files open; it has a file
             system of its own.
@@ -55,6 +60,7 @@ class DiskLog:
         folder: Path,
         *,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        first_sequence: int = 0,
         files: Files | None = None,
         open_files: OpenFiles | None = None,
         now_ns: Callable[[], int] = time.time_ns,
@@ -67,12 +73,15 @@ class DiskLog:
         # Replaced, never changed: a reader in another thread keeps to the one it began with.
         self._segments: tuple[Segment, ...] = ()
         self._replacing = Lock()
-        self._next_sequence = 0
+        self._identity: Identity | None = None  # made with the first segment
+        self._next_sequence = first_sequence
         self._stragglers: Stragglers | None = None  # replaced, likewise
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
         try:
             self._open()
+            if first_sequence and not self._segments:
+                self._begin_segment()  # which keeps the place
         except BaseException:
             self.close()
             raise
@@ -85,9 +94,17 @@ class DiskLog:
         except OSError as exc:
             raise LogReadError(self.folder, exc) from exc
         paths = [self.folder / name for name in sorted(names) if name.endswith(SUFFIX)]
+        self._identify(paths, there=IDENTITY in names)
+        if self._identity is None:
+            return
+        unusable: list[UnusableSegmentError] = []
         for path in paths:
-            segment = Segment.open(self._open_files, path)
-            if segment is not None and (segment.size > FILE_HEADER_BYTES or path == paths[-1]):
+            try:
+                segment = Segment.open(self._open_files, path, self._identity)
+            except UnusableSegmentError as exc:
+                unusable.append(exc)
+                continue
+            if segment is not None and (not segment.is_empty or path == paths[-1]):
                 self._segments += (segment,)
                 continue
             logger.warning("%s: removed, it holds no record", path)
@@ -95,15 +112,68 @@ class DiskLog:
                 self._files.unlink(path)
             except OSError as exc:
                 raise LogWriteError(path, exc) from exc
+        if self._identity.note(segment.header for segment in self._segments):
+            self._note(self._identity)
+        if unusable:
+            self._set_aside(unusable, self._identity.incarnation)
         if not self._segments:
             return
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             segment.next_sequence = following.base_sequence
         self._check_files_beside(set(names))
         if STRAGGLERS in names:
-            self._stragglers = Stragglers.open(self._open_files, self.folder)
+            self._stragglers = Stragglers.open(self._open_files, self.folder, self._identity.incarnation)
         self._segments[-1].recover()
         self._next_sequence = self._segments[-1].next_sequence
+
+    def _identify(self, paths: Sequence[Path], *, there: bool) -> None:
+        """Find out which files are the log's own, and note it; `there`: that was noted before, be it damaged by now."""
+        identity = Identity.read(self._files, self.folder)
+        if identity is None and paths:
+            if there:
+                logger.error("%s: damaged, made again by what the segments say", self.folder / IDENTITY)
+            identity = Identity.learn(self._files, paths)
+            self._note(identity)
+        self._identity = identity
+
+    def _note(self, identity: Identity) -> None:
+        try:
+            self._files.replace(self.folder / IDENTITY, identity.encode())
+        except OSError as exc:
+            logger.warning("%s", LogWriteError(self.folder / IDENTITY, exc))  # the next start makes up for it
+
+    def _set_aside(self, unusable: Sequence[UnusableSegmentError], incarnation: bytes) -> None:
+        """Give other names to files that the log cannot have among its own.
+
+        If they are the last, the log goes on behind all sequences that may have been used.
+        """
+        last = self._segments[-1] if self._segments else None
+        if last is None or base_in_name(unusable[-1].path) > last.base_sequence:
+            end = max(map(self._end_of, unusable))
+            if last is not None:
+                last.recover()  # it may be the one that was written to
+                last.seal()
+                end = max(end, last.next_sequence)
+            # First: if they were gone, the sequences would be used again.
+            new = Segment.create(self._open_files, self.folder, end, self._now_ns(), incarnation)
+            self._segments += (new,)
+        for error in unusable:
+            reason = error.reason
+            if isinstance(error, ForeignSegmentError):
+                owner = owner_of(error.header, self._files, self.folder)
+                reason += f", whose log is {owner}" if owner is not None else ""
+            try:
+                aside = self._files.set_aside(error.path, error.suffix)
+            except OSError as exc:
+                raise LogWriteError(error.path, exc) from exc
+            logger.error("%s: set aside as %s: %s", error.path, aside.name, reason)
+
+    def _end_of(self, error: UnusableSegmentError) -> int:
+        """A sequence past all that were used in a file which cannot be read, or which took the place of one."""
+        size = error.size
+        if isinstance(error, ForeignSegmentError):
+            size = max(size, self._segment_bytes)
+        return base_in_name(error.path) + 1 + size // _FEWEST_BYTES
 
     def _check_files_beside(self, names: set[str]) -> None:
         """Remove the files that no segment needs, and make the indexes that are missing.
@@ -111,8 +181,9 @@ class DiskLog:
         What is left of a write that was cut off goes first: making the index anew would use the same temporary file.
         """
         needed = {segment.index_path.name for segment in self._segments}
+        leftovers = {temporary_of(self.folder / name).name for name in (STRAGGLERS, IDENTITY)}
         for name in sorted(names - needed):
-            if INDEX_SUFFIX in name or name == temporary_of(self.folder / STRAGGLERS).name:
+            if INDEX_SUFFIX in name or name in leftovers:
                 try:
                     self._files.unlink(self.folder / name)
                 except OSError as exc:
@@ -162,7 +233,7 @@ class DiskLog:
         return following
 
     def roll(self) -> None:
-        if self._segments and self._segments[-1].size > FILE_HEADER_BYTES:
+        if self._segments and not self._segments[-1].is_empty:
             self._begin_segment()
 
     def begins_file(self, size: int) -> bool:
@@ -170,7 +241,9 @@ class DiskLog:
 
     def _fits(self, size: int) -> bool:
         last = self._segments[-1]
-        return last.size == FILE_HEADER_BYTES or last.size + size <= self._segment_bytes
+        if last.header.incarnation is None:
+            return False  # of format 1: only programs that made such files append to them
+        return last.is_empty or last.size + size <= self._segment_bytes
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         check_order(batches, self._next_sequence)
@@ -186,9 +259,21 @@ class DiskLog:
     def _begin_segment(self) -> Segment:
         if self._segments:
             self._segments[-1].seal()  # so that only the last segment can be torn
-        segment = Segment.create(self._open_files, self.folder, self._next_sequence, self._now_ns())
+        if self._identity is None:
+            identity = Identity()
+            try:
+                self._files.make_folder(self.folder)
+                identity.create(self._files, self.folder)
+            except OSError as exc:
+                raise LogWriteError(self.folder / IDENTITY, exc) from exc
+            self._identity = identity
+        segment = Segment.create(
+            self._open_files, self.folder, self._next_sequence, self._now_ns(), self._identity.incarnation
+        )
         with self._replacing:
-            self._segments += (segment,)
+            # An empty file of format 1 has become the new one.
+            before = (each for each in self._segments if each.base_sequence < segment.base_sequence)
+            self._segments = (*before, segment)
         return segment
 
     def sync(self) -> None:
@@ -275,7 +360,9 @@ class DiskLog:
             if size > max_bytes:
                 return False
         if records:
-            self._stragglers = Stragglers.replace(self._open_files, self.folder, records, old)
+            assert self._identity is not None  # there are messages
+            incarnation = self._identity.incarnation
+            self._stragglers = Stragglers.replace(self._open_files, self.folder, incarnation, records, old)
         elif old is not None:
             old.remove()
             self._stragglers = None

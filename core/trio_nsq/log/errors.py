@@ -2,8 +2,12 @@
 
 from errno import EAGAIN, EDQUOT, ENOSPC
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import NSQError
+
+if TYPE_CHECKING:
+    from .file_header import FileHeader
 
 
 class LogError(NSQError):
@@ -50,3 +54,41 @@ class NotASegmentError(LogError):
 def is_disk_full(error: Exception) -> bool:
     """Whether something failed because the disk has no room, or the user's share of it is used up."""
     return isinstance(error, OSError | LogWriteError) and error.errno in (ENOSPC, EDQUOT)
+
+
+class UnusableSegmentError(NotASegmentError):
+    """A file named like a segment that a log cannot have among its own, and sets aside.
+
+    Attributes:
+        size: Of the file, bytes.
+        suffix: Goes behind its name when it is set aside.
+    """
+
+    suffix: str
+
+    def __init__(self, path: Path, size: int, reason: str) -> None:
+        super().__init__(path, reason)
+        self.size = size
+
+
+class DamagedSegmentError(UnusableSegmentError):
+    """Neither its header nor any of its records can be read."""
+
+    suffix = ".damaged"
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(path, size, "its header is damaged, and it holds no undamaged record")
+
+
+class ForeignSegmentError(UnusableSegmentError):
+    """It is a segment of another log.
+
+    Attributes:
+        header: What it says of itself.
+    """
+
+    suffix = ".foreign"
+
+    def __init__(self, path: Path, size: int, header: "FileHeader") -> None:
+        super().__init__(path, size, "it belongs to another topic")
+        self.header = header

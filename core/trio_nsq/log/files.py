@@ -134,6 +134,16 @@ class Files:
         """Give a file or a folder another name; a file of that name is replaced."""
         path.replace(to)
 
+    def set_aside(self, path: Path, suffix: str) -> Path:
+        """Put `suffix` behind a file's name, and a number if that name is taken; returns the new path."""
+        aside, number = path.with_name(path.name + suffix), 1
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f"{path.name}{suffix}-{number}")
+        self.rename(path, aside)
+        self.sync_folder(path.parent)
+        return aside
+
     def replace(self, path: Path, content: bytes) -> None:
         """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename.
 

@@ -4,13 +4,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol.messages import MessageSet
+from .file_header import INCARNATION_BYTES, encode_file_header, seed_for
 from .interface import READ_BYTES, LogFileFacts, check_order
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
-from .segment import encode_file_header, seed_in
 
 _NOTHING = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
-_HEAD = encode_file_header(0, 0)
-_SEED = seed_in(_HEAD) or 0
+_NOWHERE = bytes(INCARNATION_BYTES)
+_HEAD = encode_file_header(0, 0, _NOWHERE)
+_SEED = seed_for(0, _NOWHERE)
 
 
 class MemoryLog:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from zlib_ng.zlib_ng import crc32
 
 from .errors import LogError
+from .file_header import MAGIC as FILE_MAGIC
+from .file_header import VERSION_END, decode_file_header, header_size, version_in
 from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload
-from .segment import FILE_HEADER_BYTES, seed_in
-from .segment import MAGIC as FILE_MAGIC
 
 
 def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:
@@ -55,7 +55,8 @@ class RawStreamReader:
         start = 0
         while (end := self._end_of_next(start)) <= len(self._buffer):
             if self._begins(start, FILE_MAGIC):
-                self._seed = seed_in(bytes(self._buffer[start:end]))
+                header = decode_file_header(bytes(self._buffer[start:end]))
+                self._seed = header.seed if header is not None else None
             elif (batch := self._batch(start, end)) is not None:
                 batches.append(batch)
             start = end
@@ -74,10 +75,18 @@ class RawStreamReader:
         found = self._buffer[start : start + len(magic)]
         return magic.startswith(found)
 
+    def _header_size(self, start: int) -> int:
+        """Bytes of the file header at `start`, as far as is known yet."""
+        head = bytes(self._buffer[start : start + VERSION_END])
+        size = header_size(head)
+        if size is None and (version := version_in(head)) is not None:
+            raise RawStreamError(f"the stream is of version {version}, which this program cannot read")
+        return size or VERSION_END
+
     def _end_of_next(self, start: int) -> int:
         """Where the file header or record at `start` ends, as far as is known yet."""
         if self._begins(start, FILE_MAGIC):
-            return start + FILE_HEADER_BYTES
+            return start + self._header_size(start)
         if not self._begins(start, MAGIC):
             raise RawStreamError("the stream holds something that is neither a file header nor a record")
         if len(self._buffer) - start < HEADER_BYTES:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from errno import EIO
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError, NotASegmentError
+from .errors import LogReadError, NotASegmentError, UnusableSegmentError
+from .file_header import FILE_HEADER_BYTES, decode_file_header
 from .files import Files
+from .identity import Identity, base_in_name, find_header
 from .records import HEADER_BYTES, RecordHeader, decode_header, find_headers
-from .segment import FILE_HEADER_BYTES, SUFFIX, Segment
+from .segment import SUFFIX
 
 _READ_BYTES = 4 * 1024 * 1024
 """Large, because a record that reaches past the end of what was read is read again."""
@@ -26,14 +29,13 @@ _SEARCH_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
 _UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
 _NOTHING = memoryview(b"")
-_SEED = slice(12, 16)
 _PAYLOAD_CRC = slice(8, 12)
 
 
 class Kind(StrEnum):
     """What a finding means.
 
-    DAMAGE: messages that were stored cannot be read, or the broker will not start over it.
+    DAMAGE: messages that were stored cannot be read, or a file is not as a broker has left it.
     TORN: what a crash leaves of a write that was under way, and nobody was told had been stored; the next start of
         the broker cleans it up.
     NOTE: worth knowing, nothing lost.
@@ -109,7 +111,7 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
     findings: list[Finding] = []
     for path in paths:
         try:
-            bases[path] = Segment.base_in_name(path)
+            bases[path] = base_in_name(path)
         except NotASegmentError as exc:
             what = f"not a segment: {exc.reason}; a broker does not serve the topic"
             findings.append(Finding(Kind.DAMAGE, path, 0, 0, what))
@@ -165,7 +167,7 @@ class _Scan:
         self._fd = fd
         self._end = files.size(fd)  # what comes later is not judged
         self._wanted = wanted
-        self._expected = Segment.base_in_name(segment.path)
+        self._expected = base_in_name(segment.path)
         self._seed = 0
         self._data = b""
         self._start = 0  # where in the file `_data` was read
@@ -269,25 +271,38 @@ class _Scan:
 
     def _pass_file_header(self) -> Generator[Finding, None, int]:
         """Check the file's header; returns where to look for records."""
-        head = self._read(FILE_HEADER_BYTES + HEADER_BYTES, 0)
-        if self._end <= FILE_HEADER_BYTES and Segment.is_unfinished(self._path, head):
+        try:
+            identity = Identity.read(self._files, self._path.parent)
+            found = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
+        except UnusableSegmentError as exc:
+            what = f"{exc.reason}; the next start of a broker sets the file aside"
+            yield self._damage(0, self._end, what, self._left)
+            return self._end
+        except NotASegmentError as exc:
+            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
+            header = decode_file_header(self._read(FILE_HEADER_BYTES, 0))
+            if header is None:
+                yield self._damage(0, self._end, what, self._left)
+                return self._end
+            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)
+            self._seed = header.seed  # the file was renamed
+            return header.size
+        except OSError as exc:
+            if exc.errno == EIO:
+                raise _UnreadableError from exc
+            raise
+        if found is None:
             if self._left:
                 yield self._damage(0, self._end, "the file is empty", self._left)
             else:
                 what = "a file that was never finished being made; it holds no record"
                 yield Finding(Kind.TORN, self._path, 0, self._end, what)
             return self._end
-        try:
-            _, self._seed = Segment.decode_file_header(self._path, head[:FILE_HEADER_BYTES])
-        except NotASegmentError as exc:
-            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
-            # The records can be read all the same if those bytes are whole that they depend on.
-            self._seed = int.from_bytes(head[_SEED], "big")
-            if decode_header(head, FILE_HEADER_BYTES, self._seed) is None:
-                yield self._damage(0, self._end, what, self._left)
-                return self._end
-            yield Finding(Kind.DAMAGE, self._path, 0, FILE_HEADER_BYTES, what)
-        return FILE_HEADER_BYTES
+        if found.damaged:
+            what = "the file's header is damaged; its records are read all the same"
+            yield Finding(Kind.DAMAGE, self._path, 0, found.header.size, what)
+        self._seed = found.header.seed
+        return found.header.size
 
     def _find_way(self, offset: int) -> Generator[Finding, None, int]:
         """Say what is at `offset` instead of the header that should be there; returns where to go on."""

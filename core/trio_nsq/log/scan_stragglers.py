@@ -8,6 +8,7 @@ from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError
 from .files import Files
+from .identity import Identity
 from .records import HEADER_BYTES, RecordHeader, decode_header
 from .scan import Finding, Kind, ScannedRecord
 from .stragglers import FILE_NAME, read_at, read_index
@@ -51,16 +52,23 @@ def scan_stragglers(
 def _scan(
     path: Path, files: Files, fd: int, wanted: Callable[[RecordHeader], bool]
 ) -> Iterator[ScannedRecord | Finding]:
-    index = read_index(files, fd)
-    if index is None:
+    identity = Identity.read(files, path.parent)
+    incarnation = identity.incarnation if identity is not None else None
+    index = read_index(files, fd, incarnation)
+    if index is None or (None not in (incarnation, index.incarnation) and index.incarnation != incarnation):
         what = "damaged: the messages carried forward to it are lost"
+        if index is not None:
+            what = "it belongs to another topic; the next start of a broker sets the file aside"
         yield Finding(Kind.DAMAGE, path, 0, files.size(fd), what, None, None)
         return
+    if index.found:
+        what = "the file's beginning is damaged; its records are read all the same"
+        yield Finding(Kind.DAMAGE, path, 0, min(index.offsets), what)
     ends = [*index.offsets[1:], index.size]
     for sequence, offset, end in zip(index.sequences, index.offsets, ends, strict=True):
         data = read_at(files, fd, end - offset, offset)
         header = decode_header(data, 0, index.seed)
-        payload = memoryview(data)[HEADER_BYTES:]
+        payload = memoryview(data)[HEADER_BYTES : header.record_bytes if header is not None else None]
         if header is not None and len(payload) == header.length and crc32(payload) == header.payload_crc:
             if wanted(header):
                 yield ScannedRecord(path, offset, header, payload)

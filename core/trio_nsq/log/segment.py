@@ -1,12 +1,6 @@
-"""One file of a log.
+"""One file of a log: a header, see `file_header`, and record batches.
 
-     0                 8         10       12      16              24           32
-    +-----------------+---------+--------+-------+---------------+------------+----------------- - -
-    | 89 NSQLOG 0a    | version |  zero  |  crc  | base_sequence | created_ns | record batches ...
-    +-----------------+---------+--------+-------+---------------+------------+----------------- - -
-
-The crc covers bytes 16..32, and is the seed of the records' checksums. A segment is named by its first sequence, 20
-digits, so that names sort as sequences do.
+A segment is named by its first sequence, 20 digits, so that names sort as sequences do.
 
 What a crash can leave behind, and what is made of it: a record that reaches past the end of the file, or bytes at
 the end that are no record, were being written and were never acknowledged: cut off, with all records of the same batch
@@ -19,15 +13,17 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
+from functools import partial
 from pathlib import Path
-from struct import Struct
 from threading import Lock
 from typing import TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
+from .file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, encode_file_header
 from .files import Files
+from .identity import Identity, base_in_name, find_header, name_for
 from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
 from .open_files import LogFile, OpenFiles
@@ -47,16 +43,6 @@ from .records import (
 logger = logging.getLogger("trio_nsq.log")
 
 SUFFIX = ".log"
-MAGIC = b"\x89NSQLOG\n"
-VERSION = 1
-_FILE_HEADER = Struct(">8sHHI16s")
-_RANGE = Struct(">QQ")
-_SEED = slice(12, 16)
-FILE_HEADER_BYTES = _FILE_HEADER.size
-_CRC_AT = range(12, 16)
-_CREATED_AT = 24
-_CREATED = slice(_CREATED_AT, _CREATED_AT + 8)
-_NAME_DIGITS = 20
 _RECORDS_AT_ONCE = 256
 """A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
 _SMALL_WALK_BYTES = 4 * 1024
@@ -67,21 +53,6 @@ _NO_LIMIT = 2**64
 _Record = TypeVar("_Record")
 _Take = Callable[[RecordHeader, bytes, int], _Record | None]
 """Makes something of the record with this header that begins in these bytes at this place; None if it is damaged."""
-
-
-def encode_file_header(base_sequence: int, created_ns: int) -> bytes:
-    """What a segment begins with."""
-    span = _RANGE.pack(base_sequence, created_ns)
-    return _FILE_HEADER.pack(MAGIC, VERSION, 0, crc32(span), span)
-
-
-def seed_in(head: bytes) -> int | None:
-    """The seed of the records behind a segment's header; None if it is not an undamaged one of our version."""
-    if len(head) != FILE_HEADER_BYTES:
-        return None
-    magic, version, zero, seed, span = _FILE_HEADER.unpack(head)
-    whole = (magic, version, zero, seed) == (MAGIC, VERSION, 0, crc32(span))
-    return seed if whole else None
 
 
 class _Window:
@@ -113,27 +84,30 @@ class Segment:
     """A file of record batches, for reading, and for appending if it is the log's last.
 
     Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and known; bytes past
-    `size` are never read. One thread may append while others read or sync. `head` is what the file begins with.
+    `size` are never read. One thread may append while others read or sync.
+
+    Attributes:
+        header: What the file begins with.
     """
 
-    def __init__(self, files: Files, file: LogFile, base_sequence: int, head: bytes) -> None:
+    def __init__(self, files: Files, file: LogFile, header: FileHeader) -> None:
         self.path = file.path
-        self.base_sequence = base_sequence
-        self.next_sequence = base_sequence
-        self.size = FILE_HEADER_BYTES
+        self.header = header
+        self.base_sequence = header.base_sequence
+        self.next_sequence = header.base_sequence
+        self.size = header.size
         self._files = files
         self._file = file
         self._reader = Reader(files, file)
-        self.head = head
-        self._seed = int.from_bytes(head[_SEED], "big")
+        self._seed = header.seed
         # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
         self._release = weakref.finalize(self, file.close)
-        self._index = SparseIndex(FILE_HEADER_BYTES)
+        self._index = SparseIndex(header.size)
         self._index_lock = Lock()
         self._reported: set[int] = set()  # where damage was found: each is reported once
         self._missing_from: int | None = None  # the same for what lacks at the end
         self._end_is_damaged = False
-        self._synced_to = FILE_HEADER_BYTES
+        self._synced_to = header.size
         self._sync_failed = False
         self._sync_lock = Lock()
         self._torn = False  # a failed append could not be taken back: there are bytes past `size`
@@ -145,14 +119,18 @@ class Segment:
     @staticmethod
     def path_for(folder: Path, base_sequence: int) -> Path:
         """The file that a segment beginning at this sequence lives in."""
-        return folder / f"{base_sequence:0{_NAME_DIGITS}d}{SUFFIX}"
+        return folder / (name_for(base_sequence) + SUFFIX)
 
     @classmethod
-    def create(cls, open_files: OpenFiles, folder: Path, base_sequence: int, now_ns: int) -> "Segment":
+    def create(
+        cls, open_files: OpenFiles, folder: Path, base_sequence: int, now_ns: int, incarnation: bytes
+    ) -> "Segment":
         """Make an empty segment, its name durable. Raises LogWriteError."""
         files = open_files.files
         path = cls.path_for(folder, base_sequence)
-        head = encode_file_header(base_sequence, now_ns)
+        head = encode_file_header(base_sequence, now_ns, incarnation)
+        header = decode_file_header(head)
+        assert header is not None
         try:
             files.make_folder(folder)
             file = cls._create_file(open_files, path)
@@ -170,7 +148,7 @@ class Segment:
                 raise
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(files, file, base_sequence, head)
+        return cls(files, file, header)
 
     @staticmethod
     def _create_file(open_files: OpenFiles, path: Path) -> LogFile:
@@ -185,17 +163,19 @@ class Segment:
             raise
 
     @classmethod
-    def open(cls, open_files: OpenFiles, path: Path) -> "Segment | None":
+    def open(cls, open_files: OpenFiles, path: Path, identity: Identity) -> "Segment | None":
         """Open a segment. Its size is the file's and its index not made yet: see `recover` for the last one.
+
+        A header that is damaged is reported, and told by the records.
 
         Returns:
             None if the file was never finished being made: it holds no record.
 
         Raises:
-            NotASegmentError: The file is something else.
+            NotASegmentError, DamagedSegmentError, ForeignSegmentError: See `find_header`.
             LogReadError: The operating system refused.
         """
-        cls.base_in_name(path)
+        base_in_name(path)
         files = open_files.files
         try:
             file = open_files.open(path)
@@ -203,57 +183,28 @@ class Segment:
             raise LogReadError(path, exc) from exc
         try:
             with file as fd:
-                head = files.read(fd, FILE_HEADER_BYTES, 0)
                 size = files.size(fd)
-            if size <= FILE_HEADER_BYTES and cls.is_unfinished(path, head):
-                file.close()
-                return None
-            base_sequence, _ = cls.decode_file_header(path, head)
+                found = find_header(partial(files.read, fd), size, path, identity)
         except OSError as exc:
             file.close()
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
             file.close()
             raise
-        segment = cls(files, file, base_sequence, head)
+        if found is None:
+            file.close()
+            return None
+        if found.damaged:
+            logger.error("%s: its header is damaged; its records are read all the same", path)
+        segment = cls(files, file, found.header)
         segment.size = segment._synced_to = size
         segment._last_ns = None
         return segment
 
-    @classmethod
-    def is_unfinished(cls, path: Path, head: bytes) -> bool:
-        """Whether a file of this content, and no more, is what a crash in `create` leaves.
-
-        Each of its bytes is there or, the disk not having come to it, zero.
-        """
-        whole = _FILE_HEADER.pack(MAGIC, VERSION, 0, 0, _RANGE.pack(cls.base_in_name(path), 0))
-        if any(byte not in (0, whole[at]) for at, byte in enumerate(head[:_CREATED_AT]) if at not in _CRC_AT):
-            return False
-        try:
-            cls.decode_file_header(path, head[:FILE_HEADER_BYTES])
-        except NotASegmentError:
-            return True
-        return False
-
-    @staticmethod
-    def base_in_name(path: Path) -> int:
-        """The base sequence that a segment of this name has. Raises NotASegmentError."""
-        if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
-            raise NotASegmentError(path, "its name is not a sequence")
-        return int(path.stem)
-
-    @classmethod
-    def decode_file_header(cls, path: Path, head: bytes) -> tuple[int, int]:
-        """The base sequence and the seed in a file's header. Raises NotASegmentError."""
-        if len(head) < FILE_HEADER_BYTES or not head.startswith(MAGIC):
-            raise NotASegmentError(path, "it does not begin as one")
-        _, version, zero, seed, span = _FILE_HEADER.unpack(head)
-        if version != VERSION:
-            raise NotASegmentError(path, f"its version is {version}, this program reads version {VERSION}")
-        base_sequence: int = _RANGE.unpack(span)[0]
-        if zero or crc32(span) != seed or cls.base_in_name(path) != base_sequence:
-            raise NotASegmentError(path, "its header is damaged, or it was renamed")
-        return base_sequence, seed
+    @property
+    def is_empty(self) -> bool:
+        """It holds no record."""
+        return self.size <= self.header.size
 
     # ------------------------------------------------------------------ writing
 
@@ -285,7 +236,7 @@ class Segment:
             self._index.note(batch.base_sequence, end)
             end += batch.record_bytes
         self._index.up_to = end
-        if self.size == FILE_HEADER_BYTES:
+        if self.is_empty:
             self.first_ns = batches[0].timestamp_ns
         self._last_ns = batches[-1].timestamp_ns
         # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
@@ -380,9 +331,10 @@ class Segment:
         Raises:
             LogReadError, LogWriteError: The operating system refused.
         """
-        size, end = self.size, FILE_HEADER_BYTES
+        size = self.size
+        start = end = self.header.size
         batch = _RecoveredBatch()
-        for offset, header, window in self._walk(FILE_HEADER_BYTES, _SCAN_BYTES, _NO_LIMIT):
+        for offset, header, window in self._walk(start, _SCAN_BYTES, _NO_LIMIT):
             following = offset + header.record_bytes
             if following > size:
                 break
@@ -404,9 +356,9 @@ class Segment:
             logger.warning("%s: cut %d bytes of an unfinished record at byte %d", self.path, size - end, end)
             self._cut()
         # What a process that was killed had written but not synced will be delivered from now on: it has to stay.
-        self._synced_to = FILE_HEADER_BYTES
+        self._synced_to = start
         self.sync()
-        if end == FILE_HEADER_BYTES:
+        if end == start:
             self._sync_name()  # it may have been killed before it did that
 
     def _keep(self, batch: "_RecoveredBatch") -> None:
@@ -532,7 +484,7 @@ class Segment:
     @property
     def created_ns(self) -> int:
         """As `LogFileFacts.created_ns`."""
-        return int.from_bytes(self.head[_CREATED], "big")
+        return self.header.created_ns
 
     def last_ns(self) -> int:
         """As `LogFileFacts.last_ns`."""
@@ -555,12 +507,12 @@ class Segment:
     def locate(self, sequence: int) -> int:
         """The offset of a record at or shortly before the one that holds `sequence`."""
         if sequence <= self.base_sequence:
-            return FILE_HEADER_BYTES  # who reads one segment after the other needs no index
+            return self.header.size  # who reads one segment after the other needs no index
         with self._index_lock:
             if self._index.up_to < self.size:
                 self._index = self._saved_index() or self._read_index()
             offset = self._index.find(sequence)
-        return FILE_HEADER_BYTES if offset is None else offset
+        return self.header.size if offset is None else offset
 
     def locate_now(self, sequence: int) -> int:
         """The same without waiting for the disk. Raises ReadWouldWaitError."""
@@ -585,7 +537,7 @@ class Segment:
 
     def _read_index(self) -> SparseIndex:
         index = SparseIndex(self.size)
-        for offset, header, _ in self._walk(FILE_HEADER_BYTES, _SCAN_BYTES):
+        for offset, header, _ in self._walk(self.header.size, _SCAN_BYTES):
             index.note(header.base_sequence, offset)
         return index
 
@@ -645,7 +597,7 @@ class Segment:
         record = data[begin : begin + header.record_bytes]
         payload = memoryview(record)[HEADER_BYTES:]
         whole = len(payload) == header.length and crc32(payload) == header.payload_crc
-        return RawRecord(self.head, header, record) if whole else None
+        return RawRecord(self.header.data, header, record) if whole else None
 
     def _collect(
         self,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .files import Files
+from .identity import base_in_name
 from .records import RecordBatch, RecordHeader, decode_payload
 from .scan import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
 from .scan_stragglers import scan_stragglers
-from .segment import Segment
 
 _NO_END = 2**64
 
@@ -99,7 +99,7 @@ def _select(
     for segment in segments:
         if segment.limit is not None and segment.limit <= selection.first_sequence:
             continue
-        if Segment.base_in_name(segment.path) >= selection.end_sequence:
+        if base_in_name(segment.path) >= selection.end_sequence:
             return
         for found in scan_segment(segment, files, selection.touches if payloads else _no_payload):
             if isinstance(found, Finding):
@@ -114,7 +114,7 @@ def _select(
 def _select_stragglers(
     segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path
 ) -> Iterator[ScannedRecord | Finding]:
-    begin = Segment.base_in_name(segments[0].path) if segments else _NO_END
+    begin = base_in_name(segments[0].path) if segments else _NO_END
 
     def is_wanted(header: RecordHeader) -> bool:
         return header.base_sequence < begin and selection.touches(header)

@@ -1,12 +1,16 @@
 """The few messages of a log that are still wanted though the files around them are not.
 
-     0                 8         12     16      24
-    +-----------------+---------+------+-------+-----------------+---------------+-------- - -
-    | 89 NSQOLD 0a    | version | crc  |   n   | sequences, 8 x n | offsets, 8 x n | records
-    +-----------------+---------+------+-------+-----------------+---------------+-------- - -
+     0                 8         12     16      24            40
+    +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
+    | 89 NSQOLD 0a    | version | crc  |   n   | incarnation | sequences, 8 x n | offsets, 8 x n | records
+    +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
 
-All integers are big-endian; sequences ascend. The crc covers what lies between it and the records, and is the seed of
-their checksums. The records are as in a segment, most of them with one message, under its own sequence and id.
+All integers are big-endian; sequences ascend. The crc covers what lies between it and the records. The records are as
+in a segment, most of them with one message, under its own sequence and id. The incarnation is that of the topic, see
+`Identity`; its CRC-32 is what the checksums of the records begin with. So if what lies before the records is damaged,
+they are found without it.
+
+This is format 2. Format 1 has no incarnation, and its crc is what the checksums of the records begin with.
 
 The file is never changed, but replaced by another in one step. It has what is wanted of the segments that are deleted
 before the first of them is; so a message is in a segment, or here, or for a while in both.
@@ -25,27 +29,38 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, LogWriteError
+from .file_header import INCARNATION_BYTES, find_seed
 from .files import Files
 from .index import big_endian, native
 from .open_files import LogFile, OpenFiles
-from .records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header
+from .records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header, find_headers
 
 logger = logging.getLogger("trio_nsq.log")
 
 FILE_NAME = "stragglers"
 _MAGIC = b"\x89NSQOLD\n"
-_VERSION = 1
+_VERSION = 2
 _HEAD = Struct(">8sIIQ")
 _CRC_END = 16
 
 
 class Index(NamedTuple):
-    """What such a file says of itself: the seed of its records, where each begins, and its size in bytes."""
+    """What such a file says of itself.
+
+    Attributes:
+        seed: What the checksums of its records begin with.
+        sequences, offsets: Of each record.
+        size: Of the file, bytes.
+        incarnation: Of the topic; None if it does not say it.
+        found: It is damaged, and was made again by the records.
+    """
 
     seed: int
     sequences: "array[int]"
     offsets: "array[int]"
     size: int
+    incarnation: bytes | None
+    found: bool = False
 
 
 class Stragglers:
@@ -69,8 +84,14 @@ class Stragglers:
         self._reported: set[int] = set()
 
     @classmethod
-    def open(cls, open_files: OpenFiles, folder: Path) -> "Stragglers | None":
-        """Those of a log; None if it has none, or their file is damaged, which is reported. Raises LogReadError."""
+    def open(cls, open_files: OpenFiles, folder: Path, incarnation: bytes) -> "Stragglers | None":
+        """Those of a log; None if it has none.
+
+        A file of another topic, or one in which nothing is undamaged, is set aside, and reported.
+
+        Raises:
+            LogReadError, LogWriteError: The operating system refused.
+        """
         path, files = folder / FILE_NAME, open_files.files
         try:
             file = open_files.open(path)
@@ -80,19 +101,35 @@ class Stragglers:
             raise LogReadError(path, exc) from exc
         try:
             with file as fd:
-                index = read_index(files, fd)
+                index = read_index(files, fd, incarnation)
         except OSError as exc:
             file.close()
             raise LogReadError(path, exc) from exc
-        if index is None:
-            file.close()
-            logger.error("%s: damaged, the messages in it are lost", path)
-            return None
-        return cls(files, file, index)
+        if index is not None and index.incarnation in (None, incarnation):
+            if index.found:
+                logger.error("%s: its beginning is damaged; its records are read all the same", path)
+            return cls(files, file, index)
+        file.close()
+        suffix, reason = (
+            (".damaged", "damaged, the messages in it are lost")
+            if index is None
+            else (".foreign", "it belongs to another topic")
+        )
+        try:
+            aside = files.set_aside(path, suffix)
+        except OSError as exc:
+            raise LogWriteError(path, exc) from exc
+        logger.error("%s: set aside as %s: %s", path, aside.name, reason)
+        return None
 
     @classmethod
     def replace(
-        cls, open_files: OpenFiles, folder: Path, records: Sequence[RecordBatch], old: "Stragglers | None"
+        cls,
+        open_files: OpenFiles,
+        folder: Path,
+        incarnation: bytes,
+        records: Sequence[RecordBatch],
+        old: "Stragglers | None",
     ) -> "Stragglers":
         """Put these records, at least one, their sequences ascending, in place of the old ones, durably.
 
@@ -101,12 +138,11 @@ class Stragglers:
         """
         path = folder / FILE_NAME
         sequences = array("Q", [record.base_sequence for record in records])
-        start = _HEAD.size + 16 * len(records)
+        start = _HEAD.size + INCARNATION_BYTES + 16 * len(records)
         offsets = array("Q", accumulate((record.record_bytes for record in records[:-1]), initial=start))
-        index = big_endian(sequences) + big_endian(offsets)
-        count = len(records).to_bytes(8, "big")
-        seed = crc32(index, crc32(count))
-        parts = [_MAGIC, _VERSION.to_bytes(4, "big"), seed.to_bytes(4, "big"), count, index]
+        checked = len(records).to_bytes(8, "big") + incarnation + big_endian(sequences) + big_endian(offsets)
+        seed = crc32(incarnation)
+        parts = [_MAGIC, _VERSION.to_bytes(4, "big"), crc32(checked).to_bytes(4, "big"), checked]
         for record in records:
             parts += (encode_header(record, seed), record.messages.data, record.note)
         content = b"".join(parts)
@@ -117,7 +153,8 @@ class Stragglers:
             file = open_files.open(path)
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
-        return cls(open_files.files, file, Index(seed, sequences, offsets, len(content)))
+        index = Index(seed, sequences, offsets, len(content), incarnation)
+        return cls(open_files.files, file, index)
 
     def read(self, sequence: int) -> RecordBatch | None:
         """The record that holds a message; None if it is not here, or is damaged, which is reported.
@@ -136,7 +173,9 @@ class Stragglers:
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
         header = decode_header(data, 0, self._seed)
-        record = decode_payload(header, data[HEADER_BYTES:]) if header is not None else None
+        record = (
+            decode_payload(header, data[HEADER_BYTES : header.record_bytes]) if header is not None else None
+        )
         if record is None and index not in self._reported:
             self._reported.add(index)
             logger.error("%s: the record at byte %d is damaged, passed over", self.path, offset)
@@ -157,19 +196,54 @@ class Stragglers:
         self._release()
 
 
-def read_index(files: Files, fd: int) -> Index | None:
-    """What the file of this descriptor says of itself; None if it is damaged. Raises OSError."""
+def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None:
+    """What the file of this descriptor says of itself; None if it is damaged, and no record in it is not.
+
+    Args:
+        files: The file system.
+        fd: See above.
+        incarnation: Of the topic; None: any.
+
+    Raises:
+        OSError: The operating system refused.
+    """
     size = files.size(fd)
     head = read_at(files, fd, _HEAD.size, 0)
     try:
         magic, version, crc, count = _HEAD.unpack(head)
     except error:
         return None  # it is shorter
-    data = read_at(files, fd, 16 * count, _HEAD.size) if 16 * count <= size else b""
-    if magic != _MAGIC or version != _VERSION or crc32(data, crc32(head[_CRC_END:])) != crc:
+    extra = INCARNATION_BYTES if version == _VERSION else 0
+    data = read_at(files, fd, extra + 16 * count, _HEAD.size) if 16 * count <= size else b""
+    if magic == _MAGIC and version in (1, _VERSION) and crc32(data, crc32(head[_CRC_END:])) == crc:
+        named, half = data[:extra], extra + 8 * count
+        seed = crc32(named) if named else crc
+        return Index(seed, native(data[extra:half]), native(data[half:]), size, named or None)
+    return _find_index(read_at(files, fd, size, 0), incarnation, version)
+
+
+def _find_index(data: bytes, incarnation: bytes | None, version: int) -> Index | None:
+    """The index of a file of this content, by its records."""
+
+    def read(size: int, offset: int) -> bytes:
+        return data[offset : offset + size]
+
+    found = None
+    if incarnation is not None:
+        found = find_seed(read, 0, len(data), 0, [crc32(incarnation)])
+    if found is None and (incarnation is None or version != _VERSION):
+        found = find_seed(read, 0, len(data), 0, ())  # of format 1, or of another topic
+    if found is None:
         return None
-    half = 8 * count
-    return Index(crc, native(data[:half]), native(data[half:]), size)
+    seed, _ = found
+    sequences, offsets, end = array("Q"), array("Q"), 0
+    for offset, header in find_headers(data, 0, seed):
+        if offset >= end and (not sequences or header.base_sequence > sequences[-1]):
+            sequences.append(header.base_sequence)
+            offsets.append(offset)
+            end = offset + header.record_bytes
+    named = data[_HEAD.size :][:INCARNATION_BYTES]
+    return Index(seed, sequences, offsets, len(data), named if crc32(named) == seed else None, found=True)
 
 
 def read_at(files: Files, fd: int, size: int, offset: int) -> bytes:

@@ -1,13 +1,14 @@
 """Checking a log without a broker, or beside one: every header, every checksum, and that no sequence is missing."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import LogReadError
+from .errors import DamagedSegmentError, ForeignSegmentError, LogReadError
 from .files import Files
+from .identity import base_in_name
 from .scan import Finding, Kind, SegmentPath, scan_segment, segment_paths
-from .segment import Segment
+from .segment import SUFFIX
 
 Progress = Callable[[int], None]
 """Told now and then how many more bytes were looked at."""
@@ -62,6 +63,7 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     """
     files = files or Files()
     segments, findings = segment_paths(folder, files)
+    findings += _set_aside(folder, files)
     report = _verify(LogReport(folder, findings=findings), segments, files, progress)
     while segments and not segments[-1].path.exists():
         # A broker has gone on to another, and deleted it, before it was its turn.
@@ -69,6 +71,19 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
         segments = [segment for segment in segment_paths(folder, files)[0] if segment.path > last]
         _verify(report, segments, files, progress)
     return report
+
+
+def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
+    """The files that a broker found among the log's own, and did not take for such. Raises LogReadError."""
+    try:
+        names = files.names(folder)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise LogReadError(folder, exc) from exc
+    for name in sorted(names):
+        if f"{SUFFIX}{ForeignSegmentError.suffix}" in name or f"{SUFFIX}{DamagedSegmentError.suffix}" in name:
+            yield Finding(Kind.NOTE, folder / name, 0, 0, "a broker has set it aside at its start")
 
 
 def verify_segment(path: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
@@ -104,7 +119,7 @@ def _verify(
 
 def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:
     size = segment_bytes(segment)
-    base_sequence = Segment.base_in_name(segment.path)
+    base_sequence = base_in_name(segment.path)
     if not report.segments:
         report.first_sequence = base_sequence
     report.segments += 1

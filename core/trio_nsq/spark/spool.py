@@ -14,7 +14,6 @@ import fcntl
 import json
 import logging
 import os
-import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +26,6 @@ from urllib.parse import quote, unquote
 from zlib_ng.zlib_ng import crc32
 
 from ..log import DiskLog, Files, OpenFiles, reasonable_limit
-from ..log.segment import Segment
 from ..protocol.errors import NSQError
 from .broker_log import Bounds
 from .manifest import BrokerBook
@@ -211,11 +209,7 @@ class _NsqdSpool:
     def __init__(self, folder: Path, first_sequence: int, open_files: OpenFiles, window: int) -> None:
         self.folder = folder
         self._files = open_files.files
-        self._log = DiskLog(folder, open_files=open_files)
-        if first_sequence and not self._log.files:
-            self._log.close()
-            Segment.create(open_files, folder, first_sequence, time.time_ns())
-            self._log = DiskLog(folder, open_files=open_files)
+        self._log = DiskLog(folder, first_sequence=first_sequence, open_files=open_files)
         self._recent = _Recent(window)
         self._noted_at = -1  # the end of the log when `recent` was written
         self._remember()

@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 from ..log.files import Files
 from ..log.gaps import Gap, gaps
+from ..log.identity import base_in_name
 from ..log.records import RecordBatch, RecordHeader, decode_payload
 from ..log.scan import ScannedRecord, scan_segment, segment_paths
-from ..log.segment import Segment
 from ..protocol.errors import NSQError
 from ..protocol.messages import pack_messages
 from .layout import Partition, partition_key
@@ -150,7 +150,7 @@ def _read(folder: Path, span: Span) -> Iterator[Spooled]:
     """The same, in order."""
     files = Files()
     segments, _ = segment_paths(folder, files)
-    kept_from = Segment.base_in_name(segments[0].path) if segments else span.end
+    kept_from = base_in_name(segments[0].path) if segments else span.end
     at = span.first
     for segment in segments:
         if segment.limit is not None and segment.limit <= at:

@@ -8,6 +8,8 @@ topics/NAME.topic/              one folder per topic (the suffix keeps a topic c
     state.json.previous         the one saved before, for when the other is damaged
     state.json.damaged          one that was damaged, set aside for people to look at
     00000000000000000000.log    segments of its log
+    00000000000000000000.log.*  a segment that was set aside: `.foreign` is another topic's, `.damaged` cannot be read
+    incarnation                 which segments are the topic's, see `Identity`
 topics/NAME.topic-deleted-N/    what is left of a deleted topic; no topic's folder can be called so
 topics/NAME.topic-importing/    a topic that is being imported, or the import was cut short
 
