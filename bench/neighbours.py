@@ -221,6 +221,26 @@ async def unfinished_bodies(attack: Attack) -> None:
         attack.under_way()
 
 
+async def unfinished_requests(attack: Attack) -> None:
+    """A hundred clients send requests to /mpub with 5 MB but for their last bytes, and then wait."""
+    host, _, port = attack.http_address.rpartition(":")
+    message = pack(">i", 1_048_000) + bytes(1_048_000)
+    body = pack(">i", 5) + 5 * message
+    head = "POST /mpub?topic=unfinished&binary=true HTTP/1.1\r\nHost: x\r\n"
+    most = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-100]
+
+    async def one() -> None:
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(most)
+            attack.done += 1
+            await stream.receive_some()  # the broker closes it
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repeat, 100, one)
+        await trio.sleep(3)
+        attack.under_way()
+
+
 TINY_MPUB = pack(">i", 1_000_000) + b"\0\0\0\1x" * 1_000_000
 
 
@@ -379,6 +399,7 @@ SCENARIOS = [
     Scenario("slow-names", slow_names, patch="slow_names", request="CREATE"),
     Scenario("connections", connections),
     Scenario("unfinished-bodies", unfinished_bodies),
+    Scenario("unfinished-requests", unfinished_requests),
     Scenario("unknown-ids", unknown_ids),
     Scenario("nops", nops),
     Scenario("seeks", seeks),

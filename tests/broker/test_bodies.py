@@ -1,6 +1,7 @@
 """Large bodies that have begun to arrive: how many of them at a time, and what becomes of the others."""
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,74 @@ import trio
 import trio.testing
 
 from broker.support import RawClient, connected, mpub, running_broker, settle
-from trio_nsq.broker.tcp.bodies import PATIENCE_S, Bodies
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.bodies import PATIENCE_S, Bodies
+from trio_nsq.protocol import Limits
 
 LARGE = mpub("t", *5 * [bytes(1_000_000)])
 AT_ONCE = 13
 """So many bodies of 5 MB are coming at a time: 64 MiB."""
+
+
+LIMITS = Limits(max_body_size=5_000_024)  # in chunks a body counts as if it were as large as it may be
+MPUB = LARGE[LARGE.index(b"\n") + 5 :]  # as /mpub takes it
+POST = b"POST /mpub?topic=t&binary=true HTTP/1.1\r\nHost: x\r\n"
+REQUESTS = {
+    "HTTP": POST + b"Content-Length: %d\r\n\r\n%b" % (len(MPUB), MPUB),
+    "HTTP in chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(MPUB), MPUB),
+}
+OK_OF_HTTP = b"\r\n\r\nOK"
+
+
+class Publisher:
+    """Publishes a large body, all but its last byte at first.
+
+    Attributes:
+        sent: The broker has taken it.
+        closed: The broker has ended the connection.
+    """
+
+    def __init__(self, raw: RawClient, kind: str) -> None:
+        self._raw = raw
+        self._kind = kind
+        self._data = LARGE if kind == "TCP" else REQUESTS[kind]
+        self.sent = self.closed = False
+
+    async def begin(self) -> None:
+        await self._raw.send(self._data[:-1])
+        self.sent = True
+
+    async def end(self) -> None:
+        """Send the rest, and expect that all is well."""
+        await self._raw.send(self._data[-1:])
+        if self._kind == "TCP":
+            while (frame := await self._raw.frame()) == (0, b"_heartbeat_"):
+                pass
+            assert frame == (0, b"OK")
+            return
+        answer = b""
+        while not answer.endswith(OK_OF_HTTP):
+            more = await self._raw.stream.receive_some(1000)
+            assert more, answer
+            answer += more
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+    async def note_close(self) -> None:
+        while await self._raw.stream.receive_some(1000):
+            pass
+        self.closed = True
+
+
+@asynccontextmanager
+async def publishing(bound: BoundAddresses, *kinds: str) -> AsyncIterator[list[Publisher]]:
+    """Clients of these kinds, each with a connection."""
+    assert bound.http_address
+    async with AsyncExitStack() as stack:
+        publishers = []
+        for kind in kinds:
+            client = connected(bound.tcp_address) if kind == "TCP" else connected(bound.http_address, b"")
+            publishers.append(Publisher(await stack.enter_async_context(client), kind))
+        yield publishers
 
 
 @pytest.fixture
@@ -21,59 +85,57 @@ def clock() -> trio.testing.MockClock:
     return trio.testing.MockClock()
 
 
+@pytest.mark.parametrize("kinds", [["TCP"], ["HTTP"], ["HTTP in chunks"], ["TCP", "HTTP"]], ids=" and ".join)
 async def test_those_that_are_too_many_wait_and_get_room_from_those_that_are_done(
-    tmp_path: Path, clock: trio.testing.MockClock
+    kinds: list[str], tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(20)]
-        arrived: list[RawClient] = []
-
-        async def begin(client: RawClient) -> None:
-            await client.send(LARGE[:-1])
-            arrived.append(client)
-
-        async with trio.open_nursery() as nursery:
-            for client in clients:
-                nursery.start_soon(begin, client)
+    kinds = 20 // len(kinds) * kinds
+    async with (
+        running_broker(tmp_path / "d", sync="interval", limits=LIMITS) as bound,
+        publishing(bound, *kinds) as publishers,
+        trio.open_nursery() as nursery,
+    ):
+        for publisher in publishers:
+            nursery.start_soon(publisher.begin)
+        ended = set[Publisher]()
+        for done in range(20):  # whoever has room ends its body, and another has the room
             await settle()
-            assert len(arrived) == AT_ONCE
-            for done in range(20):  # whoever has room ends its body, and another has the room
-                await settle()
-                assert len(arrived) == min(AT_ONCE + done, 20)
-                await arrived[done].send(LARGE[-1:])
-                await arrived[done].ok()
+            sent = [publisher for publisher in publishers if publisher.sent]
+            assert len(sent) == min(AT_ONCE + done, 20)
+            last = next(publisher for publisher in sent if publisher not in ended)
+            await last.end()
+            ended.add(last)
 
 
+@pytest.mark.parametrize("kind", ["TCP", "HTTP", "HTTP in chunks"])
 async def test_whoever_stalls_is_closed_when_others_wait(
-    tmp_path: Path, clock: trio.testing.MockClock
+    kind: str, tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    closed: list[RawClient] = []
-
-    async def note_close(client: RawClient) -> None:
-        while (frame := await client.frame()) is not None:
-            assert frame == (0, b"_heartbeat_")
-        closed.append(client)
-
-    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
-        stalled = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(AT_ONCE)]
-        async with trio.open_nursery() as nursery:
-            for client in stalled:
-                nursery.start_soon(client.send, LARGE[:-1])
-            await settle()
-            for client in stalled:
-                nursery.start_soon(note_close, client)
-            clock.jump(PATIENCE_S - 1)
-            await settle()
-            other = await stack.enter_async_context(connected(bound.tcp_address))
-            await other.publish("t", b"a small one needs no room")
-            nursery.start_soon(other.send, LARGE)
-            await settle()
-            assert not closed
-            clock.jump(1)
-            await other.ok()
-            await settle()
-            assert len(closed) == 1
-            nursery.cancel_scope.cancel()
+    async with (
+        running_broker(tmp_path / "d", sync="interval", limits=LIMITS) as bound,
+        publishing(bound, *AT_ONCE * [kind]) as stalled,
+        publishing(bound, kind) as (other,),
+        connected(bound.tcp_address) as small,
+        trio.open_nursery() as nursery,
+    ):
+        for publisher in stalled:
+            nursery.start_soon(publisher.begin)
+        await settle()
+        for publisher in stalled:
+            nursery.start_soon(publisher.note_close)
+        clock.jump(PATIENCE_S - 1)
+        await settle()
+        await small.publish("t", b"a small one needs no room")
+        nursery.start_soon(other.begin)
+        await settle()
+        assert not other.sent
+        assert not any(publisher.closed for publisher in stalled)
+        clock.jump(1)
+        await settle()
+        assert other.sent
+        await other.end()
+        assert sum(publisher.closed for publisher in stalled) == 1
+        nursery.cancel_scope.cancel()
 
 
 class _Client:

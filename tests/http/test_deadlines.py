@@ -93,6 +93,26 @@ ROUTES = [
 ]
 
 
+class NoRoom:
+    """There is never room for a large body."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def admit(self, client: object, missing: int) -> bool:
+        return False
+
+    async def wait(self, client: object, missing: int) -> None:
+        self.waiting += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.waiting -= 1
+
+    def leave(self, client: object) -> None:
+        pass
+
+
 class Client:
     """The client's end of a connection that is being served."""
 
@@ -120,7 +140,7 @@ class Client:
 
 @asynccontextmanager
 async def connected(
-    *more: Route, lockstep: bool = False, on_request: OnRequest | None = None
+    *more: Route, lockstep: bool = False, on_request: OnRequest | None = None, bodies: NoRoom | None = None
 ) -> AsyncGenerator[Client, None]:
     """A connection; with `lockstep` the server can send only what the client is receiving, or little more."""
     ours: trio.abc.HalfCloseableStream
@@ -137,6 +157,7 @@ async def connected(
         theirs,
         Router([*ROUTES, *more]),
         on_request=on_request,
+        bodies=bodies,
         poller=poller,
         idle_timeout_s=IDLE_S,
         request_timeout_s=REQUEST_S,
@@ -194,6 +215,18 @@ async def test_dribbled_request_is_closed(start: bytes, autojump_clock: MockCloc
             rest = rest[1:]
         await dribble(client, rest)
         assert await client.end_s() == 50 + REQUEST_S
+
+
+async def test_request_that_waits_for_room_has_no_more_time(autojump_clock: MockClock) -> None:
+    bodies = NoRoom()
+    async with connected(Route("POST", "/mpub", ping, len(LONG)), bodies=bodies) as client:
+        await client.stream.send_all(POST.replace(b"pub", b"mpub").replace(b": 5", b": 1000000"))
+        await trio.sleep(10)
+        await client.stream.send_all(LONG[:100_000])
+        await trio.sleep(1)
+        assert bodies.waiting == 1
+        assert await client.end_s() == REQUEST_S
+    assert bodies.waiting == 0
 
 
 async def test_request_that_begins_with_the_end_of_another_has_its_own_time(

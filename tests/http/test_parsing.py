@@ -1,6 +1,7 @@
 """Bytes in, requests out: whole, byte by byte, and with another request on each side."""
 
 import logging
+import tracemalloc
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -354,6 +355,50 @@ def test_many_small_chunks_do_not_count_as_head() -> None:
     assert dribble(reader, b"1\r\nx\r\n" * 100, 4 * MAX_HEAD_BYTES)[1] == []
     (exchange,) = reader.receive_data(b"0\r\n\r\n")
     assert isinstance(exchange.answer, Route)
+
+
+@pytest.mark.parametrize(
+    ("header", "size"), [(b"Content-Length: 300000\r\n", 300_000), (b"Transfer-Encoding: chunked\r\n", 10**9)]
+)
+def test_a_large_body_that_has_begun_to_come_says_how_long_it_can_become(header: bytes, size: int) -> None:
+    chunk = b"x" * 0x1000
+    piece, end = (chunk, b"") if b"Length" in header else (b"1000\r\n" + chunk + b"\r\n", b"0\r\n\r\n")
+    reader = RequestReader(ROUTER, "")
+    reader.receive_data(post(header, path=b"/mpub"))
+    for _ in range(16):
+        reader.receive_data(piece)
+        assert reader.unfinished_bytes == 0  # a small one needs no room
+    for _ in range(57):
+        reader.receive_data(piece)
+        assert reader.unfinished_bytes == size
+    (exchange,) = reader.receive_data(end or b"x" * (300_000 - 73 * 0x1000))
+    assert isinstance(exchange.answer, Route)
+    assert reader.unfinished_bytes == 0
+
+
+def test_a_large_body_that_is_refused_is_waited_for_no_more() -> None:
+    reader = RequestReader(ROUTER, "")
+    reader.receive_data(post(b"Transfer-Encoding: chunked\r\n", b"20000\r\n" + b"x" * 0x20000, path=b"/mpub"))
+    assert reader.unfinished_bytes
+    (exchange,) = reader.receive_data(b"\r\nx\r\n")
+    assert answer_of(exchange) == (400, '{"message":"INVALID_REQUEST"}')
+    assert reader.unfinished_bytes == 0
+
+
+def test_a_body_takes_little_more_memory_than_its_bytes_and_none_when_it_is_handed_out() -> None:
+    reader = RequestReader(ROUTER, "")
+    tracemalloc.start()
+    try:
+        reader.receive_data(post(b"Transfer-Encoding: chunked\r\n", path=b"/mpub"))
+        for _ in range(250):
+            reader.receive_data(b"2\r\nxx\r\n" * 1000)
+        assert tracemalloc.get_traced_memory()[0] < 600_000
+        (exchange,) = reader.receive_data(b"0\r\n\r\n")
+        assert len(exchange.request.body) == 500_000
+        del exchange
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_full_buffers_of_pipelined_requests_do_not_count_as_one_head() -> None:

@@ -17,6 +17,7 @@ from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog, ReadWouldWaitError, is_disk_full
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
+from .bodies import Bodies
 from .cold_reads import ColdReads
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
 from .errors import DeletedError, LimitReached, PublishRefused, SaveError, StartupError
@@ -37,7 +38,6 @@ from .state.seeking import Move
 from .state.topic import Checkpoint, Topic
 from .storage.data_folder import ID_RESERVE, DataFolder
 from .storage.saver import Saver
-from .tcp.bodies import Bodies
 from .tcp.connection import Connection
 from .tcp.poller import Poller
 

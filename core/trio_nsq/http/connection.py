@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from email.utils import formatdate
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import trio
 
@@ -42,13 +42,29 @@ OnRequest: TypeAlias = Callable[[Request, int, float], None]
 as much as is known; method and path are `""` if that is nothing. It must not raise."""
 
 
+class Bodies(Protocol):
+    """Room for large bodies, over all connections."""
+
+    def admit(self, client: "Connection", missing: int) -> bool:
+        """Whether a client may send on: it has room, or there is some for what is missing of its body."""
+
+    async def wait(self, client: "Connection", missing: int) -> None:
+        """Wait for room, which the client then has."""
+
+    def leave(self, client: "Connection") -> None:
+        """Take back the client's room, if it has any."""
+
+
 class Connection:
     """A connected client, until `run` returns.
 
     Args:
         stream: To be closed afterwards.
         reader: Takes what the client sends.
-        on_request, idle_timeout_s, request_timeout_s: As for `serve_connection`.
+        on_request, idle_timeout_s, request_timeout_s, bodies: As for `serve_connection`.
+
+    Attributes:
+        peer: The client's address, as in its requests.
     """
 
     def __init__(
@@ -58,20 +74,31 @@ class Connection:
         on_request: OnRequest | None,
         idle_timeout_s: float,
         request_timeout_s: float,
+        bodies: Bodies | None,
     ) -> None:
+        self.peer = reader.peer
         self._stream = stream
         self._reader = reader
         self._watchdog = trio.CancelScope()
         self._on_request = on_request
         self._idle_timeout_s = idle_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._bodies = bodies
+        self._takes_room = False  # of the bodies, or waits for it
         self._exchanges: deque[Exchange] = deque()  # to be answered
         self._has_begun = False  # a further request has, and its time is not set
 
     async def run(self) -> None:
         """Serve the client until it leaves, breaks the rules or is too slow. Raises trio.BrokenResourceError."""
-        with self._watchdog:
-            await self._serve()
+        try:
+            with self._watchdog:
+                await self._serve()
+        finally:
+            self._give_room_back()
+
+    def close(self) -> None:
+        """End the connection soon, from outside."""
+        self._watchdog.cancel()
 
     async def _serve(self) -> None:
         self._allow(self._idle_timeout_s)
@@ -81,6 +108,8 @@ class Connection:
                     await self._linger()
                     return
             self._time_request()
+            if self._bodies is not None and not self._has_room():
+                await self._bodies.wait(self, self._reader.unfinished_bytes)
             if self._reader.continue_expected:
                 self._reader.continue_expected = False
                 await self._stream.send_all(_CONTINUE)
@@ -96,8 +125,22 @@ class Connection:
         was_at_rest = self._reader.at_rest
         exchanges = self._reader.receive_data(data)
         self._exchanges += exchanges
+        if self._takes_room and not self._reader.unfinished_bytes:
+            self._give_room_back()
         # Once for each request: further bytes of it give it no more time.
         self._has_begun = not self._reader.at_rest and (was_at_rest or bool(exchanges))
+
+    def _has_room(self) -> bool:
+        """Whether the rest of a large body may come."""
+        if not self._reader.unfinished_bytes or self._bodies is None:
+            return True
+        self._takes_room = True
+        return self._bodies.admit(self, self._reader.unfinished_bytes)
+
+    def _give_room_back(self) -> None:
+        if self._takes_room and self._bodies is not None:
+            self._takes_room = False
+            self._bodies.leave(self)
 
     def _time_request(self) -> None:
         """Once everything before it is answered: let the time run that a request has to arrive."""

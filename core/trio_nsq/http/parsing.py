@@ -22,6 +22,11 @@ MAX_HEAD_BYTES = 64 * 1024
 """How much of a request, its body aside, is read at most before it is refused with 431. Servers' usual limits lie
 between 8 and 64 KiB. What comes in the same read as the byte that ends the head is not counted."""
 
+_LARGE_BYTES = 64 * 1024
+"""A body of which more than that has come is large."""
+_PIECE_BYTES = 4096
+"""What comes in smaller pieces is gathered: an object for each would take more memory than what is in them."""
+
 # Clients ask for the same again and again; what is remembered is bounded.
 _KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
 _split_known = lru_cache(_KNOWN_TARGETS)(split_target)
@@ -64,15 +69,18 @@ class RequestReader:
         peer: Goes into each `Request`.
 
     Attributes:
+        peer: As given.
         at_rest: No part of a further request has arrived.
         continue_expected: The client waits for `100 Continue` before it sends its body, which is welcome. Whoever
             sends that clears this.
+        unfinished_bytes: What the large body that is arriving comes to, or may come to if it does not say; 0 if there
+            is none.
     """
 
     def __init__(self, router: Router, peer: str) -> None:
         self.continue_expected = False
         self._router = router
-        self._peer = peer
+        self.peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._exchanges: list[Exchange] = []
         self._loose_bytes = 0
@@ -122,10 +130,12 @@ class RequestReader:
         return line + "".join(headers).encode("latin-1") + b"\r\n"
 
     def _refuse(self, response: Response) -> None:
+        self._body.clear()
+        self.unfinished_bytes = 0
         self._exchanges.append(Exchange(self._request(b""), response, keep_alive=False, chunked=False))
 
     def _request(self, body: bytes) -> Request:
-        return Request(self._method, self._path, self._query, self._headers, body, self._peer, self._target)
+        return Request(self._method, self._path, self._query, self._headers, body, self.peer, self._target)
 
     # What follows is called by httptools.
 
@@ -136,8 +146,9 @@ class RequestReader:
         self._query: Mapping[str, str] = {}
         self._headers: dict[str, str] = {}
         self._url = b""
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self.unfinished_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -163,7 +174,8 @@ class RequestReader:
         self._keep_alive = parser.should_keep_alive()
         self._answer = answer = self._resolve()
         self._max_body_bytes = answer.max_body_bytes if isinstance(answer, Route) else DEFAULT_MAX_BODY_BYTES
-        if int(headers.get("content-length", 0)) > self._max_body_bytes:
+        self._most_bytes = int(headers.get("content-length", self._max_body_bytes))
+        if self._most_bytes > self._max_body_bytes:
             self._refuse_body()
         if self._method == "CONNECT":  # what follows is not HTTP, and no route has this method
             raise _Refused(answer if isinstance(answer, Response) else _INVALID_REQUEST)
@@ -199,7 +211,14 @@ class RequestReader:
         self._body_bytes += len(body)
         if self._body_bytes > self._max_body_bytes:
             self._refuse_body()
-        self._body.append(body)
+        if self._body_bytes > _LARGE_BYTES:
+            self.unfinished_bytes = self._most_bytes
+        if len(body) >= _PIECE_BYTES or not self._body:
+            self._body.append(body)
+        elif isinstance(last := self._body[-1], bytearray):
+            last += body
+        else:
+            self._body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
         if self._upgrade:
@@ -207,7 +226,9 @@ class RequestReader:
         self._loose_bytes = 0
         self.continue_expected = False
         self.at_rest = True
+        self.unfinished_bytes = 0
         request = self._request(b"".join(self._body))
+        self._body.clear()  # the client may rest now
         self._exchanges.append(Exchange(request, self._answer, self._keep_alive, self._chunked))
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from .connection import RECEIVE_BYTES, Connection, OnRequest, head_of
+from .connection import RECEIVE_BYTES, Bodies, Connection, OnRequest, head_of
 from .messages import Response
 from .parsing import Exchange, RequestReader
 from .routing import Route
@@ -47,7 +47,7 @@ class PolledConnection(Connection):
 
     Args:
         stream: For the task.
-        reader, on_request, idle_timeout_s, request_timeout_s: As for `Connection`.
+        reader, on_request, idle_timeout_s, request_timeout_s, bodies: As for `Connection`.
         sock: The same, non-blocking.
         poller: Who hears it.
     """
@@ -59,11 +59,12 @@ class PolledConnection(Connection):
         on_request: OnRequest | None,
         idle_timeout_s: float,
         request_timeout_s: float,
+        bodies: Bodies | None,
         *,
         sock: socket.socket,
         poller: Poller,
     ) -> None:
-        super().__init__(stream, reader, on_request, idle_timeout_s, request_timeout_s)
+        super().__init__(stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies)
         self._sock = sock
         self._poller = poller
         self._holder = _Holder.TASK
@@ -184,7 +185,7 @@ class PolledConnection(Connection):
                     if self._response is None:
                         return
                 self._send_response()
-            if self._unsent or self._reader.continue_expected:
+            if self._unsent or self._reader.continue_expected or not self._has_room():
                 self._hand_over()
             else:
                 self._time_request()

@@ -5,7 +5,7 @@ import socket
 import trio
 
 from ..protocol.address import format_peer
-from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest
+from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Bodies, Connection, OnRequest
 from .parsing import RequestReader
 from .polled import PolledConnection, Poller
 from .routing import Router
@@ -18,6 +18,7 @@ async def serve_connection(
     peer: str | None = None,
     on_request: OnRequest | None = None,
     poller: Poller | None = None,
+    bodies: Bodies | None = None,
     idle_timeout_s: float = IDLE_TIMEOUT_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> None:
@@ -32,20 +33,21 @@ async def serve_connection(
         on_request: See `OnRequest`; None for nobody.
         poller: Hears the client instead of the task that this is called in, if the stream is a socket; None: the
             task does.
+        bodies: Gives large bodies room, for which the client waits; None: there is always room.
         idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
         request_timeout_s: See `REQUEST_TIMEOUT_S`.
     """
     reader = RequestReader(router, peer_of(stream) if peer is None else peer)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
-        connection = Connection(stream, reader, on_request, idle_timeout_s, request_timeout_s)
+        connection = Connection(stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies)
     else:
         # The plain socket can be used without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         connection = PolledConnection(
-            stream, reader, on_request, idle_timeout_s, request_timeout_s, sock=sock, poller=poller
+            stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies, sock=sock, poller=poller
         )
     try:
         await connection.run()

@@ -32,6 +32,7 @@ class HTTPServer:
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._server = server
         self._poller = server.poller
+        self._bodies = server.bodies
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
@@ -39,7 +40,9 @@ class HTTPServer:
     async def handle_http(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTP listener."""
         try:
-            await serve_connection(stream, self._plain_router, on_request=log_request, poller=self._poller)
+            await serve_connection(
+                stream, self._plain_router, on_request=log_request, poller=self._poller, bodies=self._bodies
+            )
         except Exception:
             # A mistake of ours: it must not reach the other clients.
             logger.exception("HTTP: internal error")
@@ -58,7 +61,9 @@ class HTTPServer:
         try:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 await secure.do_handshake()
-            await serve_connection(secure, self._router, peer=peer, on_request=log_request)
+            await serve_connection(
+                secure, self._router, peer=peer, on_request=log_request, bodies=self._bodies
+            )
         except trio.TooSlowError:
             logger.warning("http: TLS handshake error from %s: it took too long", peer)
         except (TLSError, trio.BrokenResourceError) as exc:

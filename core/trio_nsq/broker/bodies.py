@@ -6,7 +6,7 @@ from typing import Protocol
 
 import trio
 
-from ...protocol.limits import MIB
+from ..protocol.limits import MIB
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -42,7 +42,7 @@ class Bodies:
 
         Args:
             client: It keeps its room until this is called with 0, or `leave`.
-            missing: Bytes that are still to come of its body; 0 if there is none.
+            missing: Bytes that are still to come of its body, or may come; 0 if there are none.
         """
         if not missing:
             self.leave(client)
