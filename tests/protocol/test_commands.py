@@ -1,5 +1,6 @@
 """Commands on the wire: each both ways, whole, byte by byte, split anywhere and with others behind it."""
 
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -682,6 +683,27 @@ def test_what_is_missing_of_a_large_body_is_known_and_put_together_once(verb: st
     assert reader.next_command() is None
     reader.receive_data(b"NOP\n")
     assert reader.next_command() == NoOperation()
+
+
+@pytest.mark.parametrize("verb", ["PUB", "MPUB"])
+def test_a_large_body_is_forgotten_when_it_is_handed_out(verb: str) -> None:
+    reader = reader_in(State.INIT)
+    content = int32(1) + int32(500_000) + bytes(500_000)
+    if verb == "PUB":
+        content = content[8:]
+    tracemalloc.start()
+    try:
+        reader.receive_data(verb.encode() + b" t\n" + int32(len(content)))
+        assert reader.next_command() is None
+        for start in range(0, len(content), 10_000):
+            reader.receive_data(content[start : start + 10_000])
+            command = reader.next_command()
+        assert isinstance(command, Publish)
+        del command
+        assert reader.next_command() is None
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_behind_a_large_body_the_next_command_is_found_and_a_small_one_is_not_waited_for() -> None:

@@ -233,7 +233,10 @@ class CommandReader:
         if self._position == len(self._buffer) and not self._eof:
             return None  # the most frequent answer of all
         if self._body is not None:
-            return self._read_body(self._body)
+            command = self._read_body(self._body)
+            if self._position == len(self._buffer):  # it may be large, and the client may rest now
+                self._buffer, self._position, self._scanned = b"", 0, 0
+            return command
         if not self.greeted and not self._read_magic():
             return None
         buffer, position = self._buffer, self._position
