@@ -21,7 +21,7 @@ from .completing import complete_topic
 from .connecting import Connecting, tcp_connection
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
-from .options import TCP_OPTION, http_address, tcp_address
+from .options import HTTP_OPTION, TCP_OPTION, http_address, tcp_address
 from .output import count_of, quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
 from .params import delimiter, duration_text, long_duration, topic_name
@@ -36,6 +36,17 @@ RATED_READ_BYTES = 4096
 _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 INPUT, SENDING = "Input", "Sending"
+
+
+class _PubCommand(DocumentedCommand):
+    def note_repeated(self, ctx: click.Context, text: str) -> None:
+        if text.startswith((TCP_OPTION, HTTP_OPTION)):
+            raise click.UsageError(
+                f"{text}, and messages go to one broker. Start a 'qcli pub' for each: ... | "
+                f"tee >(qcli pub TOPIC {TCP_OPTION} A) | qcli pub TOPIC {TCP_OPTION} B",
+                ctx,
+            )
+        super().note_repeated(ctx, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class _Request:
 
 @click.command(
     "pub",
-    cls=DocumentedCommand,
+    cls=_PubCommand,
     short_help="Publish lines to a topic.",
     examples=[
         Example("a file, one message per line", "cat access.log | qcli pub clicks"),
@@ -90,6 +101,9 @@ class _Request:
         "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is asked for. With nsqd, another HTTP "
         "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be there twice after a lost "
         "connection; standard error says how many at most.",
+        "Several brokers": "Messages go to one broker. For the same messages on several, start a command for each: "
+        f"'... | tee >(qcli pub TOPIC {TCP_OPTION} A) | qcli pub TOPIC {TCP_OPTION} B'. While one of them is "
+        "waited for, the others wait, too.",
         "Interruption": "At a signal nothing more is read, and the messages that had been read are published. One "
         "that had been read in part only is not. With --rate, those that were not yet due are not either. The "
         "report on standard error counts both. While the broker is away a signal ends the command at once, and what "

@@ -1,6 +1,8 @@
 """Options that are given more than once: commands that work with several brokers, and those that take one value."""
 
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ import click
 import pytest
 
 from cli.ours import only_ours
-from cli.support import Cli, Result, Run
+from cli.support import DEADLINE_S, Cli, Result, Run, command_line
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
 from qcli.commands import GoFlagsCommand
@@ -197,6 +199,30 @@ def test_a_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, optio
     refused = run_here(nowhere, *line.split())
     assert refused.code == ExitCode.USAGE
     assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
+
+
+@pytest.mark.parametrize("option", ["--nsqd-tcp-address", "--nsqd-http-address"])
+def test_pub_says_how_several_brokers_get_the_same(run_here: Run, nowhere: Cli, option: str) -> None:
+    refused = run_here(nowhere, "pub", "t", option, "h:1", option, "h:2")
+    assert refused.code == ExitCode.USAGE
+    assert refused.err.endswith(
+        f"Error: {option} is given 2 times, and messages go to one broker. Start a 'qcli pub' for each: "
+        "... | tee >(qcli pub TOPIC --nsqd-tcp-address A) | qcli pub TOPIC --nsqd-tcp-address B\n"
+    )
+
+
+def test_what_pub_says_of_several_brokers_works(
+    nowhere: Cli, broker: Broker, other: Broker, topic: str
+) -> None:
+    first, last = (
+        shlex.join(command_line("pub", "-q", topic, "--nsqd-tcp-address", each.tcp_address))
+        for each in (broker, other)
+    )
+    line = ["bash", "-c", f"tee >({first}) | {last}"]
+    subprocess.run(line, input=b"a\nb\n", timeout=DEADLINE_S, check=True, env=nowhere.environment())
+    for each in (broker, other):
+        each.create(topic, "c")
+        assert each.channel_stats(topic, "c")["depth"] == 2
 
 
 def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
