@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -17,6 +16,9 @@ from .errors import Failure
 from .output import talk
 from .serve_config import ConfigFile, read_config
 from .serve_options import LOG_LEVELS, Setting
+
+if TYPE_CHECKING:
+    import logging
 
 
 def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
@@ -69,6 +71,8 @@ def reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: logg
     ):
         setting = settings["log_level"]
         word = setting.type_cast_value(ctx, new.values.get("log_level", setting.default))
+        import logging  # not needed to show help
+
         logging.getLogger("trio_nsq").setLevel(LOG_LEVELS[word])
         logger.info("reload: the log level is %s", word)
     for name in sorted(config.values.keys() | new.values.keys()):

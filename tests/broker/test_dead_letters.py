@@ -204,22 +204,21 @@ async def test_ephemeral_topics_and_channels(tmp_path: Path, origin: str) -> Non
 # ---------------------------------------------------------------------- what cannot be
 
 
-async def test_loops_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["", "#ephemeral"])
+async def test_loops_are_refused(tmp_path: Path, kind: str) -> None:
+    a, b, c, d = (name + kind for name in "abcd")
     async with running_api(tmp_path / "d") as api:
-        assert (await configure(api, "a", "x", dead_letter_topic="b"))[0] == 200
-        assert (await configure(api, "b", "x", dead_letter_topic="c"))[0] == 200
-        assert (await configure(api, "b", "y", dead_letter_topic="c"))[0] == 200
+        assert (await configure(api, a, "x", dead_letter_topic=b))[0] == 200
+        assert (await configure(api, b, "x", dead_letter_topic=c))[0] == 200
+        assert (await configure(api, b, "y", dead_letter_topic=c))[0] == 200
         for channel in ("x", "y"):
-            assert await configure(api, "c", channel, dead_letter_topic="a") == (
-                400,
-                {
-                    "message": "INVALID_SETTING: dead_letter_topic is a, whose own dead letters end up in c again"
-                },
-            )
-        status, answer = await configure(api, "a", "x", dead_letter_topic="a")
+            reason = f"dead_letter_topic is {a}, whose own dead letters end up in {c} again"
+            refused = 400, {"message": f"INVALID_SETTING: {reason}"}
+            assert await configure(api, c, channel, dead_letter_topic=a) == refused
+        status, answer = await configure(api, a, "x", dead_letter_topic=a)
         assert status == 400
         assert answer["message"].startswith("INVALID_SETTING: dead_letter_topic is the topic itself")
-        assert (await configure(api, "c", "x", dead_letter_topic="d"))[0] == 200
+        assert (await configure(api, c, "x", dead_letter_topic=d))[0] == 200
 
 
 async def test_a_chain_is_none(tmp_path: Path) -> None:

@@ -59,10 +59,11 @@ def test_the_default_leaves_descriptors_for_files(
 ) -> None:
     """A quarter for logs, 64 for the rest; then half each for TCP and HTTP."""
     assert connection_limit(0) == (256 - 64 - 64) // 2
+    assert connection_limit(0, 3) == (256 - 64 - 64) // 3
     assert connection_limit(3) == 3
     assert not caplog.text
     assert connection_limit(1000) == 64
-    assert "--max-connections is 1000, but there are descriptors for 64 only" in caplog.text
+    assert "--max-connections is 1000, but the process may open files for 64 only" in caplog.text
 
 
 async def test_new_topics_work_while_clients_have_all_their_descriptors(

@@ -20,20 +20,20 @@ _LINGER_S = 1.0
 _FEWEST = 16
 
 
-def possible_connections() -> int:
-    """How many clients over TCP, and as many over HTTP, have a descriptor each, besides those that logs need."""
+def possible_connections(listeners: int) -> int:
+    """How many clients of each of so many listeners have a descriptor each, besides those that logs need."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 2**31
-    return max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // 2)
+    return max(_FEWEST, (limit - reasonable_limit() - _OTHER_DESCRIPTORS) // listeners)
 
 
-def connection_limit(asked: int) -> int:
-    """How many there may be where `--max-connections` asks for so many; 0: as many as are possible."""
-    possible = possible_connections()
+def connection_limit(asked: int, listeners: int = 2) -> int:
+    """How many each listener may have where `--max-connections` asks for so many; 0: as many as are possible."""
+    possible = possible_connections(listeners)
     if asked > possible:
         logger.warning(
-            "--max-connections is %d, but there are descriptors for %d only; raise the limit with 'ulimit -n'",
+            "--max-connections is %d, but the process may open files for %d only. Raise the limit: ulimit -n",
             asked, possible,
         )  # fmt: skip
     return min(asked or possible, possible)

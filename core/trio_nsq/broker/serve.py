@@ -109,7 +109,7 @@ async def _serve_folder(
             workers.start_soon(_keep_running, push, name=push)
         server.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
-        most = connection_limit(options.max_connections)
+        most = connection_limit(options.max_connections, len(opened))
         secure = Admission(
             "HTTPS", most, http_server.handle_https, b""
         )  # before a handshake nothing can be said
@@ -150,6 +150,9 @@ async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
                 logger.info("reload: read the CAs of auth servers")
         except StartupError as exc:
             logger.error("reload: %s; what was read before stays in use", exc)
+        except Exception:
+            # A defect of ours: the broker goes on with what it has.
+            logger.exception("reload failed; what was read before stays in use")
 
 
 async def _keep_running(job: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -471,7 +471,7 @@ class Server:
             if is_ephemeral(name):
                 if topic in self.broker.never_saved:
                     await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
-                self._topic_to_use(topic_name)
+                    self._check_channel_limit(self._topic_to_use(topic_name), name)
                 return self._channel(topic_name, name, private=private)
 
             def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
@@ -525,8 +525,9 @@ class Server:
         Raises:
             OSError: Nothing was deleted.
         """
-        if (under_way := self._deleting.get(topic.name)) is not None:
+        while (under_way := self._deleting.get(topic.name)) is not None:
             await under_way.wait()
+        if self.broker.topics.get(topic.name) is not topic:
             return
         self._deleting[topic.name] = trio.Event()
         try:
@@ -636,6 +637,8 @@ class Server:
             cancelled.extend(channel.cancel(sequences))
 
         await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
+        if len(cancelled) < len(sequences):
+            await self.save(channel.topic)  # one that came due meanwhile is kept, and the state lacks it
         return cancelled
 
     async def dispose(self, channel: Channel, messages: Sequence[Aside]) -> int:
@@ -762,11 +765,12 @@ class Server:
             names = await lookup.channels(topic.name)
             if self._stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            if 0 < self.options.max_channels < len(names):
+            if 0 < self.options.max_channels < len(topic.channels.keys() | set(names)):
                 logger.warning(
-                    "%s: of %d channels elsewhere --max-channels leaves out some", topic.name, len(names)
+                    "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
                 )
-                names = names[: self.options.max_channels]
+                room = self.options.max_channels - len(topic.channels)
+                names = [name for name in names if name not in topic.channels][:room]
             durable = [name for name in names if not is_ephemeral(name)]
 
             def plan(checkpoint: Checkpoint) -> None:

@@ -132,7 +132,7 @@ class Saver:
         """Change a topic durably: save the state with the change first, and make the change only then.
 
         Args:
-            topic: Which topic. If it is ephemeral, the change is just made.
+            topic: Which topic. If it is ephemeral, nothing is written.
             plan: Puts the change into the checkpoint that is saved. What it raises is raised here, and nothing changes.
             apply: Makes the change. No other state of the topic is saved between the two.
             with_others: One write may save this change together with others of its kind.
@@ -142,7 +142,7 @@ class Saver:
             DeletedError: The topic is deleted; likewise.
         """
         if topic.ephemeral:
-            apply()
+            self._change_ephemeral(topic, plan, apply)
             return
         change = _Change(plan, apply, with_others)
         changes = self._changes.setdefault(topic, [])
@@ -168,12 +168,21 @@ class Saver:
     ) -> None:
         """As `change`, for a topic that the caller has `locked`."""
         if topic.ephemeral:
-            apply()
+            self._change_ephemeral(topic, plan, apply)
             return
         change = _Change(plan, apply, False)
         await self._save(topic, [change])
         if change.error is not None:
             raise change.error
+
+    def _change_ephemeral(
+        self, topic: Topic, plan: Callable[[Checkpoint], None], apply: Callable[[], None]
+    ) -> None:
+        """As `change`; the checkpoint is thrown away, but what refuses the change is found in `plan`."""
+        if self._broker.topics.get(topic.name) is not topic:
+            raise DeletedError(topic.name)
+        plan(topic.checkpoint())
+        apply()
 
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, as it is now or later, is on disk.
@@ -195,11 +204,11 @@ class Saver:
 
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with changes, and make these."""
-        await self.keeper.look(topic)
-        self._saved[topic] = next(self._tickets)
-        self._broker.changed.discard(topic.name)
-        checkpoint = topic.checkpoint()
         try:
+            await self.keeper.look(topic)
+            self._saved[topic] = next(self._tickets)
+            self._broker.changed.discard(topic.name)
+            checkpoint = topic.checkpoint()
             for change in changes:
                 change.put_into(checkpoint)
             for _ in checkpoint.encode():
@@ -272,20 +281,26 @@ class Saver:
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
-            try:
-                await self._look_at_due()
-                if self._spare_room.is_short:
-                    await self._find_room()
-                await self._save_changed(1)
-                if not self._spare_room.is_well:
-                    await trio.to_thread.run_sync(self._spare_room.look_again, limiter=self._threads)
-            except Exception:
-                # A defect of ours: the broker goes on, and the next checkpoint tries again.
-                logger.exception("the checkpoint failed")
+            for step in (self._look_at_due, self._find_room, self._save_some, self._look_for_room):
+                try:
+                    await step()
+                except Exception:
+                    # A defect of ours: the other steps go on, and the next checkpoint tries again.
+                    logger.exception("a part of the checkpoint failed")
             took_s = trio.current_time() - started_s
+
+    async def _save_some(self) -> None:
+        await self._save_changed(1)
+
+    async def _look_for_room(self) -> None:
+        """If there was no room lately: find out whether there is some again."""
+        if not self._spare_room.is_well:
+            await trio.to_thread.run_sync(self._spare_room.look_again, limiter=self._threads)
 
     async def _find_room(self) -> None:
         """On a full disk: have those topics saved that have something to lose then."""
+        if not self._spare_room.is_short:
+            return
         for number, topic in enumerate(list(self._broker.topics.values())):
             if not topic.ephemeral and self.keeper.has_room_to_give(topic):
                 self._broker.changed.add(topic.name)
@@ -300,7 +315,12 @@ class Saver:
                 continue
             async with self.locked(topic):
                 is_there = self._broker.topics.get(name) is topic
-                if is_there and not topic.ephemeral and await self.keeper.has_work(topic):
+                try:
+                    if is_there and not topic.ephemeral and await self.keeper.has_work(topic):
+                        self._broker.changed.add(name)
+                except Exception:
+                    # A defect of ours: the save that follows says what is wrong, and the others are looked at.
+                    logger.exception("topic %s: retention failed", name)
                     self._broker.changed.add(name)
 
     async def save_all(self) -> None:
