@@ -1,8 +1,10 @@
 """A full disk: what the broker refuses, what it does all the same, and how it finds out that there is room again."""
 
 import errno
+import gc
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,40 @@ async def test_a_file_that_is_finished_goes_although_it_is_the_last(tmp_path: Pa
         await client.subscribe("t", "c", 1)
         assert (await client.message()).body == b"next"
     assert logs(tmp_path) == [f"{len(accepted):020}.log"]
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+async def test_what_goes_is_free_at_once(tmp_path: Path, sync: str) -> None:
+    """Not when the garbage collector comes by, who has little to do in an idle broker."""
+    files = small_files(tmp_path)
+    gc.disable()
+    try:
+        async with running_api(tmp_path / "d", files=files, sync=sync, **FAST) as api:
+            await api.tcp.subscribe("t", "c", 5)
+            for _ in range(3):
+                await finish(api.tcp, await fill(api))
+                await until_well(api)
+                assert files.free_bytes > files.disk_bytes / 2
+    finally:
+        gc.enable()
+
+
+async def test_what_was_refused_is_not_kept_in_memory(tmp_path: Path) -> None:
+    """Nor until the garbage collector comes by."""
+    files, body = small_files(tmp_path), bytes(300_000)
+    async with running_api(tmp_path / "d", files=files) as api:
+        await fill(api)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(30):
+                assert (await api.post("/pub", body=body, topic="t"))[0] == 503
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert kept_bytes < 10 * len(body)
 
 
 async def test_emptying_a_channel_makes_room(tmp_path: Path) -> None:

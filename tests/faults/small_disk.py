@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -66,6 +67,8 @@ def _or_skip(command: Sequence[str | Path]) -> None:
 class SmallFiles(HastyFiles):
     """Real files in one folder, on a disk of so many bytes: what finds no room fails as on a full one.
 
+    As on a real one, a file that has lost its name takes up room until nobody has it open.
+
     Attributes:
         disk_bytes: Bytes of the disk; it may be changed.
     """
@@ -73,6 +76,8 @@ class SmallFiles(HastyFiles):
     def __init__(self, folder: Path, disk_bytes: int) -> None:
         self.disk_bytes = disk_bytes
         self._lock = Lock()
+        self._open: Counter[int] = Counter()  # how often the file with this inode is open
+        self._nameless: set[int] = set()  # inodes of open files
         self._blocks = {
             path.stat().st_ino: self._blocks_of(path.stat().st_size) for path in folder.rglob("*")
         }
@@ -115,11 +120,36 @@ class SmallFiles(HastyFiles):
             super().truncate(fd, size)
             self._blocks[os.fstat(fd).st_ino] = self._blocks_of(size)
 
+    def create(self, path: Path) -> int:
+        return self._opened(super().create(path))
+
+    def open(self, path: Path) -> int:
+        return self._opened(super().open(path))
+
+    def open_read_only(self, path: Path) -> int:
+        return self._opened(super().open_read_only(path))
+
     def create_or_empty(self, path: Path) -> int:
         with self._lock:
             fd = super().create_or_empty(path)
             self._blocks[os.fstat(fd).st_ino] = 0
-            return fd
+        return self._opened(fd)
+
+    def _opened(self, fd: int) -> int:
+        with self._lock:
+            self._open[os.fstat(fd).st_ino] += 1
+        return fd
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            inode = os.fstat(fd).st_ino
+            super().close(fd)
+            self._open[inode] -= 1
+            if not self._open[inode]:
+                del self._open[inode]
+                if inode in self._nameless:
+                    self._nameless.remove(inode)
+                    self._blocks.pop(inode, None)
 
     def create_folder(self, path: Path) -> None:
         with self._lock:
@@ -142,7 +172,11 @@ class SmallFiles(HastyFiles):
             self._lose_name(unlinked)
 
     def _lose_name(self, file: os.stat_result) -> None:
-        if file.st_nlink == 1:
+        if file.st_nlink > 1:
+            return
+        if self._open[file.st_ino]:
+            self._nameless.add(file.st_ino)
+        else:
             self._blocks.pop(file.st_ino, None)
 
 

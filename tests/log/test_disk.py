@@ -1,6 +1,7 @@
 """The log on disk: its files, and that opening it again finds the same."""
 
 import stat
+from errno import ENOSPC
 from pathlib import Path
 from struct import pack
 from zlib import crc32
@@ -236,6 +237,24 @@ def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> Non
     assert [header.base_sequence for header in found[:-1]] == [one.base_sequence for one in batches]
     del headers
     assert open_descriptors() == before - 1
+    log.close()
+
+
+def test_a_discarded_file_is_closed_at_once_although_an_error_leads_to_it(tmp_path: Path) -> None:
+    """Else the room that it takes up on the disk would not be free until the garbage collector comes by."""
+    files = FailingFiles()
+    log = DiskLog(tmp_path, files=files)
+    append_each(log, numbered(0, 3))
+    before = open_descriptors()
+    files.failing["sync"] = ENOSPC
+    with pytest.raises(LogWriteError) as kept:
+        log.append([batch(log.next_sequence, b"refused")], sync=True)
+    files.heal()
+    log.roll()
+    assert open_descriptors() == before + 1
+    log.discard_before(log.next_sequence)
+    assert open_descriptors() == before
+    del kept
     log.close()
 
 

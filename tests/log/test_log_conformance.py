@@ -195,9 +195,10 @@ def test_headers_may_be_left_unfinished(log: Log) -> None:
     append_each(log, batches)
     headers = log.headers(0)
     assert next(headers) == header_of(batches[0])
-    log.append([batch(log.next_sequence, b"more")], sync=False)
+    more = batch(log.next_sequence, b"more")
+    log.append([more], sync=False)
     log.discard_before(log.next_sequence)
-    assert next(headers) == header_of(batches[1])
+    assert next(headers) in (header_of(batches[1]), header_of(more))
 
 
 def test_discarding_keeps_what_is_asked_for(log: Log) -> None:

@@ -216,3 +216,41 @@ def test_appends_that_fail_are_never_seen(tmp_path: Path) -> None:
     assert seen == [[expected_batch(0)], [], []]
     files.heal()
     log.close()
+
+
+def discarding_at(line: int, log: DiskLog, what: str) -> tuple[list[int], bool]:
+    """The sequences of what is read, and whether the reader came as far as this line, where a file is discarded."""
+    discarded = False
+
+    def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        nonlocal line, discarded
+        if "trio_nsq/log/" not in frame.f_code.co_filename:
+            return None
+        line -= 1
+        if line <= 0 and not discarded:
+            discarded = True
+            log.discard_before(4)
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        found = list(getattr(log, what)(0))
+    finally:
+        sys.settrace(before)
+    return [getattr(one, "header", one).base_sequence for one in found], discarded
+
+
+@pytest.mark.parametrize("what", ["read", "read_raw", "headers"])
+def test_files_are_discarded_at_every_line_of_a_read(tmp_path: Path, what: str) -> None:
+    """What is read is what was there, or what is left; never an error."""
+    line, discarded = 0, True
+    while discarded:
+        line += 1
+        log = DiskLog(tmp_path / str(line), segment_bytes=1, files=HastyFiles())
+        for sequence in (0, 2, 4):
+            log.append([expected_batch(sequence)], sync=False)
+        found, discarded = discarding_at(line, log, what)
+        assert found in ([[0, 2, 4], [0, 4], [4]] if what == "headers" else [[0], [4]])
+        log.close()
+    assert line > 30

@@ -129,7 +129,7 @@ def test_a_file_is_kept_open_until_what_was_written_is_synced(tmp_path: Path) ->
 
 
 def test_a_reader_goes_on_in_a_discarded_file_that_was_closed(tmp_path: Path) -> None:
-    log = DiskLog(tmp_path, segment_bytes=500, open_files=OpenFiles(HastyFiles(), 1))
+    log = DiskLog(tmp_path, segment_bytes=1000, open_files=OpenFiles(HastyFiles(), 1))
     append_each(log, [batch(n, b"x" * 100) for n in range(20)])
     headers = log.headers(0)
     assert next(headers).base_sequence == 0

@@ -137,7 +137,10 @@ class Publisher:
         if not done.is_set():
             await done.wait()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here, and so would keep what was to be stored
 
     def submit(
         self,
@@ -354,6 +357,7 @@ class Publisher:
                 commit.error = exc
         if commit.error is not None:
             error = self._refusal(commit, commit.error)
+            commit.error = None  # its traceback leads to the commit, and so would keep what was to be stored
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:

@@ -308,10 +308,15 @@ class DiskLog:
                 return []
             sequence = max(sequence, segment.base_sequence)
             base, offset = self._hints.get(sequence, (-1, 0))
-            if base != segment.base_sequence:
-                offset = locate(segment, sequence)
             following = segment.next_sequence
-            records, offset = read(segment, sequence, offset, max_bytes)
+            try:
+                if base != segment.base_sequence:
+                    offset = locate(segment, sequence)
+                records, offset = read(segment, sequence, offset, max_bytes)
+            except LogReadError:
+                if segment is self._segment_holding(sequence):
+                    raise
+                continue  # it was discarded before this began to read
             self._hints.pop(sequence, None)
             if records:
                 self._remember(records[-1].next_sequence, segment, offset)
@@ -333,10 +338,17 @@ class DiskLog:
         return segments[max(index, 0)]
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
-        first = self._segment_holding(sequence)
-        for segment in self._segments:
-            if first is not None and segment.base_sequence >= first.base_sequence:
-                yield from segment.headers(sequence)
+        while (segment := self._segment_holding(sequence)) is not None:
+            following = segment.next_sequence
+            try:
+                for header in segment.headers(sequence):
+                    yield header
+                    sequence = header.next_sequence
+            except LogReadError:
+                if segment is self._segment_holding(sequence):
+                    raise
+                continue  # it was discarded before this began to read
+            sequence = max(sequence, following)
 
     def read_straggler(self, sequence: int) -> list[RecordBatch]:
         stragglers = self._stragglers
@@ -397,9 +409,11 @@ class DiskLog:
     def discard_before(self, sequence: int) -> None:
         """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
         while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
-            self._segments[0].remove()
+            discarded = self._segments[0]
+            discarded.remove()
             with self._replacing:
                 self._segments = self._segments[1:]
+            discarded.close()  # who is reading it may finish
 
     def close(self) -> None:
         for segment in self._segments:

@@ -132,7 +132,11 @@ class Log(Protocol):
         ...
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
-        """The headers of all batches from the one that holds `sequence` on. Raises LogReadError."""
+        """The headers of all batches from the one that holds `sequence` on, but for what is discarded meanwhile.
+
+        Raises:
+            LogReadError: The operating system refused.
+        """
         ...
 
     def roll(self) -> None:

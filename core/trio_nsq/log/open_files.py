@@ -24,8 +24,8 @@ def reasonable_limit() -> int:
 class LogFile:
     """A file; made by `OpenFiles`.
 
-    `with` gives a descriptor that is good for as long as the block lasts. Threads may do so side by side. It raises
-    OSError if the file cannot be opened again, or was closed.
+    `with` gives a descriptor that is good for as long as the block lasts. Threads may do so side by side, and one of
+    them within the block, too. It raises OSError if the file cannot be opened again, or was closed.
     """
 
     def __init__(self, path: Path, open_files: "OpenFiles") -> None:
@@ -105,9 +105,9 @@ class OpenFiles:
     def use(self, file: LogFile) -> int:
         """See `LogFile`."""
         with self._lock:
-            if file.given_back:
-                raise OSError(EBADF, os.strerror(EBADF))
             if file.fd == _CLOSED:
+                if file.given_back:
+                    raise OSError(EBADF, os.strerror(EBADF))
                 self._open(file, self.files.open)
             file.users += 1
             if not file.held:  # then it is not idle

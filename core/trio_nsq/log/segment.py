@@ -12,6 +12,7 @@ is ever delivered after a crash.
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from errno import EIO
 from functools import partial
 from pathlib import Path
@@ -100,7 +101,7 @@ class Segment:
         self._file = file
         self._reader = Reader(files, file)
         self._seed = header.seed
-        # The file is closed when nobody holds the segment any more, that is, not under a reader in another thread.
+        # For segments that nobody closes. Not soon: an error keeps all that its traceback passed through.
         self._release = weakref.finalize(self, file.close)
         self._index = SparseIndex(header.size)
         self._index_lock = Lock()
@@ -301,13 +302,13 @@ class Segment:
             self._sync_failed = False
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the file back; who is reading it may finish."""
         if self._torn and self._release.alive:
             self._take_back()
         self._release()
 
     def remove(self) -> None:
-        """Delete the file; who is reading it may finish. Raises LogWriteError."""
+        """Delete the file; it is there to be read, and takes up room, until it is closed. Raises LogWriteError."""
         try:
             self._file.hold(True)
             self._files.unlink(self.path)
@@ -421,28 +422,38 @@ class Segment:
             limit: The sequence that ends the segment; None is the one known.
             waits: For the disk. Otherwise it raises ReadWouldWaitError where it would have to, and at damage.
         """
-        end = self.size
-        if limit is None:
-            limit = self.next_sequence
-        expected = self.base_sequence
-        window = _Window(self._read if waits else self._read_now, at_a_time)
-        while offset < end:
-            at = window.at(offset, HEADER_BYTES)
-            header = decode_header(window.data, at, self._seed)
-            if header is None or header.next_sequence > limit:
-                if not waits:
-                    raise ReadWouldWaitError(self.path)
-                found = self._find_next(offset, end, expected, limit)
-                if found is None:
-                    if limit != _NO_LIMIT:  # recovery cuts it off, and says so
-                        self._report(offset, end)
-                    return
-                self._report(offset, found)
-                offset = found
-                continue
-            yield offset, header, window
-            expected = header.next_sequence
-            offset += header.record_bytes
+        with self._being_read() if waits else nullcontext():
+            end = self.size
+            if limit is None:
+                limit = self.next_sequence
+            expected = self.base_sequence
+            window = _Window(self._read if waits else self._read_now, at_a_time)
+            while offset < end:
+                at = window.at(offset, HEADER_BYTES)
+                header = decode_header(window.data, at, self._seed)
+                if header is None or header.next_sequence > limit:
+                    if not waits:
+                        raise ReadWouldWaitError(self.path)
+                    found = self._find_next(offset, end, expected, limit)
+                    if found is None:
+                        if limit != _NO_LIMIT:  # recovery cuts it off, and says so
+                            self._report(offset, end)
+                        return
+                    self._report(offset, found)
+                    offset = found
+                    continue
+                yield offset, header, window
+                expected = header.next_sequence
+                offset += header.record_bytes
+
+    @contextmanager
+    def _being_read(self) -> Iterator[None]:
+        """Keep the file open, also if the segment is closed meanwhile. Raises LogReadError."""
+        try:
+            with self._file:
+                yield
+        except OSError as exc:
+            raise LogReadError(self.path, exc) from exc
 
     def _find_next(self, offset: int, end: int, expected: int, limit: int) -> int | None:
         """The next header after the damage at `offset` whose sequences fit in; None if none follows."""
