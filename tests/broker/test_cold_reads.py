@@ -1,15 +1,16 @@
 """Messages that lie on disk only: whoever needs them waits for the disk, and nobody else does."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from broker.state import SECOND, TIMESTAMP, Fixture, decode, next_record
-from broker.support import PATIENCE_S, RawClient, connected, pub, running_broker, settle, until
+from broker.support import PATIENCE_S, RawClient, Received, connected, pub, running_broker, settle, until
 from faults.scenario import http
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.log import DiskLog, Files, ReadWouldWaitError
@@ -109,6 +110,74 @@ async def test_what_is_requeued_is_read_beside_the_loop_too(tmp_path: Path, file
         again = await receive(consumer, len(messages[::7]))
         assert sorted(again) == list(range(0, 100, 7))
         await consumer.nothing_more()
+
+
+async def test_what_is_requeued_for_ever_does_not_hold_back_what_has_to_be_read(
+    tmp_path: Path, files: ColdFiles
+) -> None:
+    await store(tmp_path, count=200, size=10_000)
+    seen: set[int] = set()
+
+    async def requeue_until(condition: Callable[[], bool]) -> None:
+        """Requeue the first message whenever it comes, and finish the others."""
+        with trio.fail_after(PATIENCE_S):
+            while not condition():
+                message = await consumer.message()
+                seen.add(number := int(message.body.rstrip(b".")))
+                await consumer.send((b"FIN %s\n" if number else b"REQ %s 0\n") % message.id)
+
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        await consumer.subscribe("a", "c", 1)
+        await requeue_until(lambda: len(seen) == 2)
+        with files.held():
+            before = files.reads
+            await requeue_until(lambda: files.reads > before)
+            for _ in range(10):  # and that read holds up nobody
+                await requeue_until(iter([False, True]).__next__)
+            assert files.reads == before + 1
+        await requeue_until(lambda: len(seen) == 200)
+
+
+async def test_what_is_published_all_the_time_does_not_hold_back_what_has_to_be_read(
+    tmp_path: Path, files: ColdFiles
+) -> None:
+    """Here a message that is requeued when memory has not kept it."""
+    published = 0
+
+    async def exchange() -> Received:
+        """There is always something fresh that is in memory."""
+        nonlocal published
+        await consumer.publish("a", b"%d" % published)
+        published += 1
+        message = await consumer.message()
+        await consumer.send(b"FIN %s\n" % message.id)
+        return message
+
+    async with (
+        running_broker(tmp_path, files=files, mem_queue_size=10) as bound,
+        connected(bound.tcp_address) as consumer,
+    ):
+        await consumer.subscribe("a", "c", 1)
+        await consumer.publish("a", b"cold")
+        cold = await consumer.message()
+        await consumer.send(b"RDY 2\n")
+        for _ in range(50):
+            await exchange()
+        await consumer.send(b"RDY 1\n")
+        for _ in range(3):
+            await consumer.publish("a", b"ahead")
+        with files.held():
+            before = files.reads
+            await consumer.send(b"REQ %s 0\n" % cold.id)
+            with trio.fail_after(PATIENCE_S):
+                while files.reads == before:
+                    await exchange()
+            for _ in range(10):
+                await exchange()
+            assert files.reads == before + 1
+        with trio.fail_after(PATIENCE_S):
+            while (await exchange()).id != cold.id:
+                pass
 
 
 async def test_dead_letters_are_read_beside_the_loop_too(tmp_path: Path, files: ColdFiles) -> None:

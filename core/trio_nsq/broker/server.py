@@ -356,6 +356,8 @@ class Server:
             except LogError as exc:
                 self._note_unreadable(channel, exc)
                 break
+            if channel.others_wait_for_read:
+                self.cold_reads.begin(channel)
             if not grants:
                 if channel.stopped_short:
                     self._line_up(channel)

@@ -82,6 +82,8 @@ class Channel:
         settings: Those in force.
         stopped_short: The last `dispatch` came to so many messages that are not to be delivered, because they are too
             old, damaged, or for others, that it gave up for this time: there may be more behind them.
+        others_wait_for_read: The last `dispatch` could deliver something, but other messages have to be read from disk
+            first, see `wanted`.
     """
 
     def __init__(self, topic: "Topic", name: str, cursor: int, *, private: bool = False) -> None:
@@ -97,6 +99,7 @@ class Channel:
         self.dead_letter_count = 0
         self.given_up_count = 0
         self.stopped_short = False
+        self.others_wait_for_read = False
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
         self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
@@ -539,7 +542,7 @@ class Channel:
             ReadWouldWaitError: The next messages have to be read from disk first, see `wanted`. Likewise.
         """
         grants: list[Grant] = []
-        self.stopped_short = False
+        self.stopped_short = self.others_wait_for_read = False
         self._ahead_ns = ahead_ns
         if not self.can_deliver:
             return grants
@@ -586,6 +589,8 @@ class Channel:
         for take in reversed(takers) if requeued_first else takers:
             try:
                 if payloads := take(consumer, count, now_ns):
+                    # Or nobody would read these while there are enough of the other kind.
+                    self.others_wait_for_read |= isinstance(error, ReadWouldWaitError)
                     return payloads
             except LogReadError as exc:
                 error = exc
@@ -725,25 +730,20 @@ class Channel:
         return sequence
 
     def wanted(self) -> Wanted:
-        """What has to be read after `dispatch` has raised ReadWouldWaitError; then `take_read`."""
-        first = islice(self._requeued, _READ_AT_ONCE)
-        in_memory, again = self.topic.in_memory, self._again
+        """What has to be read after ReadWouldWaitError, or when `others_wait_for_read`; then `take_read`."""
+        in_memory = self.topic.in_memory
         ahead = self.cursor if self._fresh > 0 and self.timestamp_in_memory(self.cursor) is None else None
-        return Wanted(
-            ahead,
-            tuple(
-                [
-                    each
-                    for each, _, held in first
-                    if held is None and each not in again and not in_memory(each)
-                ]
-            ),
-            self._since_ns,
-        )
+        again: tuple[int, ...] = ()
+        # If the first is there, what was read with it is still to be delivered, before more is read.
+        if self._requeued and self._requeued[0][0] not in self._again:
+            first = islice(self._requeued, _READ_AT_ONCE)
+            again = tuple([each for each, _, held in first if held is None and not in_memory(each)])
+        return Wanted(ahead, again, self._since_ns)
 
     def take_read(self, found: Found) -> None:
         """Take what was read, as far as it is still wanted."""
-        self._again = found.again.copy()
+        if found.wanted.again:
+            self._again = found.again.copy()
         first = self._requeued[0][0] if self._requeued else None
         if found.error is not None and first in found.wanted.again and first not in found.again:
             self._requeued.rotate(-1)  # the next attempt is another message's
