@@ -1,12 +1,14 @@
 """max_attempts in a channel: messages that come back from their last attempt, and those that are taken out of it."""
 
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.state import Fixture, Received, Subscriber, disk_log
+from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.note import Reason, only_channel
 from trio_nsq.broker.state.settings import SettingsError
 
@@ -272,10 +274,46 @@ def in_every_state(**options: Any) -> tuple[Fixture, Subscriber]:
 def test_where_messages_wait() -> None:
     fixture, _ = in_every_state()
     channel = fixture.channel()
-    assert channel.waiting_from(0) == [(1, 3), (3, 4), (4, 5), (5, 7)]
-    assert channel.waiting_from(2) == [(2, 3), (3, 4), (4, 5), (5, 7)]
-    assert channel.waiting_from(6) == [(6, 7)]
-    assert channel.waiting_from(7) == []
+    assert [waiting_from(channel, start) for start in (0, 2, 6, 7)] == [[(1, 7)], [(2, 7)], [(6, 7)], []]
+    fixture.publish(b"7", defer_ms=50)
+    fixture.publish(b"8")
+    assert channel.withdraw([5])
+    assert channel.cancel([7]) == [7]
+    assert waiting_from(channel, 4) == [(4, 5), (6, 7), (8, 9)]
+
+
+def waiting_from(channel: Channel, sequence: int) -> list[tuple[int, int]]:
+    found: deque[tuple[int, int]] = deque()
+    for _ in channel.find_waiting(sequence, found):
+        pass
+    return list(found)
+
+
+def test_many_messages_are_looked_through_in_small_steps_and_none_is_missed() -> None:
+    """What is due between two of them goes from one place of the channel to another."""
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish_many(10_000, each=1000)
+    subscriber = fixture.subscriber(ready=2500)
+    received = subscriber.receive()
+    subscriber.ready(0)
+    for message in received[::2]:
+        subscriber.requeue(message)
+    for number in range(10_000):
+        fixture.publish(b"later", defer_ms=1000 + number % 7 * 1000)
+    fixture.publish_many(1000, each=1000)
+    found: deque[tuple[int, int]] = deque()
+    steps = 0
+    for _ in channel.find_waiting(100, found):
+        steps += 1
+        fixture.pass_ms(500)
+        fixture.publish(b"late", defer_ms=600_000)
+    assert steps > 20
+    assert channel.deferred_count < 10_000
+    start, end = found.pop()
+    assert start == 2500
+    assert 21_000 <= end <= 21_000 + steps  # whether those that came meanwhile are found does not matter
+    assert list(found) == [(n, n + 1) for n in range(100, 2500, 2)]
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -1,15 +1,20 @@
 """/dead_letters and /channel/pub."""
 
 import json
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from broker.test_dead_letters import client_of, configure, fail, letters
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
 from trio_nsq.broker.api import dead_letters as http_dead_letters
+from trio_nsq.broker.dead_letters import DEAD_LETTERS
+from trio_nsq.broker.state.channel import Channel
 
 
 async def post(api: Api, path: str) -> tuple[int, Any]:
@@ -181,6 +186,37 @@ async def test_a_request_does_what_it_can_in_its_time_and_says_where_to_go_on(
         assert await bodies(api) == ["1", "3"]
 
 
+async def test_others_have_their_turns_while_many_messages_are_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="dead")
+        await api.post("/channel/create", topic="dead", channel=DEAD_LETTERS)
+        mpub = {"topic": "dead", "producer": "p", "number": 1, "defer": 3_600_000}
+        await api.post("/mpub", body=b"x\n" * 30_000, **mpub)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        find_waiting = Channel.find_waiting
+
+        def watched(channel: Channel, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
+            before = turns
+            yield from find_waiting(channel, sequence, found)
+            assert turns - before > 25
+
+        monkeypatch.setattr(Channel, "find_waiting", watched)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count_turns)
+            found = (await api.get("/dead_letters", topic="dead", **{"from": 29_990})).json()
+            nursery.cancel_scope.cancel()
+        assert [row["count"] for row in found["origins"]] == [10]
+
+
 async def test_a_full_disk_leaves_letters_where_they_are(tmp_path: Path) -> None:
     files = FailingFiles()
     async with running_api(tmp_path / "d", files=files) as api:
@@ -227,7 +263,8 @@ async def test_what_is_refused(tmp_path: Path, method: str, target: str, status:
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
         await api.post("/topic/create", topic="dead")
-        await api.post("/channel/create", topic="dead", channel="dead-letters")
+        await api.post("/topic/create", topic="dead")
+        await api.post("/channel/create", topic="dead", channel=DEAD_LETTERS)
         answer = await api.send(method, target)
         assert (answer.status_code, answer.json()) == (status, {"message": error})
 

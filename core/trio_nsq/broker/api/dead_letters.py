@@ -281,11 +281,13 @@ class DeadLetterEndpoints:
             known = ", ".join(each.value for each in Reason)
             raise HTTPError(400, f"INVALID_REASON: {text!r} is not one of {known}") from None
         start = whole_number(request, "from", least=0) or 0
+        spans: deque[tuple[int, int]] = deque()
         if "id" in request.query:
             found = (await find_sequences(self._server, channel, ids_given(request))).values()
-            spans = [(sequence, sequence + 1) for sequence in sorted(found) if sequence >= start]
+            spans.extend((sequence, sequence + 1) for sequence in sorted(found) if sequence >= start)
         else:
-            spans = channel.waiting_from(start)
+            for _ in channel.find_waiting(start, spans):
+                await trio.lowlevel.checkpoint()  # others have their turns
         return Selection(topic or None, name or None, reason, spans)
 
 

@@ -28,7 +28,7 @@ from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT, Delivery
-from .moving import Preparation, forget
+from .moving import Preparation, Runs, forget, in_steps
 from .note import Reason
 from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting
@@ -936,13 +936,26 @@ class Channel:
         """Take some of these, to move them. Then `dispose` of them, or `put_back` what could not be moved."""
         return self._aside.take(at_most)
 
-    def waiting_from(self, sequence: int) -> list[tuple[int, int]]:
-        """Where ready and deferred messages lie, from a sequence on: [start, end), ascending."""
-        others = chain((entry[0] for entry in self._requeued), self._deferred.sequences())
-        found = [*spans(sorted(each for each in others if each >= sequence))]
-        ahead = self._cursor.ahead(self._point)
-        found += [(max(start, sequence), end) for start, end in ahead if end > sequence]
-        return sorted(found)
+    def find_waiting(self, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
+        """Find where ready and deferred messages lie, in steps. Others may have their turn between them.
+
+        Args:
+            sequence: From there on.
+            found: Gets [start, end), ascending and apart from each other. What arrives meanwhile may be missing, and
+                what is delivered meanwhile may be there.
+        """
+        runs = Runs()
+        # What is due meanwhile goes from the first of these to the second, and is found in one of them.
+        for block in self._deferred.blocks():
+            runs.add([*spans(sorted(each for each in block.sequence if each >= sequence))])
+            yield
+        for entries in in_steps(list(self._requeued)):
+            runs.add([*spans(sorted(entry[0] for entry in entries if entry[0] >= sequence))])
+            yield
+        for ahead in in_steps(self._cursor.clone().ahead(self._point)):
+            runs.add([(max(start, sequence), end) for start, end in ahead if end > sequence])
+            yield
+        yield from runs.join(found)
 
     def withdraw(self, sequences: Collection[int]) -> list[Aside]:
         """Take those of these messages that are not in flight: nobody gets them meanwhile. Then as above."""

@@ -1,4 +1,4 @@
-"""Preparing to move a channel: in steps, for it may have a million messages to look through, and others wait."""
+"""What is done with a channel in steps, for it may have a million messages to look through, and others wait."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,6 +13,31 @@ from .deferred import Block, DeferredMessages
 _T = TypeVar("_T")
 _STEP_MESSAGES = 1000
 """As many are looked at in a step: it takes about a tenth of a millisecond."""
+
+
+class Runs:
+    """Spans of sequences, [start, end), that come in parts, and are to be put in order."""
+
+    def __init__(self) -> None:
+        self._runs: list[deque[tuple[int, int]]] = []  # ascending within each
+
+    def add(self, part: list[tuple[int, int]]) -> None:
+        """Take some spans, which ascend."""
+        if self._runs and part and self._runs[-1][-1][1] <= part[0][0]:
+            self._runs[-1] += part
+        elif part:
+            self._runs.append(deque(part))
+
+    def join(self, into: deque[tuple[int, int]]) -> Iterator[None]:
+        """Append all of them, ascending and apart from each other, in steps; then there are none here."""
+        for step in in_steps(merge(*map(_taken, self._runs))):
+            for span in step:
+                if into and into[-1][1] >= span[0]:
+                    start, end = into.pop()
+                    span = start, max(end, span[1])
+                into.append(span)
+            yield
+        self._runs.clear()
 
 
 class Preparation:
@@ -44,7 +69,7 @@ class Preparation:
         self.hole_messages = 0
         self.before = 0
         self.late: list[tuple[range, int, Batch | None]] = []
-        self._runs: list[list[tuple[int, int]]] = []  # holes, ascending within each
+        self._runs = Runs()  # of holes
 
     def note_arrived(self, sequences: range, due_ns: int, held: Batch | None) -> None:
         """The channel was given deferred messages."""
@@ -59,19 +84,19 @@ class Preparation:
         when the one before is done with.
         """
         self.before = max(0, self.to - cursor.position)
-        for hole_messages in _in_steps(
+        for hole_messages in in_steps(
             min(end, self.to) - start for start, end in cursor.holes if start < self.to
         ):
             self.before -= sum(hole_messages)
             yield
         for part in unfinished:
-            for sequences in _in_steps(part):
+            for sequences in in_steps(part):
                 self.before += sum(map(self.to.__gt__, sequences))
                 yield
         for block in deferred.blocks():
             self._take(deferred, block)
             yield
-        yield from self._join()
+        yield from self._runs.join(self.holes)
 
     def _take(self, deferred: DeferredMessages, block: Block) -> None:
         to = self.to
@@ -89,23 +114,17 @@ class Preparation:
             return
         self.deferred.append(part, held)
         self.hole_messages += len(part)
-        holes = list(spans(sorted(part.sequence)))
-        if self._runs and self._runs[-1][-1][1] <= holes[0][0]:
-            self._runs[-1] += holes
-        else:
-            self._runs.append(holes)
-
-    def _join(self) -> Iterator[None]:
-        for step in _in_steps(merge(*self._runs)):
-            for start, end in step:
-                if self.holes and self.holes[-1][1] == start:
-                    start, _ = self.holes.pop()
-                self.holes.append((start, end))
-            yield
-        self._runs.clear()
+        self._runs.add(list(spans(sorted(part.sequence))))
 
 
-def _in_steps(items: Iterable[_T]) -> Iterator[list[_T]]:
+def _taken(items: deque[_T]) -> Iterator[_T]:
+    """All items, of which nothing is left then: to free many of them at once takes time, too."""
+    while items:
+        yield items.popleft()
+
+
+def in_steps(items: Iterable[_T]) -> Iterator[list[_T]]:
+    """All items, as many at a time as are looked at in a step."""
     rest = iter(items)
     while step := list(islice(rest, _STEP_MESSAGES)):
         yield step
