@@ -2,13 +2,15 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import trio
 
-from broker.support import HeldFiles, RawClient, connected, dpub, settle
-from broker.test_http_api import DONE, Api, running_api
+from broker.support import HeldFiles, RawClient, connected, dpub, mpub, settle
+from broker.test_disk_errors import FailingFiles
+from broker.test_http_api import DONE, OK, Api, running_api
 from trio_nsq.log import Files
 
 NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
@@ -167,3 +169,53 @@ async def test_dead_letters_that_cannot_be_dropped_are_still_there(tmp_path: Pat
         assert (await api.post("/dead_letters/drop", topic="dead"))[0] == 503
         await api.tcp.subscribe("dead", "dead-letters", ready_count=5)
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_a_refused_publish_leaves_no_topic_behind(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api:
+        files.full_after = 0
+        assert (await api.post("/pub", b"x", topic="new"))[0] == 503
+        async with connected(address(api)) as client:
+            await client.send(mpub("newer", b"x"))
+            assert (await client.error()).startswith("E_MPUB_FAILED")
+        await settle()
+        assert (await api.stats())["topics"] == []
+        files.full_after = None
+        await api.tcp.publish("new", b"x")
+    async with running_api(tmp_path / "d") as api:
+        assert [topic["topic_name"] for topic in (await api.stats())["topics"]] == ["new"]
+
+
+async def test_a_producer_that_is_forgotten_stays_so(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", **NO_SCHEDULE) as api:
+        assert await api.post("/mpub", b"a\nb", topic="t", producer="p", number=9) == OK
+        assert await api.post("/topic/producer/forget", topic="t", producer="p") == DONE
+        shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    async with running_api(tmp_path / "killed") as api:
+        assert (await api.get("/topic/producer", topic="t", producer="p")).json()["number"] is None
+        answer = await api.send("POST", "/mpub?topic=t&producer=p&number=1", body=b"c")
+        assert answer.headers["NSQ-Batch"] == "published"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("broker.json", "pipe"), ("topics/t.topic/state.json", "pipe"), ("topics/t.topic/state.json", "folder")],
+)
+async def test_what_is_no_file_costs_what_damage_does(tmp_path: Path, name: str, kind: str) -> None:
+    """The second copy is used."""
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.publish("t", b"x")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.post("/topic/create", topic="other")
+    path = tmp_path / "d" / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    async with running_api(tmp_path / "d") as api:
+        assert {topic["topic_name"] for topic in (await api.stats())["topics"]} == {"t", "other"}
+        await api.tcp.publish("other", b"y")
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        assert (await api.tcp.message()).body == b"x"

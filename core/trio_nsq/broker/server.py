@@ -229,7 +229,11 @@ class Server:
         while (precreating := self._precreating.get(topic)) is not None:
             await precreating.wait()
             topic = self._topic_to_publish(topic_name)  # the other may be deleted by now
-        await self.publisher.publish(topic, publications, gather=gather)
+        try:
+            await self.publisher.publish(topic, publications, gather=gather)
+        except PublishRefused:
+            await self._forget_new(topic)
+            raise
 
     def submit(
         self,
@@ -241,8 +245,27 @@ class Server:
         topic = self._topic_to_publish(topic_name)
         if topic in self._precreating:
             return False
+        if topic in self.broker.never_saved:
+            then = self._forgetting(topic, then)
         self.publisher.submit(topic, publications, then)
         return True
+
+    def _forgetting(
+        self, topic: Topic, then: Callable[[PublishRefused | None], None]
+    ) -> Callable[[PublishRefused | None], None]:
+        """`then`; but if the publish is refused, the topic that was made for it is forgotten before that is told."""
+
+        async def forget_and_tell(error: PublishRefused) -> None:
+            await self._forget_new(topic)
+            then(error)
+
+        def tell(error: PublishRefused | None) -> None:
+            if error is None or self._stopping:
+                then(error)
+            else:
+                self._nursery.start_soon(forget_and_tell, error)
+
+        return tell
 
     def _topic_to_publish(self, name: str) -> Topic:
         if name in self._deleting or self._stopping:
@@ -511,7 +534,8 @@ class Server:
 
     async def _forget_new(self, topic: Topic) -> None:
         """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
-        if topic in self.broker.never_saved and topic not in self._precreating:
+        is_new = topic in self.broker.never_saved and not (topic.channels or topic.log.next_sequence)
+        if is_new and topic not in self._precreating:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
@@ -582,6 +606,14 @@ class Server:
     async def empty_topic(self, topic: Topic) -> None:
         """Drop what waits in a topic itself, durably; its channels keep theirs."""
         await self._saver.change(topic, topic.plan_empty, topic.empty)
+
+    async def forget_producer(self, topic: Topic, producer: str) -> None:
+        """Forget what a producer has published to a topic, durably: its numbers may begin again."""
+
+        def plan(checkpoint: Checkpoint) -> None:
+            checkpoint.forget_producer(producer)
+
+        await self._saver.change(topic, plan, lambda: topic.producers.forget(producer), with_others=True)
 
     async def configure_topic(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic, durably. Also raises SettingsError."""

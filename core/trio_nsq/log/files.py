@@ -33,7 +33,8 @@ class Files:
 
     def open_read_only(self, path: Path) -> int:
         """Open a file for reading."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # What is no file at all, such as a named pipe, must not keep us waiting.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def close(self, fd: int) -> None:
         """Close it."""

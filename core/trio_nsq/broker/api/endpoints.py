@@ -262,10 +262,9 @@ class Endpoints:
         return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
 
     async def forget_producer(self, request: Request) -> Response:
-        """Forget a producer that has published its last batch. A crash within seconds may bring it back."""
+        """Forget a producer that has published its last batch, durably."""
         topic, producer = find_topic(self._server, given(request, "topic")), producer_given(request)
-        topic.producers.forget(producer)
-        self._server.broker.changed.add(topic.name)
+        await self._server.forget_producer(topic, producer)
         return Response()
 
     async def topic_create(self, request: Request) -> Response:

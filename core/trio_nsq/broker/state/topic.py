@@ -119,6 +119,13 @@ class Checkpoint:
         """Save the topic without a channel."""
         self._durable.pop(name, None)
 
+    def forget_producer(self, producer: str) -> None:
+        """Save the topic without what this producer has published."""
+        known = [last.producer for last in self._producers]
+        if producer in known:
+            at = known.index(producer)
+            del self._producers[at], self._head["producers_used"][at]
+
     def forget_waiting(self) -> None:
         """Save no message that waits for its time behind the distribution point."""
         self._waiting = WaitingMessages()

@@ -24,7 +24,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from errno import EBADMSG, EIO, ENOSPC, EUCLEAN
+from errno import EBADMSG, EIO, EISDIR, ELOOP, ENOSPC, EUCLEAN
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
-_DAMAGE = frozenset((EIO, EBADMSG, EUCLEAN))
-"""What the operating system says of a place on the disk that it cannot read, or of a damaged file system."""
+_DAMAGE = frozenset((EIO, EBADMSG, EUCLEAN, EISDIR, ELOOP))
+"""What the operating system says of a place on the disk that it cannot read, of a damaged file system, or if something
+else has taken a file's place."""
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
 ID_RESERVE = 2**32
