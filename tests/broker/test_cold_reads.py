@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,8 @@ from broker.state import SECOND, TIMESTAMP, Fixture, decode, next_record
 from broker.support import PATIENCE_S, RawClient, Received, connected, pub, running_broker, settle, until
 from faults.scenario import http
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Files, ReadWouldWaitError
 from trio_nsq.protocol import pack_messages
 
@@ -23,6 +26,7 @@ class ColdFiles(Files):
     def __init__(self) -> None:
         self.reads = 0
         self.fails = 0
+        self.is_defective = False
         self._go_on = threading.Event()
         self._go_on.set()
 
@@ -34,6 +38,9 @@ class ColdFiles(Files):
             assert threading.current_thread() is not threading.main_thread() or self._go_on.is_set()
             self.reads += 1
             assert self._go_on.wait(PATIENCE_S)
+            if self.is_defective:
+                self.is_defective = False
+                raise ZeroDivisionError("a defect")
             if self.fails:
                 self.fails -= 1
                 raise OSError(5, "Input/output error")
@@ -269,6 +276,59 @@ async def test_a_disk_that_fails_is_tried_again(
         assert await receive(consumer, 100) == list(range(100))
     told = [record.getMessage() for record in caplog.records if "a/c: cannot read" in record.getMessage()]
     assert len(told) == 1
+
+
+async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
+    tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when there is something else to deliver all the time."""
+    await store(tmp_path, size=10_000)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        await consumer.subscribe("a", "c", 1)
+        files.fails = 2
+        with trio.fail_after(PATIENCE_S):
+            number, rounds = 0, 0
+            while number < 99:
+                message = await consumer.message()
+                number, rounds = int(message.body.rstrip(b".")), rounds + 1
+                await consumer.send((b"FIN %s\n" if number else b"REQ %s 0\n") % message.id)
+    assert rounds > 110
+    told = [record.getMessage() for record in caplog.records if "a/c: cannot read" in record.getMessage()]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(Topic, "read"), (Topic, "remember_read"), (Channel, "take_read"), (Channel, "dispatch")],
+)
+async def test_a_defect_while_something_is_read_ends_nothing(
+    tmp_path: Path,
+    files: ColdFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    method: str,
+) -> None:
+    await store(tmp_path)
+    async with running_broker(tmp_path, files=files) as bound, connected(bound.tcp_address) as consumer:
+        works = getattr(owner, method)
+        with files.held():
+            before = files.reads
+            await consumer.subscribe("a", "c", 100)
+            await until(lambda: files.reads > before)
+            if method == "read":
+                files.is_defective = True
+            failures = iter([ZeroDivisionError("a defect")])
+
+            def fail_once(*args: Any) -> Any:
+                for error in failures:
+                    raise error
+                return works(*args)
+
+            if method != "read":
+                monkeypatch.setattr(owner, method, fail_once)
+        assert await receive(consumer, 100) == list(range(100))
+    assert "a defect" in caplog.text
 
 
 async def test_damage_up_to_the_end_is_passed_over(tmp_path: Path, files: ColdFiles) -> None:

@@ -9,12 +9,15 @@ import trio
 from ..log import LogReadError
 from .state.channel import Channel
 from .state.topic import Topic
-from .state.wanted import Wanted
+from .state.wanted import Found, Wanted
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS = 8
 """A disk that fails keeps a thread for seconds. Neither publishes nor reads from outside share these."""
+
+_AGAIN_S = 1.0
+"""What failed is not tried again before: a channel that has something else to deliver would ask all the time."""
 
 _T = TypeVar("_T")
 
@@ -26,7 +29,7 @@ class ColdReads:
         nursery: Runs them.
         serves: Whether a channel is still there.
         deliver: Called with a channel that has what it wanted.
-        unreadable: Called with a channel of whose messages some could not be read, and why.
+        note_read: Called with a channel when something was read for it; and why some of it could not be, or None.
     """
 
     def __init__(
@@ -34,12 +37,12 @@ class ColdReads:
         nursery: trio.Nursery,
         serves: Callable[[Channel], bool],
         deliver: Callable[[Channel], None],
-        unreadable: Callable[[Channel, LogReadError], None],
+        note_read: Callable[[Channel, LogReadError | None], None],
     ) -> None:
         self._nursery = nursery
         self._serves = serves
         self._deliver = deliver
-        self._unreadable = unreadable
+        self._note_read = note_read
         self._threads = trio.CapacityLimiter(_THREADS)
         self._reading: dict[
             tuple[Topic, Wanted], list[Channel]
@@ -63,24 +66,48 @@ class ColdReads:
         self._nursery.start_soon(self._read, *key)
 
     async def _read(self, topic: Topic, wanted: Wanted) -> None:
+        found: Found | None = None
         try:
             found = await self.call(lambda: topic.read(wanted))
+            if any(map(self._serves, self._reading[topic, wanted])):
+                topic.remember_read(found.ahead or ())
+                topic.remember_read(
+                    {id(each): each for each in found.again.values() if each is not None}.values()
+                )
         except Exception:
             # A mistake of ours: it must not reach other channels.
             logger.exception("%s: messages could not be read", topic.name)
-            return
-        finally:
-            channels = self._reading.pop((topic, wanted))
-            self._waiting.difference_update(channels)
-        served = [channel for channel in channels if self._serves(channel)]
-        if served:
-            topic.remember_read(found.ahead or ())
-            topic.remember_read(
-                {id(each): each for each in found.again.values() if each is not None}.values()
-            )
-        for channel in served:
+        channels = self._reading.pop((topic, wanted))
+        self._waiting.difference_update(channels)
+        failed = [channel for channel in channels if found is None or not self._give(channel, found)]
+        if failed:
+            self._waiting.update(failed)
+            await trio.sleep(_AGAIN_S)
+            self._waiting.difference_update(failed)
+            for channel in failed:
+                self._try_to_deliver(channel)
+
+    def _give(self, channel: Channel, found: Found) -> bool:
+        """Let a channel have what was read; False if it has to wait before it asks for more."""
+        if not self._serves(channel):
+            return True
+        try:
             channel.take_read(found)
-            if found.error is not None:
-                self._unreadable(channel, found.error)
-            if found.error is None or found.ahead or found.again:
+            self._note_read(channel, found.error)
+        except Exception:
+            # A mistake of ours: it must not reach other channels.
+            logger.exception("%s/%s: what was read was lost", channel.topic.name, channel.name)
+            return False
+        if found.error is not None and not found.ahead and not found.again:
+            return False
+        return self._try_to_deliver(channel)
+
+    def _try_to_deliver(self, channel: Channel) -> bool:
+        if self._serves(channel):
+            try:
                 self._deliver(channel)
+            except Exception:
+                # A mistake of ours: it must not reach other channels.
+                logger.exception("%s/%s: nothing could be delivered", channel.topic.name, channel.name)
+                return False
+        return True

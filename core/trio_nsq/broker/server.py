@@ -145,7 +145,7 @@ class Server:
             self.publisher.begin_round, self._end_round, lambda: self.publisher.is_busy, self._idle
         )
         self.readers = Readers(self.serves)
-        self.cold_reads = ColdReads(nursery, self.serves_channel, self.pump, self._note_unreadable)
+        self.cold_reads = ColdReads(nursery, self.serves_channel, self.pump, self._note_read)
         self._saver = Saver(self.broker, folder, ids, time.time_ns, self.publisher.roll, self.publisher.sync)
         self._dead_letters = DeadLetterMover(self, nursery)
         self._loader = TopicLoader(self.broker, folder, self._make_log, self._loaded, lambda: self._stopping)
@@ -385,7 +385,6 @@ class Server:
                 if channel.stopped_short:
                     self._line_up(channel)
                 break
-            self._unreadable.discard(channel)
             sent += len(grants)
             clients: dict[Connection, None] = {}
             for consumer, frames in grants:
@@ -398,6 +397,12 @@ class Server:
         if sent:
             self.broker.changed.add(channel.topic.name)
             self.watch(channel, now_ns + timeout_ns)
+
+    def _note_read(self, channel: Channel, error: LogError | None) -> None:
+        if error is None:
+            self._unreadable.discard(channel)
+        else:
+            self._note_unreadable(channel, error)
 
     def _note_unreadable(self, channel: Channel, error: LogError) -> None:
         """Have a channel try again to read its messages, and say once that it cannot, not each time."""
