@@ -1,14 +1,16 @@
 """Large bodies that have begun to arrive: how many of them at a time, and what becomes of the others."""
 
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from struct import unpack
 
 import pytest
 import trio
 import trio.testing
 
-from broker.support import RawClient, connected, mpub, running_broker, settle
+from broker.support import RawClient, connected, identify, mpub, running_broker, settle
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.bodies import PATIENCE_S, Bodies
 from trio_nsq.protocol import Limits
@@ -138,11 +140,98 @@ async def test_whoever_stalls_is_closed_when_others_wait(
         nursery.cancel_scope.cancel()
 
 
+async def exactly(client: RawClient, size: int) -> bytes:
+    """So many bytes of what the broker sends, and none of those behind them."""
+    data = b""
+    while len(data) < size:
+        data += (more := await client.stream.receive_some(size - len(data)))
+        assert more
+    return data
+
+
+async def test_bodies_that_follow_each_other_without_a_gap_take_turns_with_those_of_others(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    deflate, inflate = zlib.compressobj(0, wbits=-15), zlib.decompressobj(-15)
+
+    def compressed(data: bytes) -> bytes:
+        return deflate.compress(data) + deflate.flush(zlib.Z_SYNC_FLUSH)
+
+    answers = b""
+
+    async def answered(count: int) -> None:
+        nonlocal answers
+        while answers.count(b"OK") < count:
+            answers += inflate.decompress(await busy.stream.receive_some(1000))
+
+    async with (
+        running_broker(tmp_path / "d", sync="interval") as bound,
+        connected(bound.tcp_address) as busy,
+        publishing(bound, *AT_ONCE * ["TCP"]) as (other, *stalled),
+        trio.open_nursery() as nursery,
+    ):
+        await busy.send(identify(feature_negotiation=True, deflate=True))
+        (size,) = unpack(">i", await exactly(busy, 4))
+        await exactly(busy, size)
+        await busy.send(compressed(LARGE[:-1]))
+        for publisher in stalled:
+            nursery.start_soon(publisher.begin)
+        await settle()
+        nursery.start_soon(other.begin)
+        await settle()
+        assert not other.sent
+        # The read that brings the end of a body brings the start of the next.
+        async with trio.open_nursery() as sending:
+            sending.start_soon(busy.send, compressed(LARGE[-1:] + LARGE[:-1]))
+            await answered(2)  # the first is for the upgrade
+            await settle()
+            assert other.sent
+            await other.end()
+        await busy.send(compressed(LARGE[-1:]))
+        await answered(3)
+
+
 class _Client:
     peer = "a client"
 
     def close(self) -> None:
         raise AssertionError("nobody is slow here")
+
+
+async def test_each_body_needs_room_of_its_own() -> None:
+    bodies = Bodies(10)
+    client, other = _Client(), _Client()
+    assert bodies.admit(client, 1, 1)
+    assert bodies.admit(other, 5, 1)
+    assert not bodies.admit(client, 6, 2)
+    assert bodies.admit(other, 10, 2)
+    assert not bodies.admit(client, 1, 2)
+
+
+async def test_each_body_has_time_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+    bodies = Bodies(10)
+    busy, other = _Client(), _Client()
+    for number in range(5):
+        assert bodies.admit(busy, 10, number)
+        await trio.sleep(PATIENCE_S - 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bodies.wait, other, 10, 1)
+        await settle()
+        assert not bodies.admit(busy, 10, 5)
+    assert bodies.admit(other, 10, 1)
+
+
+async def test_whoever_waits_no_more_lets_those_behind_it_in(autojump_clock: trio.testing.MockClock) -> None:
+    bodies = Bodies(10)
+    first, large, small = _Client(), _Client(), _Client()
+    assert bodies.admit(first, 5)
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as gone:
+            gone.start_soon(bodies.wait, large, 10)
+            await settle()
+            nursery.start_soon(bodies.wait, small, 5)
+            await settle()
+            gone.cancel_scope.cancel()
 
 
 async def test_a_body_that_is_larger_than_all_room_comes_alone() -> None:

@@ -154,6 +154,7 @@ class CommandReader:
             looked at. The caller moves it, as it moves `state`.
         tls_required: Only IDENTIFY is legal until the connection is encrypted. The caller moves it.
         missing_bytes: What is still to come of a large body that has begun; 0 if there is none.
+        large_bodies: How many have begun.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -170,6 +171,7 @@ class CommandReader:
         # What comes of a large body is put together once, when all of it is there.
         self._pieces: list[bytes | bytearray] = []
         self.missing_bytes = 0
+        self.large_bodies = 0
         # The last PUB or MPUB line, its line feed included, its verb and topic: publishers repeat themselves.
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"
@@ -473,6 +475,7 @@ class CommandReader:
         if missing_bytes > _LARGE_BYTES:
             self._pieces = [self._copied(self._position, len(self._buffer))]
             self.missing_bytes = missing_bytes
+            self.large_bodies += 1
             self._buffer, self._position, self._scanned = b"", 0, 0
         return None
 

@@ -203,8 +203,7 @@ class Connection:
         while not self.outbox.broken:
             if self.wire.ended:
                 return b""
-            if not self._has_room():
-                await self.server.bodies.wait(self, self._reader.missing_bytes)
+            await self._wait_for_room()
             if self._unread:
                 try:
                     return self._receive_now()
@@ -247,6 +246,7 @@ class Connection:
     async def _take_in(self, data: bytes) -> None:
         """Obey what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
         for piece in self.wire.decode(data):  # a few bytes can become a lot of pieces
+            await self._wait_for_room()
             self._reader.receive_data(piece)
             await self._obey_all()
             await self._send_answers()
@@ -362,7 +362,11 @@ class Connection:
         if not missing and not self._takes_room:
             return True
         self._takes_room = missing > 0
-        return self.server.bodies.admit(self, missing)
+        return self.server.bodies.admit(self, missing, self._reader.large_bodies)
+
+    async def _wait_for_room(self) -> None:
+        if not self._has_room():
+            await self.server.bodies.wait(self, self._reader.missing_bytes, self._reader.large_bodies)
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to take in these bytes, to raise this, or to go on with what was read."""
