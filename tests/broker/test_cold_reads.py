@@ -374,3 +374,21 @@ def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files
     assert received == [b"recent"]
     assert files.reads < 40
     assert (channel.expired_count, channel.depth) == (1000, 0)
+
+
+def test_what_was_read_for_consumers_that_have_left_is_dropped(tmp_path: Path, files: ColdFiles) -> None:
+    fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
+    fixture.topic.waits_for_disk = False
+    for _ in range(3):
+        fixture.publish(b"m" * 10_000)
+    channel = fixture.channel()
+    subscriber = fixture.subscriber(ready=1)
+    with pytest.raises(ReadWouldWaitError):
+        channel.dispatch(fixture.now_ns)
+    found = fixture.topic.read(channel.wanted())
+    assert found.ahead
+    subscriber.leave()
+    channel.take_read(found)
+    fixture.subscriber(ready=1)
+    with pytest.raises(ReadWouldWaitError):
+        channel.dispatch(fixture.now_ns)

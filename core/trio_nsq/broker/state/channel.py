@@ -742,6 +742,9 @@ class Channel:
 
     def take_read(self, found: Found) -> None:
         """Take what was read, as far as it is still wanted."""
+        if not self.consumers:
+            self._since_ns = None
+            return  # nobody will ask for it
         if found.wanted.again:
             self._again = found.again.copy()
         first = self._requeued[0][0] if self._requeued else None
