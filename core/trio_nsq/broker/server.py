@@ -60,6 +60,8 @@ _WAITING_S = 0.025
 with them. It is the least that a client may ask for, by default (`--min-output-buffer-timeout`)."""
 _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
+_DUE_AT_ONCE = 256
+"""So many messages that waited for a channel are due in it when it is made; more of them at the next alarm."""
 
 
 class Server:
@@ -215,6 +217,8 @@ class Server:
         self._topic(topic_name)
         known_ns = self.broker.next_deadline_ns
         channel = self.broker.channel(topic_name, channel_name, private=private)
+        if channel.next_due_ns is not None:
+            channel.tick(self.now_ns(), _DUE_AT_ONCE)  # or its first consumer could come before the timer
         if self.broker.next_deadline_ns != known_ns:
             self._timer_moved.set()
         return channel
