@@ -248,19 +248,27 @@ class Publication:
             await self._turns.park()
 
     async def _attempt(self, number: int, batch: list[bytes]) -> None:
-        """Give a batch to the sender; in an outage, after a pause. Raises PublishFailed."""
+        """Give a batch to the sender; in an outage, after a pause, which `stop` cuts short, and the sending too.
+
+        Raises:
+            PublishFailed: What became of this attempt; a batch may be stored if its sending was cut short.
+        """
         self._unsettled[number] = True
-        if self._outage is None:
+        outage = self._outage
+        if outage is None:
             self._turns.unpark_all()
             await self._sender.send(batch)
             return
+        sent = False
         with trio.CancelScope() as self._retrying:
             if self.outcome.stopped:
                 self._retrying.cancel()
             await trio.sleep(self._delays.next_s())
+            sent = True
             await self._sender.send(batch)
             return
-        raise self._outage
+        # A failure of its own: that of the outage was counted before, perhaps for another batch.
+        raise PublishFailed(outage.reason, maybe_stored=sent) from outage.__cause__
 
     def _passes(self, error: PublishFailed) -> bool:
         """Whether the same may succeed later, and it is to be waited for."""

@@ -148,6 +148,22 @@ def test_a_signal_while_the_broker_is_away_says_what_was_not_published(
     assert error.endswith(("up to 1 more may have been stored.", "1 more had been read."))
 
 
+def test_a_signal_while_a_batch_is_under_way_says_that_it_may_be_stored(tmp_path: Path) -> None:
+    """What listens where the broker was takes the request, and does not answer before the command has ended."""
+    with pub_without_broker(tmp_path) as (pub, broker):
+        host, _, port = broker.http_address.rpartition(":")
+        with socket.create_server((host, int(port))) as silent:
+            connection, _ = silent.accept()
+            with connection:
+                assert connection.recv(1)
+                pub.process.send_signal(signal.SIGINT)
+                result = pub.end()
+    assert result.code == ExitCode.PARTIAL
+    report, error = result.err.splitlines()
+    assert report.startswith("1 message (1 B) published")
+    assert error.endswith("1 message acknowledged, up to 1 more may have been stored.")
+
+
 def test_the_end_of_input_while_the_broker_is_away_is_no_reason_to_give_up(tmp_path: Path) -> None:
     with pub_without_broker(tmp_path) as (pub, broker):
         assert pub.process.stdin is not None
@@ -397,3 +413,48 @@ def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_
 
     outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome
     assert (outcome.acknowledged, outcome.not_stored) == ((1, 0) if waits else (0, 1))
+
+
+class PartlyThenSilent(Unreliable):
+    """Acknowledges a part of the first batch and loses the connection; stores the next and never answers."""
+
+    begun = False
+
+    async def send(self, batch: list[bytes]) -> None:
+        if not self.begun:
+            self.begun = True
+            self.stored += batch[:3]
+            error = ConnectionLost("broker", "gone")
+            raise PublishFailed("gone", maybe_stored=False, acknowledged=3) from error
+        self.stored += batch
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("at_s", "stored", "maybe_stored", "not_stored"),
+    [(0.0001, 3, 0, 7), (60.0, 10, 7, 0)],
+    ids=["in the pause", "while sending"],
+)
+def test_a_signal_in_an_outage_counts_each_attempt_once(
+    at_s: float, stored: int, maybe_stored: int, not_stored: int, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(10)]))
+    sender = PartlyThenSilent(1, 0)
+
+    async def main() -> Publication:
+        publication = Publication(
+            sender, "broker", delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, pace=None
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publication.run, [str(tmp_path / "lines")], 4096)
+            while not sender.begun:
+                await trio.lowlevel.checkpoint()
+            await trio.sleep(at_s)
+            publication.stop(ExitCode.INTERRUPTED)
+        return publication
+
+    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05)).outcome
+    assert len(sender.stored) == stored
+    counted = (outcome.acknowledged, outcome.maybe_stored, outcome.not_stored)
+    assert counted == (3, maybe_stored, not_stored)
+    assert outcome.acknowledged_bytes == 3
