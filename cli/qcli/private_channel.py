@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from trio_nsq.protocol.names import is_ephemeral
+
 from .broker_http import BrokerHTTP
 from .connecting import Connecting
 from .errors import Failure
@@ -25,6 +27,7 @@ class SharedChannel:
     """Decides whether an ordinary ephemeral channel may stand in for a private one.
 
     The first channel of a topic gets all messages that wait there, and an ephemeral one takes them along when it goes.
+    Other ephemeral channels may go at any time, so only a durable one protects what waits.
 
     Args:
         topic: The topic.
@@ -65,11 +68,12 @@ class SharedChannel:
                     f"whether {self._topic} has a channel: if it has none, this command would take all messages that "
                     f"wait there. Name that address with {HTTP_OPTION}, or allow it with {TAKE_BACKLOG}."
                 )
-            if not channels - {self._channel}:
+            if all(map(is_ephemeral, channels)):
                 raise self._refusal(
-                    f"Topic {self._topic} has no channel on {address}, which has no private channels: this command's "
-                    "would be the first and take all messages that wait there. Make another one first, with 'qcli "
-                    f"channel create {self._topic}/CHANNEL', or allow it with {TAKE_BACKLOG}."
+                    f"Topic {self._topic} has no durable channel on {address}, which has no private channels: this "
+                    "command's would be the only one, or may become it, and would take along all messages that wait "
+                    f"there. Create a durable one first, with 'qcli channel create {self._topic}/CHANNEL', or allow "
+                    f"it with {TAKE_BACKLOG}."
                 )
         if address not in self._warned:
             self._warned.add(address)
@@ -96,7 +100,7 @@ class SharedChannel:
         if not broker.listens_at(tcp_address):
             raise Failure(f"{http_address} is another broker's")
         topics = broker.stats(self._topic)["topics"]
-        return {channel["channel_name"] for topic in topics for channel in topic["channels"]}
+        return {channel["channel_name"] for topic in topics for channel in topic["channels"] or []}
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
         from trio_nsq.lookup.query import LookupFailed, lookup_topic

@@ -83,7 +83,7 @@ def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> 
         refused = qcli("tail", "t", "-n", "1")
         assert (refused.code, refused.out) == (2, b"")
         assert refused.err.startswith(
-            f"Error: Topic t has no channel on {broker.tcp_address}, which has no private"
+            f"Error: Topic t has no durable channel on {broker.tcp_address}, which has no private"
         )
         assert "--take-backlog" in refused.err
         unknown = qcli("tail", "t", "-n", "1", "--nsqd-http-address", "127.0.0.1:1")
@@ -98,6 +98,16 @@ def test_at_an_nsqd_a_backlog_is_taken_only_if_it_is_allowed(tmp_path: Path) -> 
         assert taken.err.startswith(
             f"Warning: the broker at {broker.tcp_address} has no private channels: tail"
         )
+
+
+def test_at_an_nsqd_an_ephemeral_channel_protects_no_backlog(tmp_path: Path) -> None:
+    with nsqd(tmp_path / "data") as broker:
+        qcli = Cli(broker.tcp_address, broker.http_address)
+        broker.create("t", "other#ephemeral")
+        refused = qcli("tail", "t", "-n", "1")
+        assert (refused.code, refused.out) == (2, b"")
+        assert refused.err.startswith(f"Error: Topic t has no durable channel on {broker.tcp_address}")
+        assert broker.channel_stats("t", "other#ephemeral")["depth"] == 0  # it is the only one still
 
 
 def test_at_an_nsqd_with_a_channel_it_gets_a_copy_and_says_so(tmp_path: Path) -> None:

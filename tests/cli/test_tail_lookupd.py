@@ -51,7 +51,7 @@ def test_without_a_channel_an_nsqd_that_is_found_is_asked_for_channels(
         if has_channel:
             assert (result.code, result.out) == (ExitCode.OK, b"new\n")
         else:
-            assert said.startswith(f"Error: Topic clicks has no channel on {broker.tcp_address}")
+            assert said.startswith(f"Error: Topic clicks has no durable channel on {broker.tcp_address}")
             assert result.code == ExitCode.USAGE
 
 
