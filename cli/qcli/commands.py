@@ -96,7 +96,7 @@ class SeveralOption(GroupedOption):
         values: tuple[Any, ...] = super().type_cast_value(ctx, texts)
         for index, each in enumerate(values):
             if each in values[:index]:
-                raise click.BadParameter(f"{each} is there twice.", ctx, self)
+                raise click.BadParameter(f"it names {each} twice.", ctx, self)
         return values
 
 

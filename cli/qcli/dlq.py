@@ -447,6 +447,8 @@ def _do_on_each(
 
     def act(address: str) -> None:
         nonlocal left, total
+        if left == 0:
+            return  # this broker is not asked, so there is nothing to say of it
         before = sum(kept.values())
         done = _do(address, topic, verb, params, ids, left, kept)
         total += done

@@ -96,7 +96,10 @@ def test_a_broker_that_fails_is_named_and_the_others_do_it(
 
 def test_no_address_may_be_there_twice(run_here: Run, nowhere: Cli, broker: Broker) -> None:
     twice = run_here(nowhere, "stat", *["--nsqd-http-address", broker.http_address] * 2)
-    assert (twice.code, f"{broker.http_address} is there twice." in twice.err) == (ExitCode.USAGE, True)
+    assert (twice.code, f"'--nsqd-http-address': it names {broker.http_address} twice." in twice.err) == (
+        ExitCode.USAGE,
+        True,
+    )
 
 
 def test_what_is_read_comes_from_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:

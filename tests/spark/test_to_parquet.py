@@ -404,7 +404,7 @@ def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tm
         (["--engine", "inline", "--master", "local"], "exclude each other"),
         (["--compression", "snappy", "--compression-level", "2"], "means nothing to snappy"),
         (["--target-file-size", "1kB"], "less than 64KiB"),
-        (["--nsqd-http-address", "a:1,a:1"], "names a broker twice"),
+        (["--nsqd-http-address", "a:1,a:1"], "it names a:1 twice"),
         (["--from", "9", "--to", "3"], "nothing between them"),
         (["--every", "5s"], "--every is for --follow"),
     ):
