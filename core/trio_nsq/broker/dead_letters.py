@@ -200,18 +200,26 @@ def settle(broker: Broker, only: str | None = None) -> None:
     """
     for topic in broker.topics.values():
         for note in list(topic.unsettled):
-            found = origins(note)
-            if only is not None and topic.name != only and not (found and found[0].topic == only):
-                continue
-            if found and found[0].topic in broker.unavailable and found[0].topic != only:
-                continue
-            origin = broker.topics.get(found[0].topic) if found else None
-            channel = origin.channels.get(found[0].channel) if origin is not None else None
-            if origin is None or channel is None:
-                topic.settle(note)
-            elif _forget(channel, found):
-                origin.buried.append((topic, note))
-                broker.changed.add(origin.name)
+            try:
+                _settle(broker, topic, note, only)
+            except Exception:
+                # A defect of ours: it keeps neither the broker nor other topics from starting.
+                logger.exception("topic %s: dead letters may come to it a second time", topic.name)
+
+
+def _settle(broker: Broker, topic: Topic, note: bytes, only: str | None) -> None:
+    found = origins(note)
+    if only is not None and topic.name != only and not (found and found[0].topic == only):
+        return
+    if found and found[0].topic in broker.unavailable and found[0].topic != only:
+        return
+    origin = broker.topics.get(found[0].topic) if found else None
+    channel = origin.channels.get(found[0].channel) if origin is not None else None
+    if origin is None or channel is None:
+        topic.settle(note)
+    elif _forget(channel, found):
+        origin.buried.append((topic, note))
+        broker.changed.add(origin.name)
 
 
 def forget_origin(broker: Broker, name: str) -> None:
@@ -229,15 +237,17 @@ def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
     taken = channel.withdraw(ids)
     same: list[Aside] = []
     error: LogReadError | None = None
-    for each in taken:
-        try:
-            # A topic that was deleted and made again has other messages in the same places.
-            if channel.topic.id_at(each.sequence) == ids[each.sequence]:
-                same.append(each)
-        except LogReadError as exc:
-            error = exc
-    channel.dispose(same)
-    channel.put_back(taken)
+    try:
+        for each in taken:
+            try:
+                # A topic that was deleted and made again has other messages in the same places.
+                if channel.topic.id_at(each.sequence) == ids[each.sequence]:
+                    same.append(each)
+            except LogReadError as exc:
+                error = exc
+    finally:
+        channel.dispose(same)
+        channel.put_back(taken)
     if error is not None:
         what = "%s/%s: dead letters that have been moved may be moved again: %s"
         logger.error(what, channel.topic.name, channel.name, error)

@@ -50,7 +50,7 @@ class TopicLoader:
         """Open all topics. Raises StartupError: the list of them cannot be read."""
         for name in self._folder.topic_names():
             try:
-                self._take_up(name, self._make_log(name))
+                self._add(*self._restore(name))
             except Exception as exc:
                 self._give_up(name, exc)
         settle(self._broker)
@@ -74,18 +74,17 @@ class TopicLoader:
         if name not in self._broker.unavailable:
             return  # it was deleted meanwhile
         try:
-            log = await trio.to_thread.run_sync(self._make_log, name)
+            topic, is_saved = await trio.to_thread.run_sync(self._restore, name)
             if self._stops():
-                log.close()
+                topic.log.close()
                 return
-            self._take_up(name, log)
+            self._add(topic, is_saved)
             settle(self._broker, name)
         except Exception as exc:
             self._give_up(name, exc)
             return
         del self._broker.unavailable[name]
         logger.warning("TOPIC(%s): available again", name)
-        topic = self._broker.topics[name]
         for channel in topic.channels:
             self._broker.on_names_changed(name, channel)
         self._loaded(topic)
@@ -122,10 +121,25 @@ class TopicLoader:
             what = "TOPIC(%s): unavailable: %s; the other topics are served. Repair it, or delete the topic"
             logger.error(what, name, reason, exc_info=internal)
 
-    def _take_up(self, name: str, log: Log) -> None:
-        """Make a topic of a log and the saved state. Raises LogError, StateError, OSError."""
-        broker, folder = self._broker, self._folder
-        topic = broker.take_up(name, log)
+    def _restore(self, name: str) -> tuple[Topic, bool | None]:
+        """Make a topic of its log and its saved state; for any thread.
+
+        Returns:
+            The topic, and whether its state on disk is as it is now; None if none was ever saved.
+
+        Raises:
+            LogError, StateError, OSError: It cannot be used.
+        """
+        log = self._make_log(name)
+        try:
+            return self._restore_from(log, name)
+        except BaseException:
+            log.close()
+            raise
+
+    def _restore_from(self, log: Log, name: str) -> tuple[Topic, bool | None]:
+        folder = self._folder
+        topic = self._broker.make_topic(name, log)
         state, is_previous = folder.read_state(name)
         try:
             ahead = topic.restore(state)
@@ -140,10 +154,19 @@ class TopicLoader:
                     raise
                 ahead = False
                 topic.hold_back(f"cannot save the state of topic {name}: {exc.strerror}")
-        if state is not None:
+        if state is None:
+            return topic, None
+        # Otherwise the log has what came after the last checkpoint.
+        return topic, ahead or (not is_previous and int(state["end"]) == log.next_sequence)
+
+    def _add(self, topic: Topic, is_saved: bool | None) -> None:
+        """Let a topic be used; arguments as `_restore` returns them."""
+        broker = self._broker
+        broker.add_topic(topic)
+        if is_saved is not None:
             broker.never_saved.discard(topic)
-            if ahead or (not is_previous and int(state["end"]) == topic.log.next_sequence):
-                broker.changed.discard(name)  # else the log has what came after the last checkpoint
+        if is_saved:
+            broker.changed.discard(topic.name)
         for channel in topic.channels.values():
             broker.watch(channel, channel.next_deadline_ns)
 

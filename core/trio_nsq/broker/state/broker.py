@@ -105,22 +105,26 @@ class Broker:
             assert is_valid_name(name), name
             if name in self.unavailable:
                 raise TopicUnavailable(name, self.unavailable[name])
-            topic = self.take_up(name, self._make_log(name))
+            topic = self.make_topic(name, self._make_log(name))
+            self.add_topic(topic)
         return topic
 
-    def take_up(self, name: str, log: Log) -> Topic:
-        """Make a topic, of a log that may have messages."""
+    def make_topic(self, name: str, log: Log) -> Topic:
+        """A topic of a log that may have messages, for `add_topic`; for any thread."""
         options = self.options
         topic = Topic(
             name, log, self.cache, options.mem_queue_size, self._e2e_window_ns, options.topic_defaults
         )
         topic.waits_for_disk = self.waits_for_disk
-        self.topics[name] = topic
-        if not topic.ephemeral:
-            self.changed.add(name)
-            self.never_saved.add(topic)
-        self.on_names_changed(name, None)
         return topic
+
+    def add_topic(self, topic: Topic) -> None:
+        """Let a topic be used, which was never saved as far as is known."""
+        self.topics[topic.name] = topic
+        if not topic.ephemeral:
+            self.changed.add(topic.name)
+            self.never_saved.add(topic)
+        self.on_names_changed(topic.name, None)
 
     def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
         """The channel of this name, it and its topic made if need be. Raises LogError."""
