@@ -212,6 +212,7 @@ async def test_it_is_opened_again_when_the_disk_is_back(
     files.bad = bad
     async with running_broker(data, files=files) as bound:
         before = reads
+        await settle()  # the task that tries again sleeps by now
         clock.jump(11)
         await until(lambda: reads > before)
         await settle()
@@ -359,6 +360,7 @@ async def test_what_was_moved_is_known_when_its_topic_is_opened_again(
     files.bad = lambda path, block: path.parent.name == "bad.topic" and path.suffix == ".log"
     async with running_broker(moved, files=files) as bound:
         files.bad = lambda path, block: False
+        await settle()  # the task that tries again sleeps by now
         clock.jump(11)
         await until_it_is_well(bound)
         await settle()
