@@ -117,6 +117,8 @@ def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
     for number, record in enumerate(dumped):
         assert record.pop("sequence") == number
         assert record.pop("due_ns") is None
+        assert record.pop("producer").startswith("qcli-pub:")  # consumers are not told how it was published
+        assert record.pop("number") == 0
     assert dumped == seen
 
 

@@ -372,7 +372,7 @@ class Server:
         sent = 0
         over_s = time.perf_counter() + _TURN_S
         while channel.can_deliver:
-            if sent >= _GRANTS_PER_TURN or time.perf_counter() > over_s:
+            if sent >= _GRANTS_PER_TURN or (sent and time.perf_counter() > over_s):
                 self._line_up(channel)
                 break
             try:
