@@ -117,7 +117,7 @@ async def test_others_have_their_turns_while_a_large_channel_is_saved(tmp_path: 
         topic = server.broker.channel("t", "c").topic
         later_ns = server.now_ns() + 3600 * SECOND
         for _ in range(50):
-            await server.publish("t", [Publication(pack_messages([b"x"] * 1000), later_ns)])
+            await server.publish("t", [Publication([pack_messages([b"x"] * 1000)], later_ns)])
         turns = 0
 
         async def count_turns() -> None:

@@ -42,13 +42,15 @@ def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) ->
         patch.setattr(deferred_module, "_BLOCK_MESSAGES", 4)
         real = DeferredMessages()
         naive: list[tuple[int, int, int]] = []  # (due_ns, sequence, attempts)
+        copies: list[tuple[DeferredMessages, list[Block], list[tuple[int, int, int]]]] = []
         sequence = 0
         for what, number, count in steps:
+            copies.append((real.clone(), real.copy(), naive))
             if what == "add":
                 new = range(sequence, sequence + count)
                 sequence += count
                 real.add(number, new, count, None)
-                naive += [(number, each, count) for each in new]
+                naive = naive + [(number, each, count) for each in new]
                 naive.sort(key=lambda row: row[0])  # which keeps the order of those that are due together
             elif what == "release":
                 due = [row for row in naive if row[0] <= number][:count]
@@ -67,6 +69,12 @@ def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) ->
             assert sorted(real.sequences()) == sorted(row[1] for row in naive)
             assert real.first_due_ns == (naive[0][0] if naive else None)
             assert all(0 < len(block) <= 8 for block in real.copy())
+        for clone, blocks, expected in copies:
+            assert list(clone) == expected
+            assert [each for block in blocks for each in block.sequence] == [row[1] for row in expected]
+            clone.add(0, range(1000, 1001), 0, None)
+            clone.withdraw([row[1] for row in expected[::2]])
+        assert list(real) == naive
 
 
 def test_many_due_together_are_kept_in_order() -> None:

@@ -824,7 +824,7 @@ async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
         nursery.start_soon(tested.roll, topic)
         await settle()
         for _ in range(2):
-            tested.submit(topic, [Publication(pack_messages([b"x"]))], stored.append)
+            tested.submit(topic, [Publication([pack_messages([b"x"])])], stored.append)
         await settle()
         assert not stored
         log.go_on.set()

@@ -376,7 +376,7 @@ class Busy:
 
     def publish(self) -> None:
         """Publish a message."""
-        self._publisher.submit(self.topic, [Publication(pack_messages([b"x"]))], self._then)
+        self._publisher.submit(self.topic, [Publication([pack_messages([b"x"])])], self._then)
 
     def _then(self, error: PublishRefused | None) -> None:
         assert error is None

@@ -97,7 +97,7 @@ class DeadLetterMover:
                 note = note_of_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
                 await self._server.create(topic_name, DEAD_LETTERS)
-                await store_durably(self._server, topic_name, Publication(bodies, note=note))
+                await store_durably(self._server, topic_name, Publication([bodies], note=note))
         except (PublishRefused, LogError, SaveError) as exc:
             self._put_back(channel, taken)
             return str(exc)

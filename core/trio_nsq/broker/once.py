@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,13 @@ class OncePublisher:
         self._server = server
         self._under_way: dict[tuple[str, str], _UnderWay] = {}  # by topic and producer
 
-    async def publish(self, topic: str, name: BatchNumber, messages: MessageSet, due_ns: int) -> bool:
+    async def publish(self, topic: str, name: BatchNumber, sets: Sequence[MessageSet], due_ns: int) -> bool:
         """Store a batch, unless it, or one after it, was stored before; returns whether this did.
 
         Args:
             topic: Made if need be.
             name: See there.
-            messages: At least one.
+            sets: See `Publication`.
             due_ns: When they may be delivered, Unix nanoseconds; 0: at once.
 
         Raises:
@@ -80,7 +81,7 @@ class OncePublisher:
             # Bounded by the disk: it may be stored, and others wait to hear of it.
             with trio.CancelScope(shield=True):
                 note = note_of_batch(name.producer, name.number)
-                await self._server.publish(topic, [Publication(messages, due_ns, note)])
+                await self._server.publish(topic, [Publication(sets, due_ns, note)])
         except PublishRefused as exc:
             this.error = exc
             raise

@@ -1,6 +1,6 @@
 """What is published together: by one command, and, of one topic, by one write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
@@ -16,23 +16,66 @@ class Publication:
     """What one command publishes.
 
     Attributes:
-        messages: A set of messages.
+        sets: The messages, in order, at least one: sets of any size. Each takes at least one record of the log, unless
+            the publication has only one, and shares its record with others. `SetsForRecords` makes sets that fill one.
         due_ns: When it may be delivered, Unix nanoseconds; 0: at once.
         note: What the broker has to know of it besides, see `note.py`; empty: nothing.
     """
 
-    messages: MessageSet
+    sets: Sequence[MessageSet]
     due_ns: int = 0
     note: bytes = b""
 
     @property
+    def count(self) -> int:
+        """How many messages, at least 1."""
+        return sum([len(messages.sizes) for messages in self.sets])
+
+    @property
     def record_bytes(self) -> int:
         """What it takes in the log at most: if it shares its record with none."""
-        size = HEADER_BYTES + len(self.messages.data) + len(self.note)
-        if size > _ONE_RECORD_BYTES:
-            # Of two neighbouring records that have fewer messages than they may, one is more than half full.
-            size += HEADER_BYTES * (len(self.messages) // MAX_RECORD_MESSAGES + 2 * size // MAX_RECORD_BYTES)
+        size = len(self.note)
+        for messages in self.sets:
+            own = HEADER_BYTES + len(messages.data)
+            if own > _ONE_RECORD_BYTES:
+                # Of two neighbouring records that have fewer messages than they may, one is more than half full.
+                own += HEADER_BYTES * (
+                    len(messages.sizes) // MAX_RECORD_MESSAGES + 2 * own // MAX_RECORD_BYTES
+                )
+            size += own
         return size
+
+
+class SetsForRecords:
+    """Gathers messages, in order, into sets that fit one record each, and that are as large as they may be.
+
+    A million messages that are taken apart here in steps need not be when they are written.
+    """
+
+    def __init__(self) -> None:
+        self._sets: list[MessageSet] = []
+        self._last: list[MessageSet] = []
+        self._count = self._bytes = 0
+
+    def add(self, messages: MessageSet) -> None:
+        """Add some messages behind the others."""
+        for piece in messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES):
+            self._count += len(piece.sizes)
+            self._bytes += len(piece.data)
+            if self._last and (self._count > MAX_RECORD_MESSAGES or self._bytes > MAX_RECORD_BYTES):
+                self._end_last()
+                self._count, self._bytes = len(piece.sizes), len(piece.data)
+            self._last.append(piece)
+
+    def take(self) -> list[MessageSet]:
+        """The sets; none if there are no messages."""
+        if self._last:
+            self._end_last()
+        return self._sets
+
+    def _end_last(self) -> None:
+        self._sets.append(MessageSet.join(self._last))
+        self._last = []
 
 
 class Group:
@@ -54,7 +97,7 @@ class Group:
     @property
     def messages(self) -> int:
         """How many they are."""
-        return sum([len(publication.messages) for publication in self.publications])
+        return sum([publication.count for publication in self.publications])
 
     def finish(self, error: PublishRefused | None) -> None:
         """Tell all who published that it is stored, or why not."""

@@ -13,7 +13,7 @@ Publishers are told that something is stored before it is sent on: they can prep
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from time import perf_counter
@@ -21,7 +21,7 @@ from time import perf_counter
 import trio
 
 from ..log import LogError, RecordBatch, is_disk_full
-from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, split_batch
+from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ..protocol import MessageSet
 from .commit_threads import Commit, CommitThreads
 from .errors import PublishRefused, TopicFull
@@ -204,7 +204,7 @@ class Publisher:
         """Raise TopicFull if there is no room for these, whose records have so many bytes; or PublishRefused."""
         if topic.held_back:
             raise PublishRefused(topic.held_back)
-        messages = sum(len(publication.messages) for publication in publications)
+        messages = sum(publication.count for publication in publications)
         groups = self._commits.not_stored(topic)
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.why_full(messages, size, *coming):
@@ -302,19 +302,21 @@ class Publisher:
         sequence = topic.log.next_sequence
         for together in _sharing_records(publications):
             first = together[0]
-            messages = MessageSet.join([publication.messages for publication in together])
-            with self._taking_ids:
-                first_id = self._ids.take(len(messages.sizes))
-            note = first.note
-            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, messages, note)
-            if is_about_messages(note):
-                records.append(record)
+            sets: Sequence[MessageSet] = first.sets
+            if len(together) > 1:
+                sets = [MessageSet.join([publication.sets[0] for publication in together])]
+            elif is_about_messages(first.note):
+                sets = [MessageSet.join(sets)]
             else:
-                some = split_batch(record)
-                if note and len(some) > 1:  # it is a batch's number, and said once
-                    some[1:] = [replace(one, note=b"") for one in some[1:]]
-                records += some
-            sequence += len(messages.sizes)
+                sets = [
+                    piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
+                ]
+            count = sum([len(messages.sizes) for messages in sets])
+            with self._taking_ids:
+                first_id = self._ids.take(count)
+            first_record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.note)
+            records += linked_records(first_record, sets[1:])
+            sequence += count
         return records
 
     def _store(self, commit: Commit) -> None:
@@ -467,8 +469,8 @@ def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[P
     size = count = 0
     open_for_more = False
     for publication in publications:
-        messages = publication.messages
-        plain = not (publication.due_ns or publication.note)
+        messages = publication.sets[0]
+        plain = not (publication.due_ns or publication.note or len(publication.sets) > 1)
         size += len(messages.data)
         count += len(messages.sizes)
         if open_for_more and plain and size <= MAX_RECORD_BYTES and count <= MAX_RECORD_MESSAGES:

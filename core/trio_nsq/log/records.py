@@ -20,8 +20,8 @@ batch of messages, bit 30 that the record before it does. Recovery keeps all rec
 Checksums are zlib's CRC-32, as zlib-ng computes it, which takes a twelfth of the time.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from struct import Struct
 
 from zlib_ng.zlib_ng import crc32
@@ -119,35 +119,36 @@ class RecordBatch:
         return crc32(self.note, crc32(self.messages.data))
 
 
-def split_batch(batch: RecordBatch) -> list[RecordBatch]:
-    """The same messages in linked records, none larger than the limits unless a single message is.
-
-    Each has the note of the whole.
-    """
-    messages = batch.messages
-    if len(messages.sizes) <= MAX_RECORD_MESSAGES and len(messages.data) <= MAX_RECORD_BYTES:
-        return [batch]
-    pieces: list[RecordBatch] = []
-    sequence, message_id, left = batch.base_sequence, batch.first_id, batch.count
-    for piece in messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES):
-        count = len(piece.sizes)
-        left -= count
-        has_previous, has_next = batch.has_previous or bool(pieces), batch.has_next or left > 0
-        pieces.append(
+def linked_records(first: RecordBatch, rest: Sequence[MessageSet], note: bytes = b"") -> list[RecordBatch]:
+    """Return records that recovery keeps together: `first`, and one with this note for each set that follows it."""
+    if not rest:
+        return [first]
+    records = [replace(first, has_next=True)]
+    sequence, message_id = first.next_sequence, first.first_id + first.count
+    for number, messages in enumerate(rest, 1):
+        records.append(
             RecordBatch(
                 sequence,
                 message_id,
-                batch.timestamp_ns,
-                batch.due_ns,
-                piece,
-                batch.note,
-                has_previous,
-                has_next,
+                first.timestamp_ns,
+                first.due_ns,
+                messages,
+                note,
+                has_previous=True,
+                has_next=first.has_next or number < len(rest),
             )
         )
-        sequence += count
-        message_id += count
-    return pieces
+        sequence += len(messages.sizes)
+        message_id += len(messages.sizes)
+    return records
+
+
+def split_batch(batch: RecordBatch) -> list[RecordBatch]:
+    """Return the same messages in records within the limits, unless a single message is larger; each has the note."""
+    sets = batch.messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
+    if len(sets) == 1:
+        return [batch]
+    return linked_records(replace(batch, messages=sets[0]), sets[1:], batch.note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class MessageSet:
 
     def split(self, max_messages: int, max_bytes: int) -> "list[MessageSet]":
         """The same messages in sets of so many, and so many bytes of `data`, unless a single message is larger."""
+        if len(self.sizes) <= max_messages and len(self.data) <= max_bytes:
+            return [self] if self.sizes else []
         sets: list[MessageSet] = []
         index = start = 0
         while index < len(self.sizes):

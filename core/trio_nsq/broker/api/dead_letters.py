@@ -217,7 +217,7 @@ class DeadLetterEndpoints:
             raise HTTPError(400, "MSG_EMPTY")
         channel = find_channel(self._server, request)
         due_ns = due_given(request, self._server) or self._server.now_ns()
-        publication = Publication(pack_messages([request.body]), due_ns, note_of_channel(channel.name))
+        publication = Publication([pack_messages([request.body])], due_ns, note_of_channel(channel.name))
         try:
             await self._server.publish(channel.topic.name, [publication])
         except PublishRefused as exc:
@@ -250,9 +250,9 @@ class DeadLetterEndpoints:
         bodies = [letter.body for letter in letters if letter.sequence in taken]
         if not bodies:
             return 0
-        publication = Publication(pack_messages(bodies))
+        publication = Publication([pack_messages(bodies)])
         if name is not None:
-            publication = Publication(publication.messages, self._server.now_ns(), note_of_channel(name))
+            publication = Publication(publication.sets, self._server.now_ns(), note_of_channel(name))
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
                 await store_durably(self._server, topic, publication)

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from struct import Struct, error
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from ..errors import DeletedError, PublishRefused, SaveError
 from ..figures.stats import broker_stats
 from ..figures.stats_text import render_text
 from ..once import OncePublisher
-from ..publication import Publication
+from ..publication import Publication, SetsForRecords
 from .config import ConfigEndpoints
 from .dead_letters import DeadLetterEndpoints
 from .debug import DebugEndpoints
@@ -152,7 +152,7 @@ class Endpoints:
         messages = self._message(request)
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         due_ns = due_given(request, self._server)
-        return await self._publish(request, topic, messages, due_ns)
+        return await self._publish(request, topic, [messages], due_ns)
 
     def begin_pub(self, request: Request, then: Callable[[Response], None]) -> bool:
         """As `pub`."""
@@ -168,11 +168,11 @@ class Endpoints:
         topic = valid_name(request, "topic", "INVALID_TOPIC")
         # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
         due_ns = due_given(request, self._server) if "producer" in request.query else 0
-        pieces: list[MessageSet] = []
+        gathered = SetsForRecords()
         for piece in self._pieces(request):
-            pieces.append(piece)
+            gathered.add(piece)
             await trio.lowlevel.checkpoint()
-        return await self._publish(request, topic, MessageSet.join(pieces), due_ns)
+        return await self._publish(request, topic, gathered.take(), due_ns)
 
     def begin_mpub(self, request: Request, then: Callable[[Response], None]) -> bool:
         """As `mpub`."""
@@ -235,21 +235,23 @@ class Endpoints:
             def answer(error: PublishRefused | None) -> None:
                 then(_OK if error is None else _refusal(error).response())
 
-            return self._server.submit(topic, [Publication(messages)], answer)
+            return self._server.submit(topic, [Publication([messages])], answer)
         except HTTPError:
             return False
         except PublishRefused as exc:
             then(_refusal(exc).response())
             return True
 
-    async def _publish(self, request: Request, topic: str, messages: MessageSet, due_ns: int) -> Response:
+    async def _publish(
+        self, request: Request, topic: str, sets: Sequence[MessageSet], due_ns: int
+    ) -> Response:
         batch = batch_given(request)
-        if not messages:
+        if not sets:
             return _OK
         try:
             if batch is not None:
-                return _PUBLISHED if await self._once.publish(topic, batch, messages, due_ns) else _REPEATED
-            await self._server.publish(topic, [Publication(messages, due_ns)], gather=True)
+                return _PUBLISHED if await self._once.publish(topic, batch, sets, due_ns) else _REPEATED
+            await self._server.publish(topic, [Publication(sets, due_ns)], gather=True)
             return _OK
         except PublishRefused as exc:
             raise _refusal(exc) from exc

@@ -35,9 +35,10 @@ class Block:
 
     Attributes:
         lowest, highest: No sequence is lower or higher.
+        shared: More than one `DeferredMessages`, or a checkpoint, has this block. It does not change any more.
     """
 
-    __slots__ = ("attempts", "due_ns", "highest", "lowest", "sequence")
+    __slots__ = ("attempts", "due_ns", "highest", "lowest", "sequence", "shared")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Block:
         self.attempts = attempts
         self.lowest = lowest
         self.highest = highest
+        self.shared = False
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -160,7 +162,7 @@ class DeferredMessages:
         return [each for block in blocks for each in block.sequence if each < sequence]
 
     def blocks(self) -> list[Block]:
-        """All of them, which go on changing; what is in none of them when it is looked at came later."""
+        """Return all of them, to be looked at in steps. Later changes may show or not; new messages may be missing."""
         return self._blocks.copy()
 
     def selected(self, block: Block, wanted: list[bool]) -> tuple[Block, dict[int, Batch]]:
@@ -214,7 +216,7 @@ class DeferredMessages:
         else:
             index = max(0, bisect_right(blocks, due_ns, key=_first_due_ns) - 1)
             at = bisect_right(blocks[index].due_ns, due_ns)
-        block = blocks[index]
+        block = self._changeable(index)
         block.insert(at, due_ns, sequences, attempts)
         if len(block.due_ns) > _BLOCK_MESSAGES:
             half = _BLOCK_MESSAGES // 2
@@ -228,7 +230,8 @@ class DeferredMessages:
             count = bisect_right(block.due_ns, now_ns, hi=min(len(block), at_most - len(released)))
             released += self._take(block[:count])
             if count < len(block):
-                del block[:count]
+                if count:
+                    del self._changeable(whole)[:count]
                 break
             whole += 1
         del self._blocks[:whole]
@@ -238,7 +241,7 @@ class DeferredMessages:
         """Let go of those of these messages that are here, whenever they are due."""
         wanted, ascending = set(sequences), sorted(sequences)
         released: list[Released] = []
-        for block in self._blocks:
+        for number, block in enumerate(self._blocks):
             first = bisect_left(ascending, block.lowest)
             if (
                 first == len(ascending)
@@ -246,6 +249,7 @@ class DeferredMessages:
                 or wanted.isdisjoint(block.sequence)
             ):
                 continue
+            block = self._changeable(number)
             for index in reversed(range(len(block))):
                 if block.sequence[index] in wanted:
                     wanted.discard(block.sequence[index])
@@ -268,8 +272,17 @@ class DeferredMessages:
     # ------------------------------------------------------------------ checkpoints
 
     def copy(self) -> list[Block]:
-        """All of them as they are now; what becomes of them later does not show."""
-        return [block[:] for block in self._blocks]
+        """Return all of them as they are now; later changes do not show. What it costs depends on the blocks alone."""
+        for block in self._blocks:
+            block.shared = True
+        return self._blocks.copy()
+
+    def _changeable(self, index: int) -> Block:
+        """Return a block that nobody else has; it takes the place of one that is shared."""
+        block = self._blocks[index]
+        if block.shared:
+            block = self._blocks[index] = block[:]
+        return block
 
     def clone(self) -> DeferredMessages:
         """The same; later changes of this one do not show in it."""

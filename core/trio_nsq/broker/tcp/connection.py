@@ -4,6 +4,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Sequence
 from enum import Enum, auto
 from random import random
 from typing import TYPE_CHECKING
@@ -515,7 +516,7 @@ class Connection:
 
     def _publications(self) -> list[Publication]:
         return [
-            Publication(p.messages, self.server.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
+            Publication([p.messages], self.server.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
             for p in self._publishes
         ]
 
@@ -580,9 +581,7 @@ class Connection:
         if isinstance(command, Finish):
             channel, consumer = self._subscription()
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
-                self._send_waiting()
-            for message_id, reason in failed:
-                self._put_answer(_failure("FIN", message_id, reason))
+                self._answer(_failures("FIN", failed))
             self.server.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):
             self._ready(command.count)
@@ -593,7 +592,7 @@ class Connection:
             longest_ms = self.server.options.limits.max_msg_timeout_ms
             why_not = channel.touch(consumer, command.id, self.server.now_ns(), longest_ms)
             if why_not:
-                self._answer(_failure("TOUCH", command.id, why_not))
+                self._answer(_failures("TOUCH", [(command.id, why_not)]))
         elif isinstance(command, StartClose):
             self._reader.state = State.CLOSING
             self._ready(0)
@@ -619,7 +618,7 @@ class Connection:
         now_ns = self.server.now_ns()
         reason = channel.requeue(consumer, command.id, command.delay_ms, now_ns)
         if reason:
-            self._answer(_failure("REQ", command.id, reason))
+            self._answer(_failures("REQ", [(command.id, reason)]))
         elif command.delay_ms:
             self.server.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
         self.server.broker.changed.add(channel.topic.name)
@@ -706,10 +705,18 @@ class Connection:
         self._answer(OK_FRAME)
 
 
-def _failure(verb: str, message_id: bytes, reason: str) -> bytes:
-    """The answer to a FIN, REQ or TOUCH that did nothing."""
-    text = f"{verb} {message_id.decode('utf-8', 'surrogateescape')} failed {reason}"
-    return encode_error(CommandError(f"E_{verb}_FAILED", text).wire)
+def _failures(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
+    """Return the error frames for ids for which a FIN, REQ or TOUCH did nothing: pairs of the id and the reason.
+
+    One piece of bytes however many there are: one client sends thousands of unknown ids at once.
+    """
+    before = f"E_{verb}_FAILED {verb} ".encode()
+    return b"".join(
+        [
+            encode_error(b"%s%s failed %s" % (before, message_id, reason.encode()))
+            for message_id, reason in failed
+        ]
+    )
 
 
 def _refusal(verb: str, reason: PublishRefused) -> CommandError:
