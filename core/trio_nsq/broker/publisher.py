@@ -314,8 +314,11 @@ class Publisher:
             count = sum([len(messages.sizes) for messages in sets])
             with self._taking_ids:
                 first_id = self._ids.take(count)
-            first_record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.note)
-            records += linked_records(first_record, sets[1:])
+            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.note)
+            if len(sets) == 1:
+                records.append(record)
+            else:
+                records += linked_records(record, sets[1:])
             sequence += count
         return records
 

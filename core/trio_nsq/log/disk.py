@@ -243,7 +243,7 @@ class DiskLog:
         last = self._segments[-1]
         if last.header.incarnation is None:
             return False  # of format 1: only programs that made such files append to them
-        return last.is_empty or last.size + size <= self._segment_bytes
+        return last.size + size <= self._segment_bytes or last.is_empty
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         check_order(batches, self._next_sequence)

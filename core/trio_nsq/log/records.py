@@ -120,9 +120,10 @@ class RecordBatch:
 
 
 def linked_records(first: RecordBatch, rest: Sequence[MessageSet], note: bytes = b"") -> list[RecordBatch]:
-    """Return records that recovery keeps together: `first`, and one with this note for each set that follows it."""
-    if not rest:
-        return [first]
+    """Return records that recovery keeps together: `first`, and one with this note for each set that follows it.
+
+    `rest` is not empty.
+    """
     records = [replace(first, has_next=True)]
     sequence, message_id = first.next_sequence, first.first_id + first.count
     for number, messages in enumerate(rest, 1):
@@ -190,10 +191,6 @@ def encode_header(batch: RecordBatch, seed: int) -> bytes:
         batch.timestamp_ns,
         batch.due_ns,
     )
-    return _with_crc(checked, seed)
-
-
-def _with_crc(checked: bytes, seed: int) -> bytes:
     return b"%s%s%s" % (MAGIC, crc32(checked, seed).to_bytes(4, "big"), checked)
 
 
@@ -210,7 +207,7 @@ def encode_spoiled(header: RecordHeader, seed: int) -> bytes:
         header.timestamp_ns,
         header.due_ns,
     )
-    return _with_crc(checked, seed)
+    return b"%s%s%s" % (MAGIC, crc32(checked, seed).to_bytes(4, "big"), checked)
 
 
 def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHeader | None:

@@ -237,7 +237,7 @@ class Segment:
             self._index.note(batch.base_sequence, end)
             end += batch.record_bytes
         self._index.up_to = end
-        if self.is_empty:
+        if start <= self.header.size:
             self.first_ns = batches[0].timestamp_ns
         self._last_ns = batches[-1].timestamp_ns
         # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.

@@ -404,7 +404,8 @@ class Topic:
 
     def distribute(self) -> None:
         """Let the channels have what is behind the distribution point, unless it is frozen."""
-        end, point, channels = self._end, self.distribution_point, self._shared
+        end, point = self._end, self.distribution_point
+        channels = self._shared if self._private else self.channels.values()
         if self.paused or not channels:
             return
         if not self._waiting:
