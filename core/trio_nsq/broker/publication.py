@@ -7,9 +7,6 @@ from ..log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ..protocol import MessageSet
 from .errors import PublishRefused
 
-_ONE_RECORD_BYTES = min(5 * MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
-"""So few bytes are one record, however small the messages."""
-
 
 @dataclass(slots=True)
 class Publication:
@@ -37,7 +34,7 @@ class Publication:
         size = len(self.note)
         for messages in self.sets:
             own = HEADER_BYTES + len(messages.data)
-            if own > _ONE_RECORD_BYTES:
+            if own > MAX_RECORD_BYTES or len(messages.sizes) > MAX_RECORD_MESSAGES:
                 # Of two neighbouring records that have fewer messages than they may, one is more than half full.
                 own += HEADER_BYTES * (
                     len(messages.sizes) // MAX_RECORD_MESSAGES + 2 * own // MAX_RECORD_BYTES
