@@ -485,7 +485,9 @@ def main() -> None:
             for place, contender in enumerate(chosen):
                 if contender.available():
                     rates = measure(contender, broker, f"t-{number}-{place}", options)
-                    results.append(Result(number, contender.workload, contender.name, *rates))
+                    results.append(
+                        Result(number, contender.workload, contender.name, rates.rate, rates.cpu_rate)
+                    )
                     print(
                         f"round {number}: {contender.workload}: {contender.name}: {rates.rate:,.0f}/s",
                         flush=True,

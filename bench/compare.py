@@ -1,4 +1,4 @@
-"""This broker beside nsqd, in every workload that has a goal: ratios of one run, and whether they reach it.
+"""This broker beside nsqd, or another checkout, in every workload: ratios of one run, and whether they reach the goals.
 
 Rates of a shared machine drift from minute to minute, so for each workload of each round the brokers take turns right
 after one another, and what counts are the ratios within a round. README.md beside this file says how to read the table.
@@ -11,17 +11,22 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
-from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL
-from bench.workloads import CONTENDERS, DISK, WORKLOADS, Figures, Goal, Row, Turn, Workload
+from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL, Contender
+from bench.workloads import CONTENDERS, CPU, DISK, WORKLOADS, Figures, Goal, Row, Turn, Workload
+
+from interop.peers import qcli_serve
 
 QUICK_SECONDS, QUICK_SHARE = 0.4, 0.1
 SHORT = {INTERVAL.name: "I", EVERY_OK.name: "F"}
+MOST_CPU = 1.03
+"""What the processor time of a message may come to, as a ratio to that of another checkout."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,7 @@ class Result:
 def measure(workload: Workload, number: int, options: argparse.Namespace) -> list[Result]:
     """One round of a workload. Who begins changes from round to round."""
     results = []
-    names = workload.names()
-    first = (number - 1) % len(names)
-    for name in names[first:] + names[:first]:
+    for name in in_turn(workload.names(), number, options):
         os.sync()  # what the one before has left to write is not to delay this one
         result = measure_disk if name == DISK else measure_broker
         results.append(result(workload, name, number, options))
@@ -52,9 +55,18 @@ def measure(workload: Workload, number: int, options: argparse.Namespace) -> lis
     return results
 
 
+def in_turn(names: list[str], number: int, options: argparse.Namespace) -> list[str]:
+    """Who is measured one after the other. Two checkouts follow each other at once, whichever begins."""
+    if options.against:
+        pairs = [names[at : at + 2] for at in range(0, len(names), 2)]
+        return [name for pair in pairs for name in (pair if number % 2 else reversed(pair))]
+    first = (number - 1) % len(names)
+    return names[first:] + names[:first]
+
+
 def measure_broker(workload: Workload, name: str, number: int, options: argparse.Namespace) -> Result:
     """One turn of a broker."""
-    contender = CONTENDERS[name]
+    contender = options.contenders[name]
     if contender == IN_MEMORY:
         contender = contender.with_flags(*workload.memory_flags)
     turn = Turn(contender, options.data_path, options.seconds, options.share)
@@ -65,6 +77,37 @@ def measure_disk(workload: Workload, name: str, number: int, options: argparse.N
     """What the disk allows at this time."""
     assert workload.limit is not None
     return Result(number, workload.name, name, (), workload.limit(options.data_path))
+
+
+# ------------------------------------------------------------------------------------------ another checkout
+
+
+def other_checkout(folder: Path) -> dict[str, Contender]:
+    """The brokers of another checkout, which has its own `.venv`, under names of their own."""
+    python = folder / ".venv" / "bin" / "python"
+    if not python.exists():
+        sys.exit(f"--against: there is no {python}: run 'make setup' in {folder}")
+    start = partial(qcli_serve, python=python)
+    return {one.name: replace(one, name=f"{one.name}, there", start=start) for one in (INTERVAL, EVERY_OK)}
+
+
+def against(workload: Workload, others: dict[str, Contender]) -> Workload:
+    """The same work, beside another checkout: each figure in both sync modes, and the processor time."""
+    pairs = [(name, other.name) for name, other in others.items()]
+    rows = [replace(row, goals=tuple(Goal(ours, other) for ours, other in pairs)) for row in workload.rows]
+    if workload.counts_cpu:
+        goals = tuple(Goal(ours, other, MOST_CPU) for ours, other in pairs)
+        rows.append(Row("  processor time of the broker", CPU, "us/message", goals, less=True))
+    return replace(workload, rows=tuple(rows), limit=None)
+
+
+def with_cpu(workload: Workload) -> Workload:
+    """The same with a row for the processor time, which has no goal, beside nsqd in memory."""
+    if not workload.counts_cpu:
+        return workload
+    goals = tuple(Goal(one.name, IN_MEMORY.name) for one in (INTERVAL, EVERY_OK))
+    row = Row("  processor time of the broker", CPU, "us/message", goals, less=True)
+    return replace(workload, rows=(*workload.rows, row))
 
 
 # ------------------------------------------------------------------------------------------ what is printed
@@ -150,6 +193,12 @@ def parse() -> argparse.Namespace:
         "--seconds", type=float, default=2.0, help="how long a load lasts (default: %(default)s)"
     )
     parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="compare with this other checkout of the project, made ready by 'make setup', and not with nsqd",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="one round with a fraction of the load, to see that all works; the figures mean little",
@@ -161,14 +210,21 @@ def parse() -> argparse.Namespace:
     wanted = [name for name in options.only.split(",") if name]
     if unknown := set(wanted) - {workload.name for workload in WORKLOADS}:
         parser.error(f"--only: there is no workload {', '.join(sorted(unknown))}; see --help")
-    options.workloads = [workload for workload in WORKLOADS if not wanted or workload.name in wanted]
+    workloads = [workload for workload in WORKLOADS if not wanted or workload.name in wanted]
+    options.contenders = CONTENDERS
+    if options.against:
+        others = other_checkout(options.against.resolve())
+        options.contenders = CONTENDERS | {other.name: other for other in others.values()}
+        options.workloads = [against(workload, others) for workload in workloads]
+    else:
+        options.workloads = [with_cpu(workload) for workload in workloads]
     return options
 
 
 def main() -> None:
     """Measure, print, and write what was asked for."""
     options = parse()
-    about = record.begin(options)
+    about = record.begin(options, beside_nsqd=options.against is None)
     results: list[Result] = []
     failed: list[str] = []
     began_s = time.monotonic()

@@ -24,10 +24,11 @@ PATIENCE_S = 120
 
 
 class Rates(NamedTuple):
-    """Messages per second, and per second of the generator's processor time."""
+    """Messages per second, per second of the generator's processor time, and altogether."""
 
     rate: float
     cpu_rate: float
+    messages: float
 
 
 class Load:
@@ -70,7 +71,8 @@ class Load:
             log = "\n".join(self._broker.log()[-20:])
             raise RuntimeError(f"{self._command} failed: {said[-2000:]}\nThe broker's log:\n{log}")
         rate = float(told[2])
-        return Rates(rate, rate * _seconds(told[1]) / cpu_s)
+        messages = rate * _seconds(told[1])
+        return Rates(rate, messages / cpu_s, messages)
 
 
 def _seconds(duration: str) -> float:

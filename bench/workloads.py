@@ -46,6 +46,8 @@ from interop.peers import Broker
 Figures = dict[str, float]
 SETTLE_S = 3.0
 IDLE_S = 10.0
+CPU = "cpu_us"
+"""The broker's processor time for a message, in microseconds, or, in a figure of deliveries, for each of them."""
 DISK = "the disk"
 """What is physically possible, in place of a broker that is compared with."""
 I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
@@ -115,6 +117,7 @@ class Workload:
         limit: What the disk below a folder would allow, under the names of the figures.
         memory_flags: Further flags of nsqd in memory: see `MANY_QUEUES`.
         rounds: More are not needed.
+        counts_cpu: Among the figures is the processor time of a message, `CPU`.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Workload:
     limit: Callable[[Path], Figures] | None = None
     memory_flags: tuple[str, ...] = ()
     rounds: int = 100
+    counts_cpu: bool = True
 
     def names(self) -> list[str]:
         """The names of the brokers that take part, and perhaps `DISK`."""
@@ -142,26 +146,37 @@ def publish_batches(turn: Turn, connections: int, batch: int = BATCH, size: int 
     """MPUB."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
-        return {"rate": writing(broker, turn.seconds, connections, batch=batch, size=size).finish().rate}
+        before_s = cpu_s(broker)
+        rates = writing(broker, turn.seconds, connections, batch=batch, size=size).finish()
+        return {"rate": rates.rate, CPU: _cpu_us(broker, before_s, rates.messages)}
 
 
 def publish_singles(turn: Turn, connections: int) -> Figures:
     """PUB, each connection waiting for its OK."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
-        return _rate(goload("pub", broker.tcp_address, connections=connections, runfor=f"{turn.seconds}s"))
+        runfor = f"{turn.seconds}s"
+        return _generated(broker, "pub", broker.tcp_address, connections=connections, runfor=runfor)
 
 
 def publish_http(turn: Turn, connections: int, batch: int) -> Figures:
     """`/pub` or, if `batch` is not 1, `/mpub`."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
-        flags = {"connections": connections, "batch": batch, "runfor": f"{turn.seconds}s"}
-        return _rate(goload("http", broker.http_address, **flags))
+        address, runfor = broker.http_address, f"{turn.seconds}s"
+        return _generated(broker, "http", address, connections=connections, batch=batch, runfor=runfor)
 
 
-def _rate(told: dict[str, float]) -> Figures:
-    return {"rate": told["messages"] / told["seconds"]}
+def _generated(broker: Broker, command: str, address: str, copies: int = 1, **flags: object) -> Figures:
+    """Run `goload`. With `copies`, the figures are of deliveries: each message goes to so many channels."""
+    before_s = cpu_s(broker)
+    told = goload(command, address, **flags)
+    messages = copies * told["messages"]
+    return {"rate": messages / told["seconds"], CPU: _cpu_us(broker, before_s, messages)}
+
+
+def _cpu_us(broker: Broker, before_s: float, messages: float) -> float:
+    return 1e6 * (cpu_s(broker) - before_s) / messages
 
 
 class Consume:
@@ -183,36 +198,44 @@ class Consume:
             for _ in range(3):
                 self._backlogs[name] = backlog
                 fill(broker, backlog)
-                rate = reading(broker, seconds).finish().rate
+                before_s = cpu_s(broker)
+                rates = reading(broker, seconds).finish()
+                cpu_us = _cpu_us(broker, before_s, rates.messages)
                 ran_dry = unfinished(broker) <= CONNECTIONS * READY_COUNT  # what they held when they left
                 if not ran_dry:
                     break
                 backlog *= 3
-        return {"rate": rate, "ran_dry": float(ran_dry)}
+        return {"rate": rates.rate, CPU: cpu_us, "ran_dry": float(ran_dry)}
 
 
 def publish_and_consume(turn: Turn) -> Figures:
     """Both at the same time, on one channel."""
     with turn.broker() as broker:
         broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
         reader = reading(broker, turn.seconds)
-        published = writing(broker, turn.seconds).finish()
-        return {"published": published.rate, "delivered": reader.finish().rate}
+        published, delivered = writing(broker, turn.seconds).finish(), reader.finish()
+        cpu_us = _cpu_us(broker, before_s, published.messages + delivered.messages)
+        return {"published": published.rate, "delivered": delivered.rate, CPU: cpu_us}
 
 
 def fan_out(turn: Turn, channels: int) -> Figures:
     """Publish, and have every channel drained meanwhile; `rate` is of deliveries, until the last one."""
     with turn.broker() as broker:
-        flags = {"channels": channels, "batch": BATCH, "count": turn.count(100_000)}
-        return {"rate": channels * _rate(goload("through", broker.tcp_address, **flags))["rate"]}
+        address, count = broker.tcp_address, turn.count(100_000)
+        return _generated(
+            broker, "through", address, copies=channels, channels=channels, batch=BATCH, count=count
+        )
 
 
 def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
     """From 8 connections, to each topic in turn MPUB of 20 and PUB, and have every channel drained meanwhile."""
     with turn.broker() as broker:
-        told = goload(
+        return _generated(
+            broker,
             "through",
             broker.tcp_address,
+            copies=channels,
             topics=topics,
             channels=channels,
             batch=20,
@@ -220,7 +243,6 @@ def many_topics(turn: Turn, topics: int, channels: int) -> Figures:
             connections=8,
             count=max(topics, turn.count(50_000)),
         )
-        return {"rate": channels * _rate(told)["rate"]}
 
 
 def latency(turn: Turn, messages_per_s: int) -> Figures:
@@ -448,6 +470,7 @@ WORKLOADS = [
             ),
         ),
         disk_latency,
+        counts_cpu=False,
     ),
     Workload(
         "http-pub",
@@ -475,6 +498,7 @@ WORKLOADS = [
             ),
         ),
         rounds=1,
+        counts_cpu=False,
     ),
     Workload(
         "idle",
@@ -489,5 +513,6 @@ WORKLOADS = [
             ),
         ),
         rounds=1,
+        counts_cpu=False,
     ),
 ]

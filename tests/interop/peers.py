@@ -292,15 +292,15 @@ def _example_config(server: str) -> Path:
 
 
 @contextmanager
-def qcli_serve(data_path: Path, *flags: str) -> Iterator[Broker]:
+def qcli_serve(data_path: Path, *flags: str, python: Path | str = sys.executable) -> Iterator[Broker]:
     """Run our broker on free loopback ports, with its data in ``data_path``, whose parent must exist.
 
-    ``flags`` are further flags of ``qcli serve``. The block may end the process itself; if it still runs when the block
-    is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
+    ``flags`` are further flags of ``qcli serve``; ``python`` has the package installed. The block may end the process
+    itself; if it still runs when the block is left, it gets SIGTERM, and the test fails unless the exit code is then 0.
     """
     address_file = data_path.with_name(f"{data_path.name}.addresses.json")
     argv = [
-        *(sys.executable, "-m", "qcli", "serve"),
+        *(str(python), "-m", "qcli", "serve"),
         f"--data-path={data_path}",
         "--tcp-address=127.0.0.1:0",
         "--http-address=127.0.0.1:0",
