@@ -83,7 +83,7 @@ class Meter:
     def _end(self) -> NoReturn:
         seconds = time.perf_counter() - self._began_at
         cpu_seconds = time.process_time() - self._cpu_s
-        print(json.dumps([self._count / seconds, self._count / cpu_seconds]), flush=True)
+        print(json.dumps([self._count / seconds, self._count / cpu_seconds, self._count]), flush=True)
         os._exit(0)
 
 
