@@ -34,14 +34,20 @@ class Place:
     @property
     def folder(self) -> Path | None:
         """That of the log, if all of it is meant."""
-        return self.path if self.path.is_dir() else None
+        return None if self._is_segment else self.path
+
+    @property
+    def _is_segment(self) -> bool:
+        from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+
+        return self.path.suffix == SEGMENT_SUFFIX and self.path.is_file()
 
     def segments(self) -> tuple[list[SegmentPath], list[Finding]]:
         """Its segments, or the one, each with where it has to end; and files that are none. Raises LogReadError."""
         from trio_nsq.log import Files
         from trio_nsq.log.scan import segment_paths
 
-        if self.path.is_dir():
+        if self.folder is not None:
             return segment_paths(self.path, Files())
         segments, findings = segment_paths(self.path.parent, Files())
         return (

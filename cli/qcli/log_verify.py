@@ -83,7 +83,7 @@ def _verify(place: Place, progress: Progress | None) -> LogReport:
     from trio_nsq.broker.storage.verify import verify_topic
     from trio_nsq.log.verify import verify_segment
 
-    verify = verify_topic if place.path.is_dir() else verify_segment
+    verify = verify_topic if place.folder is not None else verify_segment
     return verify(place.path, progress=progress)
 
 

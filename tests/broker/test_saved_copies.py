@@ -237,3 +237,14 @@ async def test_what_is_left_of_files_that_were_being_written_does_no_harm(tmp_pa
         assert await receive(client, 1) == [b"kept"]
     assert [path for path in left if path.exists()] == []
     assert json.loads((folder / "state.json.previous").read_bytes())["name"] == "t"
+
+
+async def test_a_state_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c")
+    shutil.copy(folder / "state.json", folder / "state.json.previous")
+    os.truncate(folder / "state.json", 2**33)  # it takes no room on the disk
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        assert "state.json: it has 8,589,934,592 bytes, and at most 1,073,741,824 are read" in caplog.text
+        await client.subscribe("t", "c")

@@ -230,6 +230,11 @@ class BadDisk(ReadOnly):
             self._bad = fd
         return fd
 
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        if fd == self._bad:
+            self._bad = -1
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         if fd == self._bad:
             raise OSError(self._error, os.strerror(self._error))
@@ -289,9 +294,16 @@ class Meanwhile(Files):
 
     def __init__(self, happens: Callable[[], None]) -> None:
         self._happens: Callable[[], None] | None = happens
+        self._segment = -1
+
+    def open_read_only(self, path: Path) -> int:
+        fd = super().open_read_only(path)
+        if path.suffix == ".log":
+            self._segment = fd
+        return fd
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        if self._happens is not None:
+        if self._happens is not None and fd == self._segment:
             self._happens()
             self._happens = None
         return super().read(fd, size, offset)

@@ -1,7 +1,9 @@
 """`qcli log verify`: what it prints, and what its exit code says."""
 
 import os
+from contextlib import chdir
 from pathlib import Path
+from socket import AF_UNIX, socket
 
 import pytest
 
@@ -144,6 +146,69 @@ def test_the_folder_itself(nowhere: Cli, data: Path) -> None:
     assert result.code == 5
     assert f"damage  {data / 'broker.json'}: damaged, or from another version" in result.out.decode()
     assert nowhere("log", "verify", str(data), "--format", "json").records[-1]["topic"] is None
+
+
+def take_place(path: Path, kind: str) -> None:
+    """Put something that is no file in the place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a named pipe":
+        os.mkfifo(path)
+    else:
+        with socket(AF_UNIX) as listener, chdir(path.parent):  # a socket's whole path may be too long
+            listener.bind(path.name)
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a named pipe", "a socket"])
+def test_what_is_no_file_is_named_and_the_rest_is_verified(nowhere: Cli, data: Path, kind: str) -> None:
+    folder = segment(data).parent
+    names = ("state.json", "state.json.previous", "stragglers", "incarnation", FIRST)
+    paths = [data / "broker.json", *(folder / name for name in names)]
+    for path in paths:
+        take_place(path, kind)
+    damage(segment(data, "orders"))
+    result = nowhere("log", "verify", str(data), "--format", "json")
+    assert (result.code, result.err) == (5, "")
+    found = {each["file"]: each for record in result.records for each in record["findings"]}
+    assert found.keys() == {*map(str, paths), str(segment(data, "orders"))}
+    for path in paths:
+        assert found[str(path)]["kind"] == "damage"
+        assert f"it is {kind}, not a file" in found[str(path)]["what"]
+
+
+def test_what_is_no_topics_folder_is_named(nowhere: Cli, data: Path) -> None:
+    folder = segment(data).parent
+    folder.rename(data / "elsewhere")
+    take_place(folder, "a named pipe")
+    result = nowhere("log", "verify", str(data))
+    assert (result.code, result.err) == (5, "")
+    assert f"damage  {folder}: it is not a folder; a broker does not serve the topic\n" in result.out.decode()
+    assert result.out.decode().splitlines()[2].split()[:2] == ["orders", "ok"]
+    dumped = nowhere("log", "dump", str(data))
+    assert (dumped.out, "it is not a folder" in dumped.err) == (b"a\nbc\ndef\n" + b"g" * 20 + b"\n", True)
+
+
+def test_what_is_dumped_from_a_log_with_a_folder_in_a_segments_place(nowhere: Cli, data: Path) -> None:
+    take_place(segment(data), "a folder")
+    result = nowhere("log", "dump", str(data))
+    assert (result.code, result.out) == (5, b"a\nbc\ndef\n" + b"g" * 20 + b"\n")
+    assert f"{segment(data)}: it is a folder, not a file" in result.err
+
+
+def test_a_state_that_is_too_large_is_not_read(nowhere: Cli, data: Path) -> None:
+    folder = segment(data).parent
+    for name in ("state.json", "state.json.previous", "../../broker.json"):
+        with (folder / name).open("wb") as file:
+            file.truncate(2**33)  # it takes no room on the disk
+    result = nowhere("log", "verify", str(data))
+    assert (result.code, result.err) == (5, "")
+    text = result.out.decode()
+    for name, most in (("state.json", "1,073,741,824"), ("state.json.previous", "1,073,741,824")):
+        what = f"damaged (it has 8,589,934,592 bytes, and at most {most} are read)"
+        assert f"damage  {folder / name}: {what}" in text
+    assert f"damage  {data / 'broker.json'}: damaged" in text
+    assert "and at most 65,536 are read" in text
 
 
 def test_an_empty_data_folder(nowhere: Cli, tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ def test_an_index_of_a_segment_that_was_cut_is_not_believed(folder: Path) -> Non
     log.close()
 
 
+def test_a_named_pipe_in_an_indexs_place_keeps_nobody_waiting(folder: Path) -> None:
+    for path in index_files(folder):
+        path.unlink()
+        os.mkfifo(path)
+    check(folder)
+
+
 def test_indexes_go_with_their_segments(folder: Path) -> None:
     log = DiskLog(folder, files=HastyFiles())
     log.discard_before(int(segment_files(folder)[1].stem))

@@ -28,11 +28,18 @@ class LogWriteError(LogError):
 
 
 class LogReadError(LogError):
-    """The operating system refused a read."""
+    """The operating system refused a read.
+
+    Attributes:
+        errno: The operating system's number; None if it gave none.
+        reason: What it says.
+    """
 
     def __init__(self, path: Path, cause: OSError) -> None:
-        super().__init__(f"cannot read {path}: {cause.strerror or cause}")
         self.path = path
+        self.errno = cause.errno
+        self.reason = cause.strerror or str(cause)
+        super().__init__(f"cannot read {path}: {self.reason}")
 
 
 class ReadWouldWaitError(LogReadError):

@@ -2,13 +2,22 @@
 
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Sequence
+from errno import EFBIG, EISDIR, ELOOP, ENXIO
 from pathlib import Path
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _KEPT_BYTES = 1024 * 1024
+NO_FILE = frozenset((EISDIR, ELOOP, ENXIO))
+"""Errors of `Files.open_read_only` and `Files.content` if something else than a file has this name."""
+_OTHER_KINDS = {
+    stat.S_IFDIR: (EISDIR, "a folder"),
+    stat.S_IFIFO: (ENXIO, "a named pipe"),
+    stat.S_IFSOCK: (ENXIO, "a socket"),
+}
 _making_folders = threading.Lock()
 """Else a thread could take a folder for durable that another has made but not synced, and loses again if it can't."""
 
@@ -16,6 +25,11 @@ _making_folders = threading.Lock()
 def temporary_of(path: Path) -> Path:
     """The file that `Files.replace` prepares the new content in."""
     return path.with_name(path.name + ".tmp")
+
+
+def _no_file(status: os.stat_result) -> OSError:
+    errno, kind = _OTHER_KINDS.get(stat.S_IFMT(status.st_mode), (ENXIO, "a device"))
+    return OSError(errno, f"it is {kind}, not a file")
 
 
 class Files:
@@ -32,9 +46,19 @@ class Files:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def open_read_only(self, path: Path) -> int:
-        """Open a file for reading."""
-        # What is no file at all, such as a named pipe, must not keep us waiting.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        """Open a file for reading. Anything else, such as a folder, is refused with an error of `NO_FILE`."""
+        try:
+            # Without O_NONBLOCK the open of a named pipe waits for a writer.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as exc:
+            if exc.errno == ENXIO:
+                raise _no_file(path.stat()) from exc
+            raise
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise _no_file(status)
+        return fd
 
     def close(self, fd: int) -> None:
         """Close it."""
@@ -55,6 +79,20 @@ class Files:
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset` on; fewer at the end of the file."""
         return os.pread(fd, size, offset)
+
+    def content(self, path: Path, most: int) -> bytes:
+        """All bytes of a file; if it has more than `most`, it is refused with EFBIG."""
+        fd = self.open_read_only(path)
+        try:
+            size = self.size(fd)
+            if size > most:
+                raise OSError(EFBIG, f"it has {size:,} bytes, and at most {most:,} are read")
+            data = b""
+            while len(data) < size and (more := self.read(fd, size - len(data), len(data))):
+                data += more
+            return data
+        finally:
+            self.close(fd)
 
     def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
         """The same without waiting for the disk, as much as the machine has in memory. For one thread only.

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from errno import EIO
+from errno import EFBIG, EIO
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -49,6 +49,8 @@ _NOTED = Struct(">QQ")
 _NAME_DIGITS = 20
 _NO_SEQUENCE = 2**63
 _BLOCK_BYTES = 4096
+_MOST_BYTES = 64 * 1024 * 1024
+"""A larger file is damaged: this is room for four million segments of format 1."""
 
 
 @dataclass(slots=True)
@@ -96,14 +98,12 @@ class Identity:
         """
         path = folder / FILE_NAME
         try:
-            fd = files.open_read_only(path)
-            try:
-                data = files.read(fd, files.size(fd), 0)
-            finally:
-                files.close(fd)
-        except FileNotFoundError:
+            data = files.content(path, _MOST_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as exc:
+            if exc.errno == EFBIG:
+                return None
             raise LogReadError(path, exc) from exc
         content = data[_HEAD.size :]
         if len(content) < INCARNATION_BYTES or (len(content) - INCARNATION_BYTES) % _NOTED.size:

@@ -18,7 +18,7 @@ from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError, NotASegmentError, UnusableSegmentError
 from .file_header import FILE_HEADER_BYTES, decode_file_header
-from .files import Files
+from .files import NO_FILE, Files
 from .identity import Identity, base_in_name, find_header
 from .records import HEADER_BYTES, RecordHeader, decode_header, find_headers
 from .segment import SUFFIX
@@ -27,6 +27,7 @@ _READ_BYTES = 4 * 1024 * 1024
 """Large, because a record that reaches past the end of what was read is read again."""
 _SEARCH_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
+NOT_SERVED = "a broker does not serve the topic"
 _UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
 _NOTHING = memoryview(b"")
 _PAYLOAD_CRC = slice(8, 12)
@@ -93,6 +94,7 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
     """The segments of a log, oldest first, and what is named like one and is none.
 
     A folder that is not there has none: a broker makes it with the first message, and may delete it any time.
+    If something else has its name, there are none either, and that is found.
 
     Raises:
         LogReadError: The folder cannot be read.
@@ -105,6 +107,8 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         paths = [folder / name for name in sorted(names)]
     except FileNotFoundError:
         return [], []
+    except NotADirectoryError:
+        return [], [Finding(Kind.DAMAGE, folder, 0, 0, f"it is not a folder; {NOT_SERVED}")]
     except OSError as exc:
         raise LogReadError(folder, exc) from exc
     bases: dict[Path, int] = {}
@@ -113,7 +117,7 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         try:
             bases[path] = base_in_name(path)
         except NotASegmentError as exc:
-            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
+            what = f"not a segment: {exc.reason}; {NOT_SERVED}"
             findings.append(Finding(Kind.DAMAGE, path, 0, 0, what))
     limits = chain(islice(bases.values(), 1, None), [None])
     return [SegmentPath(path, limit) for path, limit in zip(bases, limits, strict=False)], findings
@@ -130,7 +134,8 @@ def scan_segment(
         wanted: Whether to read and check the payload that belongs to a header; None: every one.
 
     Raises:
-        LogReadError: The operating system refused. A disk that cannot read a place is a finding.
+        LogReadError: The operating system refused. A disk that cannot read a place is a finding, and so is anything
+            else than a file, such as a folder of this name.
     """
     path = segment.path
     try:
@@ -141,13 +146,28 @@ def scan_segment(
         )
         return
     except OSError as exc:
-        raise LogReadError(path, exc) from exc
+        if exc.errno not in NO_FILE:
+            raise LogReadError(path, exc) from exc
+        base = base_in_name(path)
+        messages = None if segment.limit is None else segment.limit - base
+        yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", base, messages)
+        return
     try:
         yield from _Scan(segment, files, fd, wanted).run()
     except OSError as exc:
         raise LogReadError(path, exc) from exc
     finally:
         files.close(fd)
+
+
+def find_identity(files: Files, folder: Path) -> tuple[Identity | None, Finding | None]:
+    """As `Identity.read`; if something else than a file has its name, that is found. Raises LogReadError."""
+    try:
+        return Identity.read(files, folder), None
+    except LogReadError as exc:
+        if exc.errno not in NO_FILE:
+            raise
+        return None, Finding(Kind.DAMAGE, exc.path, 0, 0, f"{exc.reason}; {NOT_SERVED}")
 
 
 class _UnreadableError(Exception):
@@ -272,14 +292,14 @@ class _Scan:
     def _pass_file_header(self) -> Generator[Finding, None, int]:
         """Check the file's header; returns where to look for records."""
         try:
-            identity = Identity.read(self._files, self._path.parent)
+            identity, _ = find_identity(self._files, self._path.parent)
             found = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
         except UnusableSegmentError as exc:
             what = f"{exc.reason}; the next start of a broker sets the file aside"
             yield self._damage(0, self._end, what, self._left)
             return self._end
         except NotASegmentError as exc:
-            what = f"not a segment: {exc.reason}; a broker does not serve the topic"
+            what = f"not a segment: {exc.reason}; {NOT_SERVED}"
             header = decode_file_header(self._read(FILE_HEADER_BYTES, 0))
             if header is None:
                 yield self._damage(0, self._end, what, self._left)

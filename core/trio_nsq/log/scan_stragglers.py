@@ -7,10 +7,9 @@ from pathlib import Path
 from zlib_ng.zlib_ng import crc32
 
 from .errors import LogReadError
-from .files import Files
-from .identity import Identity
+from .files import NO_FILE, Files
 from .records import HEADER_BYTES, RecordHeader, decode_header
-from .scan import Finding, Kind, ScannedRecord
+from .scan import NOT_SERVED, Finding, Kind, ScannedRecord, find_identity
 from .stragglers import FILE_NAME, read_at, read_index
 
 
@@ -28,15 +27,18 @@ def scan_stragglers(
         wanted: Which of them.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system refused. Anything else than a file, such as a folder, is a finding.
     """
     path = folder / FILE_NAME
     try:
         fd = files.open_read_only(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
-        raise LogReadError(path, exc) from exc
+        if exc.errno not in NO_FILE:
+            raise LogReadError(path, exc) from exc
+        yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", None, None)
+        return
     try:
         yield from _scan(
             path, files, fd, wanted
@@ -52,7 +54,7 @@ def scan_stragglers(
 def _scan(
     path: Path, files: Files, fd: int, wanted: Callable[[RecordHeader], bool]
 ) -> Iterator[ScannedRecord | Finding]:
-    identity = Identity.read(files, path.parent)
+    identity, _ = find_identity(files, path.parent)
     incarnation = identity.incarnation if identity is not None else None
     index = read_index(files, fd, incarnation)
     if index is None or (None not in (incarnation, index.incarnation) and index.incarnation != incarnation):

@@ -561,7 +561,7 @@ class Segment:
 
     def _saved_index(self) -> SparseIndex | None:
         try:
-            data = self.index_path.read_bytes()
+            data = self._files.content(self.index_path, self.size)  # it is smaller than what it leads to
         except OSError:
             return None
         return SparseIndex.decode(data, self._seed, self.size)

@@ -1,13 +1,14 @@
 """Checking a log without a broker, or beside one: every header, every checksum, and that no sequence is missing."""
 
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import DamagedSegmentError, ForeignSegmentError, LogReadError
-from .files import Files
+from .files import NO_FILE, Files
 from .identity import base_in_name
-from .scan import Finding, Kind, SegmentPath, scan_segment, segment_paths
+from .scan import Finding, Kind, SegmentPath, find_identity, scan_segment, segment_paths
 from .segment import SUFFIX
 
 Progress = Callable[[int], None]
@@ -63,6 +64,8 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     """
     files = files or Files()
     segments, findings = segment_paths(folder, files)
+    _, finding = find_identity(files, folder)
+    findings += [finding] if finding is not None else []
     findings += _set_aside(folder, files)
     report = _verify(LogReport(folder, findings=findings), segments, files, progress)
     while segments and not segments[-1].path.exists():
@@ -77,7 +80,7 @@ def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
     """The files that a broker found among the log's own, and did not take for such. Raises LogReadError."""
     try:
         names = files.names(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
         raise LogReadError(folder, exc) from exc
@@ -100,12 +103,15 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
 
 
 def segment_bytes(segment: SegmentPath) -> int:
-    """The size of a segment; 0 if a broker has just deleted it. Raises LogReadError."""
+    """The size of a segment; 0 if a broker has just deleted it, or it is no file. Raises LogReadError."""
     try:
-        return segment.path.stat().st_size
+        status = segment.path.stat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
     except FileNotFoundError:
         return 0
     except OSError as exc:
+        if exc.errno in NO_FILE:
+            return 0
         raise LogReadError(segment.path, exc) from exc
 
 

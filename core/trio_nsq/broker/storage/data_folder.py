@@ -24,15 +24,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from errno import EBADMSG, EIO, EISDIR, ELOOP, ENOSPC, EUCLEAN
+from errno import EBADMSG, EFBIG, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
 from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
-from ...log.files import temporary_of
-from ...log.stragglers import read_at
+from ...log.files import NO_FILE, temporary_of
 from ...protocol import is_valid_name
 from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
@@ -50,9 +49,12 @@ BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
-_DAMAGE = frozenset((EIO, EBADMSG, EUCLEAN, EISDIR, ELOOP))
-"""What the operating system says of a place on the disk that it cannot read, of a damaged file system, or if something
-else has taken a file's place."""
+DAMAGE = NO_FILE | {EIO, EBADMSG, EUCLEAN, EFBIG}
+"""Errors of a read that another attempt does not cure: the disk cannot read a place, the file system is damaged, what
+has the file's name is no file, or the file is too large to be the broker's."""
+MOST_STATE_BYTES = 1024**3
+"""A topic's state is smaller: this is room for 40 million deferred messages."""
+MOST_BROKER_BYTES = 64 * 1024
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
 ID_RESERVE = 2**32
@@ -141,7 +143,7 @@ class DataFolder:
         problem = ""
         for path in paths:
             try:
-                saved = decode_ids(self._content(path))
+                saved = decode_ids(self.files.content(path, MOST_BROKER_BYTES))
             except FileNotFoundError:
                 problem = problem or f"{path} is missing"
             except (OSError, ValueError) as exc:
@@ -233,23 +235,15 @@ class DataFolder:
     def _read_state(self, path: Path, name: str) -> dict[str, Any]:
         """Raises ValueError, which names the file; FileNotFoundError; LogReadError if it may be better later."""
         try:
-            return decode_state(self._content(path), name)
+            return decode_state(self.files.content(path, MOST_STATE_BYTES), name)
         except FileNotFoundError:
             raise
         except OSError as exc:
-            if exc.errno not in _DAMAGE:
+            if exc.errno not in DAMAGE:
                 raise LogReadError(path, exc) from exc
             raise ValueError(_problem(path, exc)) from exc
         except ValueError as exc:
             raise ValueError(_problem(path, exc)) from exc
-
-    def _content(self, path: Path) -> bytes:
-        """What is in a file. Raises OSError."""
-        fd = self.files.open_read_only(path)
-        try:
-            return read_at(self.files, fd, self.files.size(fd), 0)
-        finally:
-            self.files.close(fd)
 
     def write_state(self, name: str, content: bytes, *, keep_previous: bool = True) -> None:
         """Save a topic's state, a JSON object, atomically and durably, and keep the one before it.
@@ -260,6 +254,10 @@ class DataFolder:
             OSError: The one before is still in force, or this one, whole.
         """
         folder = self.topic_folder(name)
+        content = encode_checked(content)
+        if len(content) > MOST_STATE_BYTES:
+            reason = f"the state of topic {name} has {len(content):,} bytes, and at most {MOST_STATE_BYTES:,} are read"
+            raise OSError(EFBIG, reason)
         if self.spare_room.shortage and not folder.is_dir():
             # A new topic would take what the others need to be emptied.
             raise OSError(ENOSPC, os.strerror(ENOSPC))
@@ -271,7 +269,6 @@ class DataFolder:
             for each in (linked, previous):
                 if each.exists():
                     self.files.unlink(each)
-        content = encode_checked(content)
         self.spare_room.make_fit(len(content))
 
         def replace() -> None:

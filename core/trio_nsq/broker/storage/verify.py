@@ -2,13 +2,14 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ...log import Files, MemoryLog
-from ...log.scan import Finding, Kind
+from ...log.scan import NOT_SERVED, Finding, Kind
 from ...log.scan_stragglers import scan_stragglers
 from ...log.verify import LogReport, Progress, verify_log
 from ...protocol import is_valid_name
@@ -18,6 +19,9 @@ from ..state.topic import StateError, Topic
 from .data_folder import (
     BROKER_COPY_FILE,
     BROKER_FILE,
+    DAMAGE,
+    MOST_BROKER_BYTES,
+    MOST_STATE_BYTES,
     PREVIOUS_STATE_FILE,
     STATE_FILE,
     SUFFIX,
@@ -27,7 +31,6 @@ from .data_folder import (
 )
 
 _TAKES_PREVIOUS = f"a broker takes the state saved before, {PREVIOUS_STATE_FILE}"
-_NOT_SERVED = "a broker does not serve the topic"
 
 
 def topic_name(folder: Path) -> str:
@@ -43,12 +46,13 @@ def topic_folders(data_path: Path) -> list[Path]:
 
 def verify_broker_file(data_path: Path) -> list[Finding]:
     """What is wrong with `broker.json` and its copy. Raises OSError."""
+    files = Files()
     damaged: dict[Path, ValueError] = {}
     whole = 0
     for name in (BROKER_FILE, BROKER_COPY_FILE):
         path = data_path / name
         try:
-            decode_ids(path.read_bytes())
+            decode_ids(_content(files, path, MOST_BROKER_BYTES))
             whole += 1
         except FileNotFoundError:
             pass  # no broker has run here yet, or an older one
@@ -70,11 +74,19 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     path = folder / STATE_FILE
     # A broker may be running. The log only grows at its end, so it may not lack what the state knew before; and
     # what is deleted at its beginning, no state needs that was saved later, unless it was carried forward before.
-    before = _read(path)
+    files = files or Files()
+    before = None
+    with suppress(StateError):  # it is read again below
+        before = _read(files, path)
     report = verify_log(folder, files=files, progress=progress)
-    is_carried = _check_stragglers(folder, files or Files(), report)
-    after = _read(path)
-    has_previous = _check_previous(folder, report)
+    is_carried = _check_stragglers(folder, files, report)
+    has_previous = _check_previous(folder, files, report)
+    instead = _TAKES_PREVIOUS if has_previous else NOT_SERVED
+    try:
+        after = _read(files, path)
+    except StateError as exc:
+        report.findings.append(_damage(path, f"damaged ({exc}); {instead}"))
+        return report
     if after is None:
         if has_previous:
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, f"missing; {_TAKES_PREVIOUS}"))
@@ -85,7 +97,6 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     try:
         first, last = _parse(folder, before or after), _parse(folder, after)
     except StateError as exc:
-        instead = _TAKES_PREVIOUS if has_previous else _NOT_SERVED
         report.findings.append(_damage(path, f"damaged ({exc}); {instead}"))
         return report
     try:
@@ -93,17 +104,17 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
             _restore(folder, state, report)
         report.findings += _compare(path, first, last, report, is_carried)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
-        report.findings.append(_damage(path, f"damaged ({exc}); {_NOT_SERVED}"))
+        report.findings.append(_damage(path, f"damaged ({exc}); {NOT_SERVED}"))
     return report
 
 
-def _check_previous(folder: Path, report: LogReport) -> bool:
+def _check_previous(folder: Path, files: Files, report: LogReport) -> bool:
     """Check the state that a broker takes if the last one is damaged; returns whether it could."""
     path = folder / PREVIOUS_STATE_FILE
-    content = _read(path)
-    if content is None:
-        return False
     try:
+        content = _read(files, path)
+        if content is None:
+            return False
         _restore(folder, _parse(folder, content), report)
     except StateError as exc:
         report.findings.append(_damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is, too"))
@@ -111,11 +122,24 @@ def _check_previous(folder: Path, report: LogReport) -> bool:
     return True
 
 
-def _read(path: Path) -> bytes | None:
+def _read(files: Files, path: Path) -> bytes | None:
+    """A saved state; None if there is none. Raises StateError: it cannot be read; OSError."""
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
+        return _content(files, path, MOST_STATE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except ValueError as exc:
+        raise StateError(str(exc)) from exc
+
+
+def _content(files: Files, path: Path, most: int) -> bytes:
+    """The content of a file. Raises ValueError: a broker would not be able to read it either; OSError."""
+    try:
+        return files.content(path, most)
+    except OSError as exc:
+        if exc.errno not in DAMAGE:
+            raise
+        raise ValueError(exc.strerror) from exc
 
 
 def _parse(folder: Path, content: bytes) -> dict[str, Any]:
