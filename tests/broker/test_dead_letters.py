@@ -314,8 +314,22 @@ async def test_a_full_dead_letter_topic_keeps_them_in_their_channel(tmp_path: Pa
         await fail(api.tcp, 1)
         await api.tcp.nothing_more()
         assert (await api.channel("t", "c"))["depth"] == 1
+        assert [
+            await _would_drop(api, changes)
+            for changes in (
+                b'{"dead_letter_topic":null}',
+                b'{"dead_letter_topic":null,"max_attempts":2}',
+                b"{}",
+            )
+        ] == [1, 0, 0]
         await reader.subscribe("dead", "dead-letters", 1)
         assert [message.body for message in await take(reader, 2)] == [b"first", b"a"]
+
+
+async def _would_drop(api: Api, changes: bytes) -> int:
+    answer = await api.send("PUT", "/channel/settings?topic=t&channel=c&dry_run=true", body=changes)
+    dropped: int = answer.json()["dropped"]
+    return dropped
 
 
 async def test_a_deleted_dead_letter_topic_is_made_again(tmp_path: Path) -> None:

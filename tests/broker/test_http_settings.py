@@ -47,6 +47,26 @@ async def test_a_dry_run_changes_nothing_and_tells_what_would_be_dropped(tmp_pat
         assert (await put(api, f"{TOPIC}&dry_run=false", changes)).json() == as_json(settings)
 
 
+async def test_a_dry_run_for_a_channel_changes_nothing(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        dry = f"{CHANNEL}&dry_run=true"
+        told = await put(api, dry, {"max_attempts": 3, "dead_letter_topic": "dead"})
+        settings = ChannelSettings(3, "dead")
+        assert (told.status_code, told.json()) == (200, as_json(settings) | {"dropped": 0, "dry_run": True})
+        assert (await api.send("GET", CHANNEL)).json() == as_json(ChannelSettings())
+        for refused in ({"max_attempts": -1}, {"dead_letter_topic": "t"}):
+            assert (await put(api, dry, refused)).status_code == 400
+        await put(api, CHANNEL, {"dead_letter_topic": "dead"})
+        await api.post("/topic/create", topic="dead")
+        await api.post("/channel/create", topic="dead", channel="d")
+        back = {"dead_letter_topic": "t"}
+        refused_loop = await put(api, "/channel/settings?topic=dead&channel=d&dry_run=true", back)
+        assert refused_loop.status_code == 400
+        assert refused_loop.text == (await put(api, "/channel/settings?topic=dead&channel=d", back)).text
+
+
 async def test_settings_outlast_a_restart(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.post("/topic/create", topic="t")

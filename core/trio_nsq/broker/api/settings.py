@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...http import HTTPError, Request, Response, Route
 from ...log import LogReadError
 from ...untrusted_json import decode_json
-from ..state.settings import SettingsError, as_json
+from ..dead_letters import refuse_loop
+from ..state.settings import ChannelSettings, SettingsError, TopicSettings, as_json
 from ..state.topic import Topic
 from .targets import find_channel, find_topic, given, is_dry_run
 
@@ -65,7 +66,7 @@ class SettingsEndpoints:
             except LogReadError as exc:
                 raise HTTPError(503, str(exc)) from exc
         dropped = topic.would_drop(settings, expired_before)
-        return Response.json(as_json(settings) | {"dropped": dropped, "dry_run": True})
+        return _effect(settings, dropped)
 
     async def get_channel(self, request: Request) -> Response:
         """A channel's settings, likewise."""
@@ -74,9 +75,20 @@ class SettingsEndpoints:
     async def put_channel(self, request: Request) -> Response:
         """Change those of a channel, likewise."""
         channel = find_channel(self._server, request)
+        if is_dry_run(request):
+            changes = _changes(request)
+            with _refusing():
+                refuse_loop(self._server.broker, channel, changes)
+                settings = channel.settings_with(changes)
+            return _effect(settings, channel.would_drop(settings))
         with _refusing():
             await self._server.configure_channel(channel, _changes(request))
         return Response.json(as_json(channel.settings))
+
+
+def _effect(settings: TopicSettings | ChannelSettings, dropped: int) -> Response:
+    """The answer to a dry run: the settings that would be in force, and how many messages would be dropped at once."""
+    return Response.json(as_json(settings) | {"dropped": dropped, "dry_run": True})
 
 
 def _changes(request: Request) -> dict[str, Any]:

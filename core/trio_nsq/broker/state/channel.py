@@ -176,6 +176,16 @@ class Channel:
         for message in self._aside.take_all_waiting():
             self._come_back(message)
 
+    def settings_with(self, changes: Mapping[str, Any]) -> ChannelSettings:
+        """The settings that `configure` would put in force. Raises SettingsError."""
+        return self._changed_settings(changes)[0]
+
+    def would_drop(self, settings: ChannelSettings) -> int:
+        """How many messages other settings would drop at once: dead letters that wait, and could be moved nowhere."""
+        if not settings.max_attempts or settings.dead_letter_topic:
+            return 0
+        return self._aside.waiting_after(settings.max_attempts)
+
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
         settings, said = change(ChannelSettings(), self._changes, changes)
         if settings.dead_letter_topic == self.topic.name:
