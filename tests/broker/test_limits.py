@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 
+from broker.certificates import Certificates
 from broker.support import connected, pub, running_broker
 from trio_nsq.broker.admission import connection_limit
 
@@ -44,6 +45,29 @@ async def test_clients_over_tcp_leave_room_for_those_over_http(tmp_path: Path) -
             assert answer.status_code == 503
             text = "TOO_MANY_CONNECTIONS: the broker accepts 1 (--max-connections)"
             assert answer.json() == {"message": text}
+
+
+async def test_a_client_over_https_that_is_one_too_many_gets_an_alert(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = Certificates(tmp_path)
+    context = certificates.client_context()
+    async with (
+        running_broker(tmp_path / "d", max_connections=1, **certificates.options) as bound,
+        httpx.AsyncClient(base_url=f"https://{bound.https_address}", verify=context) as first,
+    ):
+        assert (await first.get("/ping")).status_code == 200  # and its connection stays
+        assert "no more are accepted" not in caplog.text
+        host, _, port = (bound.https_address or "").rpartition(":")
+        for _ in range(3):
+            async with await trio.open_ssl_over_tcp_stream(host, int(port), ssl_context=context) as second:
+                with pytest.raises(trio.BrokenResourceError) as refused:
+                    await second.do_handshake()
+            assert "alert internal error" in str(refused.value.__cause__)
+        assert caplog.text.count("HTTPS: 1 clients are connected, and no more are accepted") == 1
+        figures = (await first.get("/metrics")).text.splitlines()
+        assert 'nsq_refused_connections_total{listener="HTTPS"} 3.0' in figures
+        assert 'nsq_refused_connections_total{listener="TCP"} 0.0' in figures
 
 
 @pytest.fixture

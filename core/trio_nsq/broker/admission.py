@@ -52,6 +52,14 @@ def http_refusal(most: int) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
+def https_refusal() -> bytes:
+    """What a client over HTTPS is sent that is one too many: the TLS alert `internal_error`, not encrypted.
+
+    An answer in words would need a handshake first, which costs the event loop more than a request.
+    """
+    return b"\x15\x03\x03\x00\x02\x02\x50"
+
+
 class Admission:
     """Lets so many clients of one kind in, and tells the others that there are too many.
 
@@ -60,6 +68,9 @@ class Admission:
         most: So many at a time.
         handler: Serves one.
         refusal: Sent to those who are too many, before they are closed.
+
+    Attributes:
+        refused_count: Clients refused so far.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class Admission:
         self._handler = handler
         self._refusal = refusal
         self._connected = self._being_refused = 0
+        self.refused_count = 0
         self._told = False  # in the log, since there was room
 
     async def handle(self, stream: trio.SocketStream) -> None:
@@ -89,6 +101,7 @@ class Admission:
             self._told &= self._connected > self._most // 2
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
+        self.refused_count += 1
         if not self._told:
             self._told = True
             logger.error(

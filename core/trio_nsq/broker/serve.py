@@ -14,7 +14,7 @@ from ..lookup import LookupRegistration, PeerInfo
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
-from .admission import Admission, connection_limit, http_refusal, tcp_refusal
+from .admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from .api.server import HTTPServer
 from .figures.statsd import StatsdClient
 from .options import BrokerOptions
@@ -110,17 +110,14 @@ async def _serve_folder(
         server.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
         most = connection_limit(options.max_connections, len(opened))
-        secure = Admission(
-            "HTTPS", most, http_server.handle_https, b""
-        )  # before a handshake nothing can be said
-        handlers = {
-            "TCP": Admission("TCP", most, server.handle_tcp, tcp_refusal(most)).handle,
-            "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)).handle,
-            "HTTPS": secure.handle,
+        server.admissions = {
+            "TCP": Admission("TCP", most, server.handle_tcp, tcp_refusal(most)),
+            "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)),
+            "HTTPS": Admission("HTTPS", most, http_server.handle_https, https_refusal()),
         }
         async with trio.open_nursery() as accepting:
             for name, there in opened.items():
-                accepting.start_soon(_accept, handlers[name], there, workers)
+                accepting.start_soon(_accept, server.admissions[name].handle, there, workers)
                 logger.info("%s: listening on %s", name, there.address)
             run = server.lookup.run  # nobody is to be sent to a broker that stops
             accepting.start_soon(_keep_running, run, name=run)

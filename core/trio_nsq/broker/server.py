@@ -17,6 +17,7 @@ from .._version import __version__
 from ..log import DiskLog, Log, LogError, MemoryLog, ReadWouldWaitError, is_disk_full
 from ..protocol import CommandError, is_ephemeral
 from ..protocol.address import format_peer
+from .admission import Admission
 from .bodies import Bodies
 from .cold_reads import ColdReads
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
@@ -108,6 +109,7 @@ class Server:
         self.nsqlookupd_tcp_addresses = options.nsqlookupd_tcp_addresses
         self.lookup: LookupRegistration | None = None
         self.connections: dict[Connection, None] = {}
+        self.admissions: dict[str, Admission] = {}  # by the kind of listener
         self.tls_context = tls_context
         self.auth_client = auth_client
         self._folder = folder

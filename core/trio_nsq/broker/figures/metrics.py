@@ -187,6 +187,12 @@ class MetricsExposition:
         connections = server.connections
         producers = sum(1 for connection in connections if connection.pub_counts)
         yield GaugeMetricFamily("nsq_connections", "TCP clients connected.", len(connections))
+        refused = CounterMetricFamily(
+            "nsq_refused_connections", "Clients refused because of --max-connections.", labels=["listener"]
+        )
+        for name, admission in server.admissions.items():
+            refused.add_metric([name], admission.refused_count)
+        yield refused
         yield GaugeMetricFamily("nsq_producers", "Those that have published.", producers)
         yield _histogram(
             "nsq_append_duration_seconds",
