@@ -133,6 +133,9 @@ def run_process() -> NoReturn:
         except OSError:
             # What could not be written now cannot be written by the interpreter at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    # If SIGINT comes while Python executes a string, as it does to make a dataclass, Python notes that, and
+    # `python -m qcli` would end by SIGINT and not with this code. The next string resets the note.
+    exec("")
     sys.exit(code)
 
 

@@ -189,7 +189,9 @@ def test_a_command_in_another_program_leaves_its_signals_alone(capsys: pytest.Ca
 def test_an_interruption_while_it_starts_is_quiet() -> None:
     """Wherever it comes: Python's own answer would be an exception out of whatever is being imported."""
     program = (
-        "import importlib.abc, os, signal, sys, qcli\n"
+        "import importlib.abc, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it is ignored if the tests run in the background
+        "import qcli\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
@@ -199,6 +201,23 @@ def test_an_interruption_while_it_starts_is_quiet() -> None:
         "qcli.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_an_interruption_of_a_string_that_is_executed_has_the_usual_exit_code(tmp_path: Path) -> None:
+    """Python makes the methods of a dataclass of a string; commands import modules with dataclasses."""
+    program = (
+        "import importlib.abc, sys, qcli\n"
+        "class Interrupting(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'qcli.stat':\n"
+        "            exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "qcli.main()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "program", "stat"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
