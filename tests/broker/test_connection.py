@@ -25,6 +25,7 @@ from broker.support import (
     pub,
     running_broker,
     settle,
+    threads_done,
 )
 from broker.test_http_api import running_api
 from trio_nsq.broker.tcp.connection import Connection
@@ -49,12 +50,12 @@ async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others
             for _ in range(20):
                 await other.publish("t", body)
             await stuck.send(b"NOP\n")
-            await settle()
+            await threads_done()
             clock.jump(1.999)
             await stuck.send(b"NOP\n")
             await other.subscribe("t", "c", ready_count=20)
             got = [await other.message()]  # of what did not fit into the socket of the other
-            await settle()
+            await threads_done()
             clock.jump(0.001)
             got += [await other.message() for _ in range(19)]
             assert len({message.id for message in got}) == 20

@@ -22,6 +22,7 @@ from broker.support import (
     pub,
     running_broker,
     settle,
+    threads_done,
     until,
 )
 from broker.test_disk_errors import FailingFiles
@@ -343,7 +344,7 @@ async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
     files = FailingAndCounted()
     async with running_api(tmp_path / "d", files=files, sync="interval", sync_every=1) as api:
         await api.tcp.publish("t", b"makes the segment")
-        await settle()
+        await threads_done()
         files.sync_fails, files.syncs = True, 0
         await api.tcp.publish("t", b"x")
         while (await api.get("/ping")).text == "OK":

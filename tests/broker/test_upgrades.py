@@ -291,29 +291,26 @@ async def test_renegotiation_is_refused_at_once(tmp_path: Path, certificates: Ce
     session = SSL.Connection(context, None)
     session.set_connect_state()
 
-    async def receive() -> None:
-        session.bio_write(bytes(await client.stream.receive_some(65536)))
+    async def obtain(operation: Callable[[], Any]) -> Any:
+        """What it returns or raises once all it needs has been sent and has come, in however many packets."""
+        while True:
+            try:
+                return operation()
+            except SSL.WantReadError:
+                await client.send(said(session))
+                data = bytes(await client.stream.receive_some(65536))
+                assert data, "the broker hung up"
+                session.bio_write(data)
 
     async with running_broker(tmp_path / "d", **certificates.options) as bound:
         async with connected(bound.tcp_address) as client:
             await negotiate(client, tls_v1=True)
             with trio.fail_after(PATIENCE_S):
-                done = False
-                while not done:
-                    try:
-                        session.do_handshake()
-                        done = True
-                    except SSL.WantReadError:
-                        await client.send(said(session))
-                        await receive()
-                assert session.recv(100) == OK_FRAME
+                await obtain(session.do_handshake)
+                assert await obtain(lambda: session.recv(100)) == OK_FRAME
                 session.renegotiate()
-                with pytest.raises(SSL.WantReadError):
-                    session.do_handshake()
-                await client.send(said(session))
-                await receive()
                 with pytest.raises(SSL.Error, match="no renegotiation"):
-                    session.do_handshake()
+                    await obtain(session.do_handshake)
 
 
 async def test_stats_tell_of_the_session(tmp_path: Path, certificates: Certificates) -> None:

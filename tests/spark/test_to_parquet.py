@@ -4,13 +4,17 @@ import json
 import pickle
 import random
 import resource
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -19,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker.state import damage
-from cli.support import Cli, Result
+from cli.support import DEADLINE_S, Cli, Result
 from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
 from spark.support import (
     HOUR_NS,
@@ -33,6 +37,7 @@ from spark.support import (
     parquet_files,
     rows,
     run_in_process,
+    until,
     write_log,
 )
 from trio_nsq.extras import install_hint
@@ -471,25 +476,68 @@ def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: 
         assert parquet_files(tmp_path / module) == []
 
 
+class StalledAnswers(socketserver.ThreadingTCPServer):
+    """A proxy before a broker: until it is told otherwise, three mebibytes of an answer go through and no more."""
+
+    block_on_close = False
+
+    def __init__(self, broker_address: str) -> None:
+        host, _, port = broker_address.rpartition(":")
+        self._broker = (host, int(port))
+        self.stalled, self.goes_on = threading.Event(), threading.Event()
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.address = "%s:%d" % self.socket.getsockname()
+
+    def finish_request(self, request: Any, client_address: object) -> None:
+        """Pass on what one client and the broker say, until either of them ends it."""
+        passed = 0
+        with socket.create_connection(self._broker) as broker, suppress(OSError):
+            while True:
+                for source in select.select([request, broker], [], [])[0]:
+                    if not (data := source.recv(65536)):
+                        return
+                    if source is request:
+                        broker.sendall(data)
+                        continue
+                    passed += len(data)
+                    if passed > 3 << 20 and not self.goes_on.is_set():
+                        self.stalled.set()
+                        self.goes_on.wait(DEADLINE_S)
+                    request.sendall(data)
+
+
+@contextmanager
+def stalled_answers(broker_address: str) -> Iterator[StalledAnswers]:
+    with StalledAnswers(broker_address) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.goes_on.set()
+            proxy.shutdown()
+            thread.join()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_nothing_half(topic: str, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """The broker is stopped in the middle of a range, so that the signal comes there."""
-    with qcli_serve(tmp_path / "data") as broker:
-        qcli = cli_of(broker)
-        fill(qcli, topic, [b"x" * 1000] * 20_000)
-        with qcli.running("to-parquet", topic, str(tmp_path / "a")) as running:
-            while not any(".parquet" in path.name for path in leftovers(tmp_path / "a")):
-                assert running.process.poll() is None
-            broker.process.send_signal(signal.SIGSTOP)
+def test_a_signal_leaves_nothing_half(
+    qcli: Cli, topic: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """The broker says nothing more in the middle of a range, so that the signal comes there."""
+    fill(qcli, topic, [b"x" * 1000] * 6000)
+    with stalled_answers(qcli.http_address) as proxy:
+        slow = Cli(qcli.tcp_address, proxy.address)
+        with slow.running("to-parquet", topic, str(tmp_path / "a"), "--row-group-size", "1MiB") as running:
+            assert proxy.stalled.wait(DEADLINE_S)
+            until(lambda: any(".parquet" in path.name for path in leftovers(tmp_path / "a")))
             running.process.send_signal(number)
             result = running.end()
-            broker.process.send_signal(signal.SIGCONT)
-        assert result.code in (code, 0)
-        if result.code:
-            assert result.err.rstrip().endswith("The same command goes on from there.")
-            assert (parquet_files(tmp_path / "a"), leftovers(tmp_path / "a")) == ([], [])
-        export(qcli, topic, tmp_path / "a")
-        assert column(tmp_path / "a", "seq") == list(range(20_000))
+        assert result.code == code
+        assert result.err.rstrip().endswith("The same command goes on from there.")
+        assert (parquet_files(tmp_path / "a"), leftovers(tmp_path / "a")) == ([], [])
+        proxy.goes_on.set()
+        export(slow, topic, tmp_path / "a")
+        assert column(tmp_path / "a", "seq") == list(range(6000))
 
 
 def test_on_a_terminal_a_bar_shows_how_far_it_is(topic: str, tmp_path: Path) -> None:
