@@ -8,11 +8,13 @@ import re
 import stat
 import sys
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from trio_nsq.protocol import Limits
 
@@ -21,13 +23,22 @@ from .completing import complete_topic
 from .connecting import Connecting, tcp_connection
 from .errors import Failure, not_connected
 from .exit_codes import ExitCode
-from .options import HTTP_OPTION, TCP_OPTION, http_address, tcp_address
+from .options import (
+    HTTP_OPTION,
+    HTTP_VARIABLE,
+    TCP_OPTION,
+    TCP_VARIABLE,
+    check_tcp_address,
+    http_addresses,
+    tcp_addresses,
+)
 from .output import count_of, quiet_library, size, talk, talks_to_live_terminal
 from .output import rate as per_second
 from .params import delimiter, duration_text, long_duration, topic_name
 
 if TYPE_CHECKING:
-    from .publishing import Outcome
+    from .publishing import BrokerOutcome, Outcome
+    from .sending import Sender
 
 LIMITS = Limits()
 RATED_READ_BYTES = 4096
@@ -38,27 +49,16 @@ _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 INPUT, SENDING = "Input", "Sending"
 
 
-class _PubCommand(DocumentedCommand):
-    def note_repeated(self, ctx: click.Context, text: str) -> None:
-        if text.startswith((TCP_OPTION, HTTP_OPTION)):
-            raise click.UsageError(
-                f"{text}, and messages go to one broker. Start a 'qcli pub' for each: ... | "
-                f"tee >(qcli pub TOPIC {TCP_OPTION} A) | qcli pub TOPIC {TCP_OPTION} B",
-                ctx,
-            )
-        super().note_repeated(ctx, text)
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """The command line."""
 
     topic: str
     files: tuple[str, ...]
-    address: str
+    brokers: dict[str, str]
+    """The TCP address of each, and the HTTP address for its numbered batches."""
     delimiter: bytes
     max_msg_size: int
-    http_address: str
     batch_size: int | None
     rate: float | None
     defer_ms: int
@@ -68,13 +68,17 @@ class _Request:
 
 @click.command(
     "pub",
-    cls=_PubCommand,
+    cls=DocumentedCommand,
     short_help="Publish lines to a topic.",
     examples=[
         Example("a file, one message per line", "cat access.log | qcli pub clicks"),
         Example("as lines are written", "tail -F access.log | qcli pub clicks"),
         Example("anything at all, separated by NUL", "find . -name '*.json' -print0 | qcli pub -0 names"),
         Example("files, at 500 messages a second", "qcli pub clicks --rate 500 monday.log tuesday.log"),
+        Example(
+            "to two brokers, each message to both",
+            "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 < access.log",
+        ),
         Example("delivered in a minute and a half", "echo later | qcli pub reminders --defer 1m30s"),
     ],
     exits={
@@ -101,9 +105,13 @@ class _Request:
         "same broker as --nsqd-tcp-address, and https:// or a unix socket if TLS is asked for. With nsqd, another HTTP "
         "address, --auth-secret, --snappy or --deflate, messages go over TCP, and some may be there twice after a lost "
         "connection; standard error says how many at most.",
-        "Several brokers": "Messages go to one broker. For the same messages on several, start a command for each: "
-        f"'... | tee >(qcli pub TOPIC {TCP_OPTION} A) | qcli pub TOPIC {TCP_OPTION} B'. While one of them is "
-        "waited for, the others wait, too.",
+        "Several brokers": f"With several addresses of {TCP_OPTION}, every message goes to every broker. The first "
+        f"address of {HTTP_OPTION} is that of the first broker, the second that of the second, and so on. The input "
+        "is read once, no faster than the slowest broker takes it. While the command waits for one broker, the others "
+        "get nothing new. If a broker cannot be reached at the start, nothing is published. If one fails later, the "
+        "others still get what had been read, and the command ends; it does not wait for another that is away then. "
+        "The report counts the messages that all brokers have acknowledged. If some have more, the error gives the "
+        "number of each.",
         "Interruption": "At a signal nothing more is read, and the messages that had been read are published. One "
         "that had been read in part only is not. With --rate, those that were not yet due are not either. The "
         "report on standard error counts both. While the broker is away a signal ends the command at once, and what "
@@ -119,8 +127,10 @@ class _Request:
         readable=False, allow_dash=True
     ),  # whether they can be read is no matter of the command line
 )
-@http_address("The broker's HTTP address, for numbered batches, and for names to be completed.")
-@tcp_address("The broker to connect to.")
+@http_addresses(
+    "The brokers' HTTP addresses, in the order of the TCP addresses: for numbered batches, and to complete names."
+)
+@tcp_addresses("The brokers to publish to; each gets every message.")
 @tcp_connection
 @option(
     INPUT,
@@ -148,7 +158,7 @@ class _Request:
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="N",
-    show_default="1000, or 10000 if they are numbered",
+    show_default="1000, or 10000 if they are numbered at all brokers",
     help="Messages in one batch, at most. When input is slow, those that have come leave after 50 ms.",
 )
 @option(
@@ -178,8 +188,8 @@ class _Request:
 def command(
     topic: str,
     files: tuple[str, ...],
-    nsqd_tcp_address: str,
-    nsqd_http_address: str,
+    nsqd_tcp_addresses: tuple[str, ...],
+    nsqd_http_addresses: tuple[str, ...],
     separator: bytes,
     null: bool,
     max_msg_size: int,
@@ -191,7 +201,8 @@ def command(
 ) -> int:
     """Publish standard input, or files, to a topic: one message per line.
 
-    Messages go out in batches and in order. A broker that goes away is waited for. At the end the numbers of
+    Messages go out in batches and in order, to every broker if there are several. A broker that goes away is waited
+    for. At the end the numbers of
     messages and bytes, and the rate, are reported on standard error.
     """
     import trio
@@ -203,10 +214,9 @@ def command(
     request = _Request(
         topic,
         files or ("-",),
-        nsqd_tcp_address,
+        _paired(nsqd_tcp_addresses, nsqd_http_addresses, click.get_current_context()),
         b"\0" if null else separator,
         max_msg_size,
-        nsqd_http_address,
         batch_size,
         rate,
         defer_ms,
@@ -216,6 +226,32 @@ def command(
     begun_s = time.monotonic()
     outcome = trio.run(_publish, request)
     return _conclude(request, outcome, time.monotonic() - begun_s)
+
+
+def _paired(tcp: tuple[str, ...], http: tuple[str, ...], ctx: click.Context) -> dict[str, str]:
+    """The HTTP address of each broker, by its TCP address.
+
+    Raises:
+        click.UsageError: It is not clear which belong together.
+        click.BadParameter: A TCP address is none.
+    """
+    for address in tcp:
+        check_tcp_address(address)
+    sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
+    if len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE):
+        http *= len(tcp)  # not given for these brokers: `numbered_sender` uses it for the one it belongs to
+    if len(tcp) != len(http):
+        names = [
+            variable if source is ParameterSource.ENVIRONMENT else option
+            for source, option, variable in zip(
+                sources, (TCP_OPTION, HTTP_OPTION), (TCP_VARIABLE, HTTP_VARIABLE), strict=True
+            )
+        ]
+        raise click.UsageError(
+            f"{names[0]} names {count_of(len(tcp), 'broker')} and {names[1]} {len(http)}. Give an HTTP address for "
+            "each broker, in the same order, or none."
+        )
+    return dict(zip(tcp, http, strict=True))
 
 
 def _check_readable(path: str) -> None:
@@ -247,41 +283,23 @@ def _shows_progress(request: _Request) -> bool:
 async def _publish(request: _Request) -> Outcome:
     import trio
 
-    from trio_nsq.client import ConnectionFailed, Producer
-
     from .publishing import Publication
     from .reading import READ_BYTES, Pace
-    from .sending import Sender, TCPSender, numbered_sender
     from .signals import watch_signals
 
     quiet_library()
     connecting = Connecting.of_command()
-    try:
-        async with (
-            Producer(
-                request.address,
-                max_msg_size=request.max_msg_size,
-                # A message may be the only one of its MPUB, which holds two numbers besides.
-                max_body_size=max(LIMITS.max_body_size, request.max_msg_size + 8),
-                ordered=True,  # so that what is acknowledged are the first messages, without a gap
-                **connecting.options(),
-            ) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            over_tcp = TCPSender(producer, request.topic, request.defer_ms)
-            numbered = None
-            if request.retry:
-                address, topic, defer_ms = request.address, request.topic, request.defer_ms
-                numbered = await numbered_sender(
-                    address, request.http_address, topic, defer_ms, connecting, over_tcp
-                )
-            sender: Sender = numbered or over_tcp
+    async with AsyncExitStack() as stack:
+        senders = {}
+        for address in request.brokers:
+            senders[address] = await _connect(request, address, connecting, stack)
+        batch_size = min(sender.batch_size for sender in senders.values())
+        async with trio.open_nursery() as nursery:
             publication = Publication(
-                sender,
-                request.address,
+                senders,
                 delimiter=request.delimiter,
                 max_msg_size=request.max_msg_size,
-                batch_size=request.batch_size or sender.batch_size,
+                batch_size=request.batch_size or batch_size,
                 retry=request.retry,
                 pace=Pace(request.rate, trio.current_time()) if request.rate else None,
             )
@@ -291,12 +309,45 @@ async def _publish(request: _Request) -> Outcome:
 
                 nursery.start_soon(show_progress, publication.outcome)
             await publication.run(request.files, RATED_READ_BYTES if request.rate else READ_BYTES)
-            if publication.outcome.publish_failure is None:
-                await sender.end()
+            for broker in publication.outcome.brokers:
+                if broker.failure is None:
+                    await senders[broker.address].end()
             nursery.cancel_scope.cancel()
-    except ConnectionFailed as error:
-        raise not_connected(request.address, TCP_OPTION, error) from error
     return publication.outcome
+
+
+async def _connect(request: _Request, address: str, connecting: Connecting, stack: AsyncExitStack) -> Sender:
+    """Connect to a broker, until the stack is left.
+
+    Raises:
+        Failure: It cannot be reached, or refuses.
+    """
+    from trio_nsq.client import ConnectionFailed, Producer
+
+    from .sending import TCPSender, numbered_sender
+
+    producer = Producer(
+        address,
+        max_msg_size=request.max_msg_size,
+        # A message may be the only one of its MPUB, which holds two numbers besides.
+        max_body_size=max(LIMITS.max_body_size, request.max_msg_size + 8),
+        ordered=True,  # so that what is acknowledged are the first messages, without a gap
+        **connecting.options(),
+    )
+    try:
+        await stack.enter_async_context(producer)
+    except ConnectionFailed as error:
+        failure = not_connected(address, TCP_OPTION, error)
+        if len(request.brokers) > 1:
+            failure = Failure(f"{failure.message} Nothing was published to any broker.", failure.exit_code)
+        raise failure from error
+    over_tcp = TCPSender(producer, request.topic, request.defer_ms)
+    if not request.retry:
+        return over_tcp
+    numbered = await numbered_sender(
+        address, request.brokers[address], request.topic, request.defer_ms, connecting, over_tcp
+    )
+    return numbered or over_tcp
 
 
 def _conclude(request: _Request, outcome: Outcome, elapsed_s: float) -> ExitCode:
@@ -305,22 +356,36 @@ def _conclude(request: _Request, outcome: Outcome, elapsed_s: float) -> ExitCode
     Raises:
         Failure: It did not go well.
     """
-    reason = _failure(request, outcome)
+    failed = [broker for broker in outcome.brokers if broker.failure is not None]
+    reason = " ".join(_failure(request, broker) for broker in failed) or outcome.input_failure
     if not request.quiet and (outcome.acknowledged or reason is None):
         if outcome.stopped == ExitCode.INTERRUPTED and _stands_after_echo(request):
             talk("")
         talk(_report(request, outcome, elapsed_s))
     if reason is None:
         return outcome.stopped or ExitCode.OK
-    fate = f"{count_of(outcome.acknowledged, 'message')} acknowledged"
-    if outcome.maybe_stored:
-        fate += f", up to {outcome.maybe_stored:,} more may have been stored"
-    if unsent := outcome.not_stored + outcome.held_back:
-        fate += f", {unsent:,} more had been read"
-    code = ExitCode.PARTIAL if outcome.acknowledged else ExitCode.FAILURE
-    if code is ExitCode.FAILURE and _is_gone(outcome):
+    code = ExitCode.FAILURE
+    if any(broker.acknowledged for broker in outcome.brokers):
+        code = ExitCode.PARTIAL
+    elif failed and all(map(_is_gone, failed)):
         code = ExitCode.UNREACHABLE
-    raise Failure(f"{reason} {fate}.", code)
+    raise Failure(f"{reason} {_fates(outcome)}.", code)
+
+
+def _fates(outcome: Outcome) -> str:
+    """How much was acknowledged and what became of the rest, at each broker if they differ."""
+    fates = {}
+    for broker in outcome.brokers:
+        fate = f"{count_of(broker.acknowledged, 'message')} acknowledged"
+        if broker.maybe_stored:
+            fate += f", up to {broker.maybe_stored:,} more may have been stored"
+        if unsent := broker.not_stored + outcome.held_back:
+            fate += f", {unsent:,} more had been read"
+        fates[broker.address] = fate
+    if len(set(fates.values())) > 1:
+        return "; ".join(f"{address}: {fate}" for address, fate in fates.items())
+    (fate,) = set(fates.values())
+    return f"At each broker: {fate}" if len(fates) > 1 else fate
 
 
 def _stands_after_echo(request: _Request) -> bool:
@@ -328,43 +393,43 @@ def _stands_after_echo(request: _Request) -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and not _shows_progress(request)
 
 
-def _is_gone(outcome: Outcome) -> bool:
+def _is_gone(broker: BrokerOutcome) -> bool:
     from trio_nsq.client import BrokerError
 
-    error = outcome.publish_failure
-    return error is not None and not isinstance(error.__cause__, BrokerError)
+    return broker.failure is not None and not isinstance(broker.failure.__cause__, BrokerError)
 
 
-def _failure(request: _Request, outcome: Outcome) -> str | None:
+def _failure(request: _Request, broker: BrokerOutcome) -> str:
     from trio_nsq.client import BrokerError
 
-    error = outcome.publish_failure
-    if error is None:
-        return outcome.input_failure
-    if _is_gone(outcome):
-        return f"The broker at {request.address} went away ({error.reason})."
+    error = broker.failure
+    assert error is not None
+    if _is_gone(broker):
+        return f"The broker at {broker.address} went away ({error.reason})."
+    name = "The broker" if len(request.brokers) == 1 else f"The broker at {broker.address}"
     cause = error.__cause__
     if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
         return (
-            "The broker does not defer for that long (--max-defer of 'qcli serve'), and --defer is "
+            f"{name} does not defer for that long (--max-defer of 'qcli serve'), and --defer is "
             f"{duration_text(request.defer_ms)}."
         )
     if request.defer_ms and isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):
         return (
-            f"The broker defers for no longer than {duration_text(int(most[1]))} (--max-defer of 'qcli serve', "
+            f"{name} defers for no longer than {duration_text(int(most[1]))} (--max-defer of 'qcli serve', "
             f"--max-req-timeout of nsqd), and --defer is {duration_text(request.defer_ms)}."
         )
     if isinstance(cause, BrokerError) and cause.code == "E_TOPIC_FULL":
         limit = cause.text.partition(" failed ")[2] or cause.text
-        return f"The broker refused: {limit}."  # which says that nothing of it was stored
+        return f"{name} refused: {limit}."  # which says that nothing of it was stored
     hint = " Say --tls." if isinstance(cause, BrokerError) and "TLS required" in cause.text else ""
-    return f"The broker refused: {error.reason}.{hint}"
+    return f"{name} refused: {error.reason}.{hint}"
 
 
 def _report(request: _Request, outcome: Outcome, elapsed_s: float) -> str:
+    brokers = f" on {len(request.brokers)} brokers" if len(request.brokers) > 1 else ""
     text = (
         f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) published to "
-        f"{request.topic} in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
+        f"{request.topic}{brokers} in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
         f"{size(outcome.acknowledged_bytes / elapsed_s)}/s"
     )
     if outcome.empty:

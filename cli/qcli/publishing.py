@@ -2,9 +2,10 @@
 
 One task reads and cuts batches. Others publish, each waiting for the acknowledgement of its batch, so that several
 are on their way at once; the channel between them holds nothing, so input is read no faster than the broker takes
-it, and batches reach the broker in order.
+it, and batches reach the broker in order. With several brokers, every batch goes to each of them: the next is read when
+all have taken it.
 
-While the broker is away, or cannot store anything, the batches that were on their way wait, and nothing is read. The
+While a broker is away, or cannot store anything, the batches that were on their way wait, and nothing is read. The
 oldest is tried again until it is acknowledged; then the others follow.
 """
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -38,50 +39,73 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of the input so far.
+class BrokerOutcome:
+    """What became of the messages at one broker so far.
 
     Attributes:
+        address: The broker's, for people.
         acknowledged: Messages the broker has acknowledged.
         acknowledged_bytes: Bytes of their bodies.
         maybe_stored: Messages that were sent and not acknowledged.
         not_stored: Messages that were read and are certainly not stored.
-        held_back: Messages that were read but not due yet when a signal came; they are not published.
-        empty: Empty messages; they are skipped.
-        unfinished_bytes: Bytes of a message that an interruption cut off; it is not published.
-        publish_failure: Why the broker did not acknowledge; the first one.
-        input_failure: Why the input was not read to its end.
-        stopped: The exit code of the signal that came.
+        failure: Why the broker did not acknowledge; the first one.
     """
 
+    address: str
     acknowledged: int = 0
     acknowledged_bytes: int = 0
     maybe_stored: int = 0
     not_stored: int = 0
+    failure: PublishFailed | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the input so far.
+
+    Attributes:
+        brokers: What became of it at each; at least one.
+        held_back: Messages that were read but not due yet when a signal came; they are not published.
+        empty: Empty messages; they are skipped.
+        unfinished_bytes: Bytes of a message that an interruption cut off; it is not published.
+        input_failure: Why the input was not read to its end.
+        stopped: The exit code of the signal that came.
+    """
+
+    brokers: list[BrokerOutcome]
     held_back: int = 0
     empty: int = 0
     unfinished_bytes: int = 0
-    publish_failure: PublishFailed | None = None
     input_failure: str | None = None
     stopped: ExitCode | None = None
 
     @property
+    def acknowledged(self) -> int:
+        """Messages that every broker has acknowledged."""
+        return min(broker.acknowledged for broker in self.brokers)
+
+    @property
+    def acknowledged_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return min(broker.acknowledged_bytes for broker in self.brokers)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more is to be read."""
-        return bool(self.publish_failure or self.input_failure or self.stopped)
+        failed = any(broker.failure for broker in self.brokers)
+        return bool(failed or self.input_failure or self.stopped)
 
 
 class Publication:
-    """Publishes inputs to a topic.
+    """Publishes inputs to a topic, every message to each broker.
 
     Args:
-        sender: To the topic.
-        address: The broker's, for people.
+        senders: To the topic, by the broker's address; at least one.
         delimiter: Between messages.
         max_msg_size: Bytes of one message.
         batch_size: Messages in one batch.
         retry: Publish again what fails because the connection is lost or the broker cannot store anything now.
-        pace: Holds messages back; None: as fast as the broker takes them.
+        pace: Holds messages back; None: as fast as the brokers take them.
 
     Attributes:
         outcome: Up to date at any time.
@@ -89,8 +113,7 @@ class Publication:
 
     def __init__(
         self,
-        sender: Sender,
-        address: str,
+        senders: Mapping[str, Sender],
         *,
         delimiter: bytes,
         max_msg_size: int,
@@ -98,32 +121,23 @@ class Publication:
         retry: bool,
         pace: Pace | None,
     ) -> None:
-        self.outcome = Outcome()
-        self._sender = sender
-        self._address = address
-        self._retry = retry
+        self._publishers = [
+            _Publisher(sender, address, retry, self._note_failure, alone=len(senders) == 1)
+            for address, sender in senders.items()
+        ]
+        self.outcome = Outcome([publisher.outcome for publisher in self._publishers])
         self._max_msg_size = max_msg_size
         self._splitter = Splitter(delimiter, max_msg_size)
         self._batcher = Batcher(min(batch_size, pace.max_messages) if pace else batch_size)
         self._pace = pace
         self._pause = trio.CancelScope()
-        self._batches = 0  # handed over so far
-        # The batches that are not acknowledged, by number; whether each was given to the sender.
-        self._unsettled: dict[int, bool] = {}
-        self._turns = trio.lowlevel.ParkingLot()  # those that wait to be
-        self._outage: PublishFailed | None = None  # what was tried last has failed with this
-        self._retrying = trio.CancelScope()
-        self._delays = ReconnectDelays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
-        self._in_doubt = (
-            0  # messages sent more than once in this outage, of which some may have been stored before
-        )
-        self._send, self._receive = trio.open_memory_channel[list[bytes]](0)
 
     def stop(self, code: ExitCode) -> None:
         """Read no more. What has been read is published still, as far as pace and broker allow it now."""
         self.outcome.stopped = code
         self._pause.cancel()
-        self._retrying.cancel()
+        for publisher in self._publishers:
+            publisher.wait_no_longer()
 
     async def run(self, paths: Sequence[str], read_bytes: int) -> None:
         """Publish inputs one after the other, or as much as can be; `outcome` says how it went.
@@ -133,9 +147,10 @@ class Publication:
             read_bytes: How much to read at a time, at most.
         """
         async with trio.open_nursery() as nursery:
-            for _ in range(self._sender.at_once):
-                nursery.start_soon(self._publish_batches)
-            async with self._send:
+            with ExitStack() as stack:
+                for publisher in self._publishers:
+                    stack.enter_context(publisher.batches)
+                    nursery.start_soon(publisher.run)
                 try:
                     for path in paths:
                         source = None
@@ -198,12 +213,71 @@ class Publication:
                 self.outcome.held_back += len(batch)
                 return
             self._pace.take(len(batch))
-        await self._send.send(batch)
+        first, *others = self._publishers
+        if not others:
+            await first.batches.send(batch)
+            return
+        # Side by side: the others get this batch even while one is away.
+        async with trio.open_nursery() as nursery:
+            for publisher in self._publishers:
+                nursery.start_soon(publisher.batches.send, batch)
+
+    def _note_failure(self) -> None:
+        """A broker has failed for good: end, without waiting for others that are away."""
+        self._pause.cancel()
+        for publisher in self._publishers:
+            if publisher.outcome.failure is None:
+                publisher.wait_no_longer()
+
+
+class _Publisher:
+    """Publishes batches to one broker, in order.
+
+    Args:
+        sender: To the topic.
+        address: The broker's, for people.
+        retry: See `Publication`.
+        on_failure: Called when it has given up.
+        alone: It is the only one.
+
+    Attributes:
+        batches: Takes what is to be published, as soon as one more batch may be on its way. To be closed.
+        outcome: Up to date at any time.
+    """
+
+    def __init__(
+        self, sender: Sender, address: str, retry: bool, on_failure: Callable[[], None], *, alone: bool
+    ) -> None:
+        self.outcome = BrokerOutcome(address)
+        self._sender = sender
+        self._retry = retry
+        self._on_failure = on_failure
+        self._alone = alone
+        self._begun = 0  # batches taken so far
+        # The batches that are not acknowledged, by number; whether each was given to the sender.
+        self._unsettled: dict[int, bool] = {}
+        self._turns = trio.lowlevel.ParkingLot()  # those that wait to be
+        self._outage: PublishFailed | None = None  # what was tried last has failed with this
+        self._retrying = trio.CancelScope()
+        self._delays = ReconnectDelays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
+        self._in_doubt = 0  # messages sent more than once in this outage; some may have been stored before
+        self.batches, self._receive = trio.open_memory_channel[list[bytes]](0)
+
+    async def run(self) -> None:
+        """Publish until `batches` is closed, and all that it took is settled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._sender.at_once):
+                nursery.start_soon(self._publish_batches)
+
+    def wait_no_longer(self) -> None:
+        """Give up what fails from now on, and what is tried again now."""
+        self._retry = False
+        self._retrying.cancel()
 
     async def _publish_batches(self) -> None:
         async for batch in self._receive:
-            number = self._batches
-            self._batches += 1
+            number = self._begun
+            self._begun += 1
             self._unsettled[number] = False
             try:
                 await self._publish(number, batch)
@@ -216,7 +290,7 @@ class Publication:
         maybe_stored = False
         while True:
             await self._turn(number)
-            if self.outcome.publish_failure is not None:
+            if self.outcome.failure is not None:
                 self._lose(len(batch), maybe_stored)
                 return
             try:
@@ -241,14 +315,14 @@ class Publication:
 
     async def _turn(self, number: int) -> None:
         """Wait until a batch may be given to the sender: behind all before it, in an outage behind their ends."""
-        while self.outcome.publish_failure is None:
+        while self.outcome.failure is None:
             before = (sent for other, sent in self._unsettled.items() if other < number)
             if not any(not sent or self._outage is not None for sent in before):
                 break
             await self._turns.park()
 
     async def _attempt(self, number: int, batch: list[bytes]) -> None:
-        """Give a batch to the sender; in an outage, after a pause, which `stop` cuts short, and the sending too.
+        """Give a batch to the sender; in an outage, after a pause. `wait_no_longer` cuts short both then.
 
         Raises:
             PublishFailed: What became of this attempt; a batch may be stored if its sending was cut short.
@@ -261,7 +335,7 @@ class Publication:
             return
         sent = False
         with trio.CancelScope() as self._retrying:
-            if self.outcome.stopped:
+            if not self._retry:
                 self._retrying.cancel()
             await trio.sleep(self._delays.next_s())
             sent = True
@@ -273,7 +347,7 @@ class Publication:
     def _passes(self, error: PublishFailed) -> bool:
         """Whether the same may succeed later, and it is to be waited for."""
         cause = error.__cause__
-        if not self._retry or self.outcome.stopped:
+        if not self._retry:
             return False
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)
@@ -288,11 +362,14 @@ class Publication:
                 what = f"refused: {cause.text.partition(' failed ')[2] or cause.text}"
             else:
                 what = f"went away ({error.reason})"
-            talk(f"Warning: the broker at {self._address} {what}. Trying again until it takes messages.")
+            others = "" if self._alone else " The other brokers get nothing new until then."
+            talk(
+                f"Warning: the broker at {self.outcome.address} {what}. Trying again until it takes messages.{others}"
+            )
         self._outage = error
 
     def _end_outage(self) -> None:
-        text = f"Note: the broker at {self._address} takes messages again."
+        text = f"Note: the broker at {self.outcome.address} takes messages again."
         if self._in_doubt and self._sender.may_repeat:
             text += f" Up to {count_of(self._in_doubt, 'message')} may be there twice."
         talk(text)
@@ -306,9 +383,9 @@ class Publication:
             self.outcome.not_stored += count
 
     def _give_up(self, error: PublishFailed) -> None:
-        if self.outcome.publish_failure is None:
-            self.outcome.publish_failure = error
-            self._pause.cancel()
+        if self.outcome.failure is None:
+            self.outcome.failure = error
+            self._on_failure()
 
     def _acknowledged(self, batch: list[bytes]) -> None:
         self.outcome.acknowledged += len(batch)

@@ -18,8 +18,8 @@ from cli.support import Cli, Running, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli import publishing
 from qcli.exit_codes import ExitCode
-from qcli.publishing import Publication
-from qcli.sending import MAX_PRODUCERS
+from qcli.publishing import BrokerOutcome, Publication
+from qcli.sending import MAX_PRODUCERS, Sender
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 # ---------------------------------------------------------------------- with brokers
@@ -299,6 +299,83 @@ def test_a_batch_that_the_broker_takes_only_in_part_is_no_reason_to_wait(tmp_pat
         assert "too big" in result.err
 
 
+# ---------------------------------------------------------------------- with several brokers
+
+
+@contextmanager
+def two_brokers(tmp_path: Path) -> Iterator[tuple[Broker, Broker, Cli]]:
+    """Two brokers with the topic `t`, and commands that know both."""
+    with qcli_serve(tmp_path / "first") as first, qcli_serve(tmp_path / "second") as second:
+        for each in (first, second):
+            each.create("t")
+        yield (
+            first,
+            second,
+            Cli(f"{first.tcp_address},{second.tcp_address}", f"{first.http_address},{second.http_address}"),
+        )
+
+
+def kept_by(broker: Broker) -> list[bytes]:
+    return kept(Cli(broker.tcp_address, broker.http_address), "t")
+
+
+def test_every_line_is_at_both_brokers_once_though_one_is_killed_and_started(tmp_path: Path) -> None:
+    with two_brokers(tmp_path) as (first, second, both), both.running("pub", "t") as pub:
+        writer = Writer(pub)
+        both.wait_until("t", lambda record: record["message_count"] >= 200)
+        end(second, signal.SIGKILL)
+        warning = pub.hear_line()
+        assert warning.startswith(f"Warning: the broker at {second.tcp_address} went away (")
+        assert warning.endswith(" The other brokers get nothing new until then.\n")
+        with qcli_serve(tmp_path / "second", *again(second)):
+            assert pub.hear_line() == f"Note: the broker at {second.tcp_address} takes messages again.\n"
+            written = writer.stop()
+            result = pub.end()
+            assert result.code == 0
+            assert f"{len(written):,} messages" in result.err
+            assert kept_by(first) == written
+            assert kept_by(second) == written
+
+
+def test_each_broker_has_numbers_of_its_own(tmp_path: Path) -> None:
+    with two_brokers(tmp_path) as (first, second, both):
+        proxy = LostAnswers(second.http_address)
+        try:
+            with Cli(both.tcp_address, f"{first.http_address},{proxy.address}").running("pub", "t") as pub:
+                pub.write(b"1\n")
+                both.wait_until("t", lambda record: record["message_count"] == 2)
+                proxy.to_lose = 2
+                pub.write(b"2\n3\n")
+                assert f"{second.tcp_address} went away" in pub.hear_line()
+                assert "takes messages again.\n" in pub.hear_line()
+                pub.write(b"4\n")
+                assert pub.end().code == 0
+            assert proxy.to_lose == 0
+            assert kept_by(first) == kept_by(second) == [b"1", b"2", b"3", b"4"]
+        finally:
+            proxy.close()
+
+
+@pytest.mark.parametrize("args", [[], ["--no-retry"]])
+def test_the_end_while_one_broker_is_away_says_what_each_has(tmp_path: Path, args: list[str]) -> None:
+    with two_brokers(tmp_path) as (first, second, both), both.running("pub", "t", *args) as pub:
+        pub.write(b"1\n")
+        both.wait_until("t", lambda record: record["message_count"] == 2)
+        end(second, signal.SIGKILL)
+        pub.write(b"2\n")
+        if not args:
+            assert pub.hear_line().startswith(f"Warning: the broker at {second.tcp_address} went away (")
+            pub.process.send_signal(signal.SIGINT)
+        result = pub.end()
+        assert result.code == ExitCode.PARTIAL
+        report, error = result.err.splitlines()
+        assert report.startswith("1 message (1 B) published to t on 2 brokers in ")
+        assert error.startswith(f"Error: The broker at {second.tcp_address} went away (")
+        assert f" {first.tcp_address}: 2 messages acknowledged; " in error
+        assert f" {second.tcp_address}: 1 message acknowledged, " in error
+        assert kept_by(first) == [b"1", b"2"]
+
+
 # ---------------------------------------------------------------------- without
 
 
@@ -360,8 +437,7 @@ def test_order_is_kept(
 
     async def main() -> Publication:
         publication = Publication(
-            sender,
-            "broker",
+            {"broker": sender},
             delimiter=b"\n",
             max_msg_size=100,
             batch_size=3,
@@ -374,8 +450,8 @@ def test_order_is_kept(
             nursery.cancel_scope.cancel()
         return publication
 
-    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).outcome
-    assert outcome.publish_failure is None
+    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).outcome.brokers
+    assert outcome.failure is None
     assert outcome.acknowledged == len(bodies)
     assert list(dict.fromkeys(sender.stored)) == bodies  # the first of each
     said = capfd.readouterr().err.splitlines()
@@ -406,12 +482,12 @@ def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_
 
     async def main() -> Publication:
         publication = Publication(
-            FailsOnce(1, 0), "b", delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, pace=None
+            {"b": FailsOnce(1, 0)}, delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, pace=None
         )
         await publication.run([str(tmp_path / "lines")], 4096)
         return publication
 
-    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome
+    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome.brokers
     assert (outcome.acknowledged, outcome.not_stored) == ((1, 0) if waits else (0, 1))
 
 
@@ -443,7 +519,7 @@ def test_a_signal_in_an_outage_counts_each_attempt_once(
 
     async def main() -> Publication:
         publication = Publication(
-            sender, "broker", delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, pace=None
+            {"broker": sender}, delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, pace=None
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publication.run, [str(tmp_path / "lines")], 4096)
@@ -453,8 +529,68 @@ def test_a_signal_in_an_outage_counts_each_attempt_once(
             publication.stop(ExitCode.INTERRUPTED)
         return publication
 
-    outcome = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05)).outcome
+    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05)).outcome.brokers
     assert len(sender.stored) == stored
     counted = (outcome.acknowledged, outcome.maybe_stored, outcome.not_stored)
     assert counted == (3, maybe_stored, not_stored)
     assert outcome.acknowledged_bytes == 3
+
+
+class Refuses(Unreliable):
+    """Stores all; refuses the last batch for good."""
+
+    async def send(self, batch: list[bytes]) -> None:
+        await trio.lowlevel.checkpoint()
+        if b"29" in batch:
+            raise PublishFailed("no", maybe_stored=False) from BrokerError("broker", "E_BAD_MESSAGE", "no")
+        self.stored += batch
+
+
+class Away(Unreliable):
+    """Never has a connection; the test ends when that was found out often enough."""
+
+    def __init__(self, test: trio.CancelScope) -> None:
+        super().__init__(1, 0)
+        self._test = test
+        self._attempts = 0
+
+    async def send(self, batch: list[bytes]) -> None:
+        await trio.lowlevel.checkpoint()
+        self._attempts += 1
+        if self._attempts == 50:
+            self._test.cancel()
+        raise PublishFailed("gone", maybe_stored=False) from ConnectionLost("broker", "gone")
+
+
+def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[BrokerOutcome]:
+    """Publish 0 to 29 to a broker that is away and to another."""
+    (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(30)]))
+
+    async def main() -> Publication:
+        with trio.CancelScope() as scope:
+            publication = Publication(
+                {"away": Away(scope), "other": other},
+                delimiter=b"\n",
+                max_msg_size=9,
+                batch_size=batch_size,
+                retry=True,
+                pace=None,
+            )
+            await publication.run([str(tmp_path / "lines")], 4096)
+        return publication
+
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome.brokers
+
+
+def test_a_broker_that_is_away_holds_back_the_others(tmp_path: Path) -> None:
+    """The other gets what was read: a batch that is on its way to both, and one that waits for the first."""
+    other = Refuses(1, 0)
+    outcomes = publish_thirty(tmp_path, other, batch_size=3)
+    assert [outcome.failure for outcome in outcomes] == [None, None]
+    assert other.stored == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_broker_that_refuses_ends_the_waiting_for_another(tmp_path: Path) -> None:
+    outcomes = publish_thirty(tmp_path, Refuses(1, 0), batch_size=30)
+    assert [type(outcome.failure) for outcome in outcomes] == [PublishFailed, PublishFailed]
+    assert [outcome.not_stored for outcome in outcomes] == [30, 30]

@@ -1,8 +1,6 @@
 """Options that are given more than once: commands that work with several brokers, and those that take one value."""
 
 import json
-import shlex
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ import click
 import pytest
 
 from cli.ours import only_ours
-from cli.support import DEADLINE_S, Cli, Result, Run, command_line
+from cli.support import Cli, Result, Run, lines
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
 from qcli.commands import GoFlagsCommand
@@ -142,6 +140,87 @@ def test_tail_says_which_broker_is_away(qcli: Cli, broker: Broker, topic: str) -
     assert "127.0.0.1:1" in received.err
 
 
+@pytest.mark.parametrize("given", ["options", "environment", "no HTTP addresses"])
+def test_pub_publishes_everything_to_all(
+    nowhere: Cli, broker: Broker, other: Broker, topic: str, given: str
+) -> None:
+    for each in (broker, other):
+        each.create(topic, "c")
+    cli, args = nowhere, ["--nsqd-tcp-address", broker.tcp_address, "--nsqd-tcp-address", other.tcp_address]
+    if given == "options":
+        args += ["--nsqd-http-address", broker.http_address, "--nsqd-http-address", other.http_address]
+    elif given == "environment":
+        tcp, http = (
+            f"{broker.tcp_address},{other.tcp_address}",
+            f"{broker.http_address},{other.http_address}",
+        )
+        cli, args = Cli(tcp, http), []
+    bodies = [b"%d" % number for number in range(30_000)]
+    published = cli("pub", topic, *args, stdin=lines(bodies))
+    assert published.code == 0
+    assert published.err.startswith(f"30,000 messages (135.6 KiB) published to {topic} on 2 brokers in ")
+    for each in (broker, other):
+        assert each.channel_stats(topic, "c")["depth"] == len(bodies)
+        received = cli("tail", f"{topic}/c", "-n", str(len(bodies)), "--nsqd-tcp-address", each.tcp_address)
+        assert received.out == lines(bodies)
+
+
+def test_pub_publishes_nothing_if_one_is_not_there(nowhere: Cli, broker: Broker, topic: str) -> None:
+    broker.create(topic, "c")
+    refused = nowhere("pub", topic, f"--nsqd-tcp-address={broker.tcp_address},127.0.0.1:1", stdin=b"a\n")
+    assert (refused.code, refused.err) == (
+        ExitCode.UNREACHABLE,
+        "Error: No broker answers at 127.0.0.1:1: connection refused. Start one with 'qcli serve', or name another "
+        "address with --nsqd-tcp-address. Nothing was published to any broker.\n",
+    )
+    assert broker.channel_stats(topic, "c")["message_count"] == 0
+
+
+TCP, HTTP = "--nsqd-tcp-address", "--nsqd-http-address"
+
+
+@pytest.mark.parametrize(
+    ("cli", "args", "complaint"),
+    [
+        (Cli("h:1", "h:2"), [TCP, "h:3,h:4", HTTP, "h:5"], f"{TCP} names 2 brokers and {HTTP} 1."),
+        (Cli("h:1", "h:2"), [TCP, "h:3", HTTP, "h:4,h:5"], f"{TCP} names 1 broker and {HTTP} 2."),
+        (
+            Cli("h:1,h:2", "h:3"),
+            [],
+            "QCLI_NSQD_TCP_ADDRESS names 2 brokers and QCLI_NSQD_HTTP_ADDRESS 1.",
+        ),
+        (Cli("h:1", "h:2,h:3"), [TCP, "h:4"], f"{TCP} names 1 broker and QCLI_NSQD_HTTP_ADDRESS 2."),
+    ],
+)
+def test_pub_has_an_http_address_for_each_broker_or_none(
+    run_here: Run, cli: Cli, args: list[str], complaint: str
+) -> None:
+    refused = run_here(cli, "pub", "t", *args)
+    assert refused.code == ExitCode.USAGE
+    told = f"Error: {complaint} Give an HTTP address for each broker, in the same order, or none.\n"
+    assert refused.err.endswith(told)
+
+
+@only_ours
+def test_pub_says_what_each_has_if_one_refuses(
+    nowhere: Cli, run_here: Run, broker: Broker, other: Broker, topic: str
+) -> None:
+    for each in (broker, other):
+        each.create(topic, "c")
+    assert run_here(nowhere, "topic", "set", topic, "max_messages=2", HTTP, other.http_address).code == 0
+    args = ["-q", TCP, broker.tcp_address, TCP, other.tcp_address]
+    result = nowhere("pub", topic, *args, stdin=b"1\n2\n3\n")
+    assert result.code == ExitCode.PARTIAL
+    assert result.err.startswith(
+        f"Error: The broker at {other.tcp_address} refused: topic {topic} cannot take 3 "
+    )
+    assert result.err.endswith(
+        f" {broker.tcp_address}: 3 messages acknowledged; "
+        f"{other.tcp_address}: 0 messages acknowledged, 3 more had been read.\n"
+    )
+    assert [each.channel_stats(topic, "c")["depth"] for each in (broker, other)] == [3, 0]
+
+
 @only_ours
 def test_logs_are_read_on_all(both: Both, broker: Broker, other: Broker, topic: str) -> None:
     for each, body in ((broker, b"a"), (other, b"b"), (broker, b"c")):
@@ -202,30 +281,6 @@ def test_a_second_value_is_refused(run_here: Run, nowhere: Cli, line: str, optio
     refused = run_here(nowhere, *line.split())
     assert refused.code == ExitCode.USAGE
     assert refused.err.endswith(f"Error: {option} is given 2 times, and takes one value.\n")
-
-
-@pytest.mark.parametrize("option", ["--nsqd-tcp-address", "--nsqd-http-address"])
-def test_pub_says_how_several_brokers_get_the_same(run_here: Run, nowhere: Cli, option: str) -> None:
-    refused = run_here(nowhere, "pub", "t", option, "h:1", option, "h:2")
-    assert refused.code == ExitCode.USAGE
-    assert refused.err.endswith(
-        f"Error: {option} is given 2 times, and messages go to one broker. Start a 'qcli pub' for each: "
-        "... | tee >(qcli pub TOPIC --nsqd-tcp-address A) | qcli pub TOPIC --nsqd-tcp-address B\n"
-    )
-
-
-def test_what_pub_says_of_several_brokers_works(
-    nowhere: Cli, broker: Broker, other: Broker, topic: str
-) -> None:
-    first, last = (
-        shlex.join(command_line("pub", "-q", topic, "--nsqd-tcp-address", each.tcp_address))
-        for each in (broker, other)
-    )
-    line = ["bash", "-c", f"tee >({first}) | {last}"]
-    subprocess.run(line, input=b"a\nb\n", timeout=DEADLINE_S, check=True, env=nowhere.environment())
-    for each in (broker, other):
-        each.create(topic, "c")
-        assert each.channel_stats(topic, "c")["depth"] == 2
 
 
 def test_of_servers_the_last_value_counts_as_in_go(tmp_path: Path) -> None:
