@@ -234,7 +234,7 @@ class HeldFiles(Files):
         self._reached = trio.Event()
 
     def hold(self, *operations: str) -> None:
-        """Make these wait from now on: `write`, `sync` or `replace`."""
+        """Make these wait from now on: `write`, `sync`, `replace` or `rename`."""
         self._held = set(operations)
         self._go_on = threading.Event()
         self._reached = trio.Event()
@@ -265,6 +265,10 @@ class HeldFiles(Files):
     def replace(self, path: Path, content: bytes) -> None:
         self._pass("replace")
         super().replace(path, content)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._pass("rename")
+        super().rename(path, to)
 
 
 def open_files_before() -> list[str]:

@@ -11,6 +11,7 @@ import trio
 from broker.support import HeldFiles, RawClient, connected, dpub, mpub, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import DONE, OK, Api, running_api
+from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.log import Files
 
 NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
@@ -185,6 +186,70 @@ async def test_a_refused_publish_leaves_no_topic_behind(tmp_path: Path) -> None:
         await api.tcp.publish("new", b"x")
     async with running_api(tmp_path / "d") as api:
         assert [topic["topic_name"] for topic in (await api.stats())["topics"]] == ["new"]
+
+
+class HeldFullFiles(HeldFiles, FailingFiles):
+    """A disk that can be full, and whose operations can be held."""
+
+    def __init__(self) -> None:
+        HeldFiles.__init__(self)
+        FailingFiles.__init__(self)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_who_comes_while_a_refused_topic_is_removed_waits(tmp_path: Path, is_full: bool) -> None:
+    """Nobody is told that the broker is exiting: they get the disk's error, too, or are served."""
+    files = HeldFullFiles()
+    async with (
+        running_api(tmp_path / "d", files=files, **NO_SCHEDULE) as api,
+        connected(address(api)) as publisher,
+        connected(address(api)) as consumer,
+    ):
+        files.full_after = 0
+        files.hold("rename")
+        answers: dict[str, tuple[int, bytes]] = {}
+
+        async def publish(name: str) -> None:
+            answer = await api.send("POST", "/pub?topic=new", body=b"x")
+            answers[name] = answer.status_code, answer.content
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish, "first")
+            await files.reached()
+            nursery.start_soon(publish, "second")
+            await publisher.send(mpub("new", b"x"))
+            await consumer.send(b"SUB new c\n")
+            await settle()
+            assert answers == {}
+            files.full_after = 0 if is_full else None
+            files.release()
+        first = answers["first"]
+        assert first[0] == 503
+        assert b"No space left on device" in first[1]
+        frames = [await publisher.frame(), await consumer.frame()]
+        if is_full:
+            assert answers["second"] == first
+            for frame in frames:
+                assert frame is not None
+                assert (frame[0], b"No space left on device" in frame[1]) == (1, True)
+        else:
+            assert (answers["second"], frames) == ((200, b"OK"), [(0, b"OK"), (0, b"OK")])
+            await consumer.send(b"RDY 5\n")
+            assert [(await consumer.message()).body for _ in range(2)] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("client", ["TCP", "HTTP"])
+async def test_a_publish_refused_without_the_disk_leaves_no_topic_behind(tmp_path: Path, client: str) -> None:
+    async with running_api(
+        tmp_path / "d", topic_defaults=TopicSettings(max_messages=1), **NO_SCHEDULE
+    ) as api:
+        if client == "HTTP":
+            assert (await api.post("/mpub", b"x\ny", topic="new"))[0] == 503
+        else:
+            await api.tcp.send(mpub("new", b"x", b"y"))
+            assert (await api.tcp.error()).startswith("E_TOPIC_FULL MPUB failed")
+        await settle()
+        assert (await api.stats())["topics"] == []
 
 
 async def test_a_producer_that_is_forgotten_stays_so(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,19 @@ _READ_AGAIN_NS = _NS_PER_S
 """A channel whose messages could not be read is looked at again after this long, if nothing happens before."""
 _DUE_AT_ONCE = 256
 """So many messages that waited for a channel are due in it when it is made; more of them at the next alarm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Deletion:
+    """The deletion of a topic, under way.
+
+    Attributes:
+        only_if_unused: The topic was made for a request that was refused. Other requests wait until it is gone.
+        done: Set at the end.
+    """
+
+    only_if_unused: bool
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 class Server:
@@ -124,7 +138,7 @@ class Server:
         self._waiting: dict[Channel, float] = {}
         self._unreadable: set[Channel] = set()  # their messages could not be read lately
         self._clients: dict[Consumer, Connection] = {}
-        self._deleting: dict[str, trio.Event] = {}
+        self._deleting: dict[str, _Deletion] = {}
         self._coming: WeakKeyDictionary[Topic, set[str]] = WeakKeyDictionary()  # channels that are being made
         self._precreating: dict[Topic, trio.Event] = {}
         self._stopping = False
@@ -231,10 +245,14 @@ class Server:
         self, topic_name: str, publications: Sequence[Publication], *, gather: bool = False
     ) -> None:
         """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
-        topic = self._topic_to_publish(topic_name)
-        while (precreating := self._precreating.get(topic)) is not None:
-            await precreating.wait()
-            topic = self._topic_to_publish(topic_name)  # the other may be deleted by now
+        while True:
+            topic = self._topic_to_publish(topic_name)
+            if topic is None:
+                await self._deleting[topic_name].done.wait()
+            elif (precreating := self._precreating.get(topic)) is not None:
+                await precreating.wait()  # it may be deleted by then
+            else:
+                break
         try:
             await self.publisher.publish(topic, publications, gather=gather)
         except PublishRefused:
@@ -249,32 +267,16 @@ class Server:
     ) -> bool:
         """Have publications stored as by `Publisher.submit`; False, and nothing done, if `publish` would wait first."""
         topic = self._topic_to_publish(topic_name)
-        if topic in self._precreating:
-            return False
-        if topic in self.broker.never_saved:
-            then = self._forgetting(topic, then)
+        if topic is None or topic in self._precreating or self._is_new(topic):
+            return False  # `publish` forgets a new topic if it is refused
         self.publisher.submit(topic, publications, then)
         return True
 
-    def _forgetting(
-        self, topic: Topic, then: Callable[[PublishRefused | None], None]
-    ) -> Callable[[PublishRefused | None], None]:
-        """`then`; but if the publish is refused, the topic that was made for it is forgotten before that is told."""
-
-        async def forget_and_tell(error: PublishRefused) -> None:
-            await self._forget_new(topic)
-            then(error)
-
-        def tell(error: PublishRefused | None) -> None:
-            if error is None or self._stopping:
-                then(error)
-            else:
-                self._nursery.start_soon(forget_and_tell, error)
-
-        return tell
-
-    def _topic_to_publish(self, name: str) -> Topic:
+    def _topic_to_publish(self, name: str) -> Topic | None:
+        """The topic of this name, made if need be; None while one that was new is forgotten. Raises PublishRefused."""
         if name in self._deleting or self._stopping:
+            if not self._stopping and self._deleting[name].only_if_unused:
+                return None
             raise PublishRefused("exiting")
         try:
             return self._topic(name)
@@ -481,16 +483,23 @@ class Server:
         if channel_name is not None:
             await self._durable_channel(topic_name, channel_name)
             return
-        topic = self._topic_to_use(topic_name)
+        topic = await self._topic_to_use(topic_name)
         try:
             await self.save_new(topic)
         except SaveError:
             await self._forget_new(topic)
             raise
 
-    def _topic_to_use(self, name: str) -> Topic:
-        """The topic of this name, made if need be. Raises LogError; PublishRefused if it is being deleted."""
-        if name in self._deleting or self._stopping:
+    async def _topic_to_use(self, name: str) -> Topic:
+        """The topic of this name, made if need be, without a checkpoint behind that.
+
+        Raises:
+            LogError: It cannot be made.
+            PublishRefused: It is being deleted.
+        """
+        while (deletion := self._deleting.get(name)) is not None and deletion.only_if_unused:
+            await deletion.done.wait()
+        if deletion is not None or self._stopping:
             raise PublishRefused("exiting")
         return self._topic(name)
 
@@ -501,13 +510,12 @@ class Server:
             LogError, SaveError: It is not there, and was not made.
             PublishRefused: Its topic is being deleted.
         """
-        while (channel := self._topic_to_use(topic_name).channels.get(name)) is None:
-            topic = self.broker.topics[topic_name]
+        while (channel := (topic := await self._topic_to_use(topic_name)).channels.get(name)) is None:
             self._check_channel_limit(topic, name)
             if is_ephemeral(name):
                 if topic in self.broker.never_saved:
                     await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
-                    self._check_channel_limit(self._topic_to_use(topic_name), name)
+                    self._check_channel_limit(await self._topic_to_use(topic_name), name)
                 return self._channel(topic_name, name, private=private)
 
             def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
@@ -545,12 +553,15 @@ class Server:
 
     async def _forget_new(self, topic: Topic) -> None:
         """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
-        is_new = topic in self.broker.never_saved and not (topic.channels or topic.log.next_sequence)
-        if is_new and topic not in self._precreating:
+        if self._is_new(topic) and topic not in self._precreating:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
                 logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
+
+    def _is_new(self, topic: Topic) -> bool:
+        """Whether a topic was never saved, and has neither messages nor channels."""
+        return topic in self.broker.never_saved and not (topic.channels or topic.log.next_sequence)
 
     async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
         """Delete a topic with its channels and files; its clients are disconnected.
@@ -563,16 +574,16 @@ class Server:
             OSError: Nothing was deleted.
         """
         while (under_way := self._deleting.get(topic.name)) is not None:
-            await under_way.wait()
+            await under_way.done.wait()
         if self.broker.topics.get(topic.name) is not topic:
             return
-        self._deleting[topic.name] = trio.Event()
+        self._deleting[topic.name] = _Deletion(only_if_unused)
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
                 async with self._saver.locked(topic):
                     await self._delete(topic, only_if_unused)
         finally:
-            self._deleting.pop(topic.name).set()
+            self._deleting.pop(topic.name).done.set()
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
@@ -583,8 +594,7 @@ class Server:
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
         await self.publisher.idle(topic)
-        is_used = topic.channels or topic.log.next_sequence or topic not in self.broker.never_saved
-        if only_if_unused and is_used:
+        if only_if_unused and not self._is_new(topic):
             return
         retired: Path | None = None
         if not topic.ephemeral:
@@ -908,7 +918,7 @@ class Server:
             client.close()
         await self._deserted.wait()  # a closed connection waits for nobody but the disk
         for deletion in list(self._deleting.values()):
-            await deletion.wait()
+            await deletion.done.wait()
         await self._saver.save_all()
         for topic in list(self.broker.topics.values()):
             async with self._saver.locked(topic):  # an HTTP client may just be having it saved once more

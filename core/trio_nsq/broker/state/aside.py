@@ -46,9 +46,9 @@ class SetAside:
         """How many wait to be taken."""
         return len(self._waiting)
 
-    def waiting_after(self, attempts: int) -> int:
-        """How many of them came back from their delivery of this number, or a later one."""
-        return sum(message.reason is not None and message.attempts >= attempts for message in self._waiting)
+    def given_up_after(self, attempts: int) -> int:
+        """Count the messages that were given up after this number of deliveries or more, taken or not."""
+        return sum(message.reason is not None and message.attempts >= attempts for message in self)
 
     def give_up(self, message: Aside) -> None:
         """Let a message wait."""

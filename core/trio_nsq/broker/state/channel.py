@@ -181,10 +181,10 @@ class Channel:
         return self._changed_settings(changes)[0]
 
     def would_drop(self, settings: ChannelSettings) -> int:
-        """How many messages other settings would drop at once: dead letters that wait, and could be moved nowhere."""
+        """Count the messages that other settings would drop at once: dead letters that are not moved yet."""
         if not settings.max_attempts or settings.dead_letter_topic:
             return 0
-        return self._aside.waiting_after(settings.max_attempts)
+        return self._aside.given_up_after(settings.max_attempts)
 
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
         settings, said = change(ChannelSettings(), self._changes, changes)
