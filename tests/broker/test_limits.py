@@ -57,14 +57,14 @@ async def test_a_client_over_https_that_is_one_too_many_gets_an_alert(
         httpx.AsyncClient(base_url=f"https://{bound.https_address}", verify=context) as first,
     ):
         assert (await first.get("/ping")).status_code == 200  # and its connection stays
-        assert "no more are accepted" not in caplog.text
+        assert "further ones are refused" not in caplog.text
         host, _, port = (bound.https_address or "").rpartition(":")
         for _ in range(3):
             async with await trio.open_ssl_over_tcp_stream(host, int(port), ssl_context=context) as second:
                 with pytest.raises(trio.BrokenResourceError) as refused:
                     await second.do_handshake()
             assert "alert internal error" in str(refused.value.__cause__)
-        assert caplog.text.count("HTTPS: 1 clients are connected, and no more are accepted") == 1
+        assert caplog.text.count("HTTPS: 1 clients are connected, and further ones are refused") == 1
         figures = (await first.get("/metrics")).text.splitlines()
         assert 'nsq_refused_connections_total{listener="HTTPS"} 3.0' in figures
         assert 'nsq_refused_connections_total{listener="TCP"} 0.0' in figures
@@ -87,7 +87,7 @@ def test_the_default_leaves_descriptors_for_files(
     assert connection_limit(3) == 3
     assert not caplog.text
     assert connection_limit(1000) == 64
-    assert "--max-connections is 1000, but the process may open files for 64 only" in caplog.text
+    assert "--max-connections is 1000, but the limit of open files allows only 64" in caplog.text
 
 
 async def test_new_topics_work_while_clients_have_all_their_descriptors(

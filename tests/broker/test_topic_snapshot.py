@@ -452,11 +452,14 @@ def test_a_log_that_begins_after_what_waits_in_the_topic() -> None:
         (lambda state: state.update(channels=["x"]), "string"),
         (lambda state: state["channels"][0].update(unfinished=[[1]]), "unpack"),
         (lambda state: state["channels"][0].update(deferred=[[1, 2]]), "bytes-like"),
-        (lambda state: state["channels"][0].update(deferred=["AAAA"]), "3 bytes are no deferred messages"),
+        (
+            lambda state: state["channels"][0].update(deferred=["AAAA"]),
+            "3 bytes do not hold deferred messages",
+        ),
         (lambda state: state["channels"][0].update(deferred=["%"]), "base64"),
         (
             lambda state: state["channels"][0].update(deferred=packed([(2, 0, 0)]) + packed([(1, 0, 0)])),
-            "order",
+            "sorted by due time",
         ),
         (lambda state: state["channels"][0].update(holes=None), "not iterable"),
     ],

@@ -394,7 +394,7 @@ async def test_without_its_state_a_topic_keeps_its_messages(
     path.unlink()
     (data.folder / "state.json.previous").unlink()
     assert await missing_after(data, clock) == set()
-    assert f"{path} is missing: no channel is known" in caplog.text
+    assert f"{path} is missing: the topic has no channels" in caplog.text
 
 
 async def test_without_broker_json_ids_go_on_from_the_clock(

@@ -1,4 +1,4 @@
-"""How many clients may be connected: each costs a descriptor, and logs need descriptors, too."""
+"""The connection limit: each client needs a file descriptor, and logs need descriptors too."""
 
 import logging
 import resource
@@ -13,15 +13,17 @@ from ..protocol import CommandError, encode_error
 logger = logging.getLogger("trio_nsq.broker")
 
 _OTHER_DESCRIPTORS = 64
-"""For listeners, discovery services, state that is being saved, and clients that are being refused."""
+"""Descriptors for listeners, discovery services, checkpoints, and clients that are being refused."""
 _REFUSED_AT_ONCE = 32
+"""Clients that are being refused at the same time; further ones are closed without a refusal."""
 _LINGER_S = 1.0
-"""What a refused client sends is read for so long: closing with unread input can overtake the refusal."""
+"""After a refusal, input is read and dropped for this long: a close with unread input may discard the refusal."""
 _FEWEST = 16
+"""Each listener accepts this many clients, however low the limit of open files is."""
 
 
 def possible_connections(listeners: int) -> int:
-    """How many clients of each of so many listeners have a descriptor each, besides those that logs need."""
+    """Compute how many clients each listener can serve, so that descriptors remain for logs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 2**31
@@ -29,45 +31,50 @@ def possible_connections(listeners: int) -> int:
 
 
 def connection_limit(asked: int, listeners: int = 2) -> int:
-    """How many each listener may have where `--max-connections` asks for so many; 0: as many as are possible."""
+    """Compute how many clients each listener accepts.
+
+    Args:
+        asked: `--max-connections`; 0: as many as the limit of open files allows.
+        listeners: They share the descriptors evenly.
+    """
     possible = possible_connections(listeners)
     if asked > possible:
         logger.warning(
-            "--max-connections is %d, but the process may open files for %d only. Raise the limit: ulimit -n",
+            "--max-connections is %d, but the limit of open files allows only %d. Raise that limit: ulimit -n",
             asked, possible,
         )  # fmt: skip
     return min(asked or possible, possible)
 
 
 def tcp_refusal(most: int) -> bytes:
-    """What a client over TCP is sent that is one too many."""
+    """The error frame for a TCP client above the limit."""
     text = f"too many connections: the broker accepts {most} (--max-connections)"
     return encode_error(CommandError("E_INVALID", text).wire)
 
 
 def http_refusal(most: int) -> bytes:
-    """What a client over HTTP is sent that is one too many."""
+    """The response for an HTTP client above the limit."""
     body = b'{"message":"TOO_MANY_CONNECTIONS: the broker accepts %d (--max-connections)"}' % most
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def https_refusal() -> bytes:
-    """What a client over HTTPS is sent that is one too many: the TLS alert `internal_error`, not encrypted.
+    """The TLS alert for an HTTPS client above the limit: `internal_error`, unencrypted.
 
-    An answer in words would need a handshake first, which costs the event loop more than a request.
+    A response would need a handshake first, which costs the event loop more than a request.
     """
     return b"\x15\x03\x03\x00\x02\x02\x50"
 
 
 class Admission:
-    """Lets so many clients of one kind in, and tells the others that there are too many.
+    """Limits the clients of one listener, and refuses those above the limit.
 
     Args:
-        name: The kind, for the log.
-        most: So many at a time.
-        handler: Serves one.
-        refusal: Sent to those who are too many, before they are closed.
+        name: The listener's kind, for the log.
+        most: The limit.
+        handler: Serves a client.
+        refusal: Sent to a client above the limit, before its connection is closed.
 
     Attributes:
         refused_count: Clients refused so far.
@@ -86,7 +93,7 @@ class Admission:
         self._refusal = refusal
         self._connected = self._being_refused = 0
         self.refused_count = 0
-        self._told = False  # in the log, since there was room
+        self._told = False  # the log says that the limit is reached; reset when half of the room is free
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve a client, or refuse it."""
@@ -105,11 +112,11 @@ class Admission:
         if not self._told:
             self._told = True
             logger.error(
-                "%s: %d clients are connected, and no more are accepted; see --max-connections",
+                "%s: %d clients are connected, and further ones are refused; see --max-connections",
                 self._name, self._connected,
             )  # fmt: skip
         if self._being_refused >= _REFUSED_AT_ONCE:
-            stream.socket.close()  # they are many: what is left of descriptors is not for them
+            stream.socket.close()  # the remaining descriptors are not for a flood of refused clients
             return
         self._being_refused += 1
         try:
@@ -120,6 +127,6 @@ class Admission:
                     while await stream.receive_some(65536):
                         pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # it has gone
+            pass  # the client has closed
         finally:
             self._being_refused -= 1

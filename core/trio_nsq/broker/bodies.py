@@ -1,4 +1,4 @@
-"""Room for large bodies of which a part is still to come, over all clients: each is in memory until it is whole."""
+"""A limit on the memory for large request bodies that are still arriving, over all clients."""
 
 import logging
 from collections import deque
@@ -12,7 +12,7 @@ logger = logging.getLogger("trio_nsq.broker")
 
 ROOM_BYTES = 64 * MIB
 PATIENCE_S = 30.0
-"""So long a body may take to arrive while other clients wait for room."""
+"""If other clients wait for room, a body that takes longer than this to arrive ends its connection."""
 
 
 class _Client(Protocol):
@@ -23,21 +23,21 @@ class _Client(Protocol):
 
 
 class _Room(NamedTuple):
-    """What one body of a client takes."""
+    """The room reserved for one body of a client."""
 
     size: int
     body: int
-    until_s: float  # by trio's clock; then the client may be closed
+    until_s: float  # by trio's clock; after that the client may be closed
 
 
 class Bodies:
-    """Lets so many bytes of bodies come at a time. A client without room waits: its socket is not read.
+    """Reserves memory for bodies that are still arriving. A client without a reservation waits: its socket is not read.
 
-    One body may always come, however large it is. A client that takes too long with its body is closed as soon as
-    another waits, so that those who wait get room in any case. Its next body needs room of its own.
+    A single body is always admitted, however large it is. If other clients wait, a client whose body takes longer than
+    `PATIENCE_S` is closed, so every client that waits gets room in the end. Each body needs a reservation of its own.
 
     Args:
-        most: Bytes, as the bodies' sizes say, and not as they arrive.
+        most: Bytes reserved at a time. A body counts with all bytes that it lacked at first, until it is complete.
     """
 
     def __init__(self, most: int = ROOM_BYTES) -> None:
@@ -46,12 +46,12 @@ class Bodies:
         self._waiting: deque[tuple[_Client, int, int, trio.Event]] = deque()
 
     def admit(self, client: _Client, missing: int, body: int = 0) -> bool:
-        """Whether a client may send on.
+        """Reserve room for a client's body if there is any; whether the client may go on sending.
 
         Args:
-            client: It keeps its room until this is called with 0 or for another body, or `leave`.
-            missing: Bytes that are still to come of its body, or may come; 0 if there are none.
-            body: Which of the client's bodies, if the next can begin before this is called with 0.
+            client: It keeps its room until this is called with 0 or for another body, or until `leave`.
+            missing: Bytes of its body that are still to come, at most; 0: the body is complete.
+            body: Number of the client's body. It tells two bodies apart if no call with 0 comes between them.
         """
         room = self._coming.get(client)
         if missing and room is not None and room.body == body:
@@ -65,7 +65,7 @@ class Bodies:
         return True
 
     async def wait(self, client: _Client, missing: int, body: int = 0) -> None:
-        """Wait for room, which the client then has. Arguments as for `admit`."""
+        """Wait for room and reserve it for the client. Arguments as for `admit`."""
         entry = client, missing, body, trio.Event()
         self._waiting.append(entry)
         self._let_waiting_in()
@@ -77,10 +77,10 @@ class Bodies:
         finally:
             if not entry[3].is_set():
                 self._waiting.remove(entry)
-                self._let_waiting_in()  # those behind it may be smaller
+                self._let_waiting_in()  # a smaller body behind it may fit now
 
     def leave(self, client: _Client) -> None:
-        """A client's body is whole, or the client is gone."""
+        """Release a client's room: its body is complete, or the client is gone."""
         if (room := self._coming.pop(client, None)) is not None:
             self._free += room.size
             self._let_waiting_in()
@@ -104,6 +104,9 @@ class Bodies:
             client, room = next(iter(self._coming.items()))
             if room.until_s > now_s:
                 return
-            logger.warning("%s: closed, others wait for the room that its body takes", client.peer)
+            logger.warning(
+                "%s: closed: its body did not arrive within %g s, and other clients wait to send theirs",
+                client.peer, PATIENCE_S,
+            )  # fmt: skip
             client.close()
             self.leave(client)

@@ -1,4 +1,4 @@
-"""Reading from disk what channels have to deliver, in threads: the event loop never waits for a disk."""
+"""Reads messages that are not in memory, in threads, so that the event loop never waits for a disk."""
 
 import logging
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from .state.wanted import Found, Wanted
 logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS = 8
-"""A disk that fails keeps a thread for seconds. Neither publishes nor reads from outside share these."""
+"""A failing disk blocks a thread for seconds, so publishes and readers of topics use other threads."""
 
 _AGAIN_S = 1.0
-"""What failed is not tried again before: a channel that has something else to deliver would ask all the time."""
+"""Pause after a failed read. Without it, a channel with other messages to deliver would retry all the time."""
 
 _T = TypeVar("_T")
 
 
 class ColdReads:
-    """The reads that are under way. One for a broker.
+    """Runs the disk reads of all channels of a broker.
 
     Args:
-        nursery: Runs them.
-        serves: Whether a channel is still there.
-        deliver: Called with a channel that has what it wanted.
-        note_read: Called with a channel when something was read for it; and why some of it could not be, or None.
+        nursery: Runs the reads.
+        serves: Whether a channel still exists.
+        deliver: Called with a channel after its messages were read.
+        note_read: Called with a channel after a read, and with the error if some messages could not be read, else None.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ColdReads:
         self._waiting: set[Channel] = set()
 
     async def call(self, work: Callable[[], _T]) -> _T:
-        """Read in a thread."""
+        """Run `work` in one of the threads, and return its result."""
         return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def begin(self, channel: Channel) -> None:
-        """Read what a channel wants, unless that is under way."""
+        """Start to read what a channel wants, unless a read for it runs already."""
         if channel in self._waiting:
             return
         self._waiting.add(channel)
@@ -75,7 +75,7 @@ class ColdReads:
                     {id(each): each for each in found.again.values() if each is not None}.values()
                 )
         except Exception:
-            # A mistake of ours: it must not reach other channels.
+            # A defect of the broker: it must not affect other channels.
             logger.exception("%s: messages could not be read", topic.name)
         channels = self._reading.pop((topic, wanted))
         self._waiting.difference_update(channels)
@@ -88,15 +88,17 @@ class ColdReads:
                 self._try_to_deliver(channel)
 
     def _give(self, channel: Channel, found: Found) -> bool:
-        """Let a channel have what was read; False if it has to wait before it asks for more."""
+        """Hand a channel what was read; False if it must pause before its next read."""
         if not self._serves(channel):
             return True
         try:
             channel.take_read(found)
             self._note_read(channel, found.error)
         except Exception:
-            # A mistake of ours: it must not reach other channels.
-            logger.exception("%s/%s: what was read was lost", channel.topic.name, channel.name)
+            # A defect of the broker: it must not affect other channels.
+            logger.exception(
+                "%s/%s: could not take the messages that were read", channel.topic.name, channel.name
+            )
             return False
         if found.error is not None and not found.ahead and not found.again:
             return False
@@ -107,7 +109,7 @@ class ColdReads:
             try:
                 self._deliver(channel)
             except Exception:
-                # A mistake of ours: it must not reach other channels.
+                # A defect of the broker: it must not affect other channels.
                 logger.exception("%s/%s: nothing could be delivered", channel.topic.name, channel.name)
                 return False
         return True

@@ -1,4 +1,4 @@
-"""Opening what lies in the data folder. A topic that cannot be opened is unavailable; the others are served."""
+"""Opens the topics of the data folder. A topic that cannot be opened is unavailable; the others are served."""
 
 import json
 import logging
@@ -17,18 +17,19 @@ logger = logging.getLogger("trio_nsq.broker")
 
 
 _OPEN_AGAIN_S = 10.0
+"""Pause before the first new attempt to open a topic; each further pause is twice as long."""
 _OPEN_AGAIN_MAX_S = 600.0
 
 
 class TopicLoader:
-    """Opens the topics of a data folder. What is wrong with one keeps only that one from being used.
+    """Opens the topics of a data folder. An error in one topic makes only that topic unavailable.
 
     Args:
-        broker: Takes up the topics.
-        folder: Where they lie.
-        make_log: Opens the log of a topic, by name; for any thread. May raise LogError.
+        broker: Gets the topics.
+        folder: Holds them.
+        make_log: Opens the log of a topic, by name; thread-safe. May raise LogError.
         loaded: Called with each topic that was opened.
-        stops: Whether the broker takes up no more topics, because it is about to close them all.
+        stops: Whether the broker is stopping, and closes its topics.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TopicLoader:
         self._make_log = make_log
         self._loaded = loaded
         self._stops = stops
-        self._at_one = trio.Lock()  # held by whoever does something to an unavailable topic
+        self._at_one = trio.Lock()  # held while an unavailable topic is opened or deleted
 
     def load_all(self) -> None:
         """Open all topics. Raises StartupError: the list of them cannot be read."""
@@ -58,9 +59,9 @@ class TopicLoader:
             self._loaded(topic)
 
     async def open_again_on_schedule(self) -> None:
-        """Try again to open the topics that are unavailable, less and less often, until none is.
+        """Retry opening the unavailable topics, with growing pauses, until all are open.
 
-        A disk that cannot be read when the machine starts may come back.
+        A disk that fails while the machine starts may work later.
         """
         wait_s = _OPEN_AGAIN_S
         while self._broker.unavailable:
@@ -106,13 +107,13 @@ class TopicLoader:
         return True
 
     def _give_up(self, name: str, error: Exception) -> None:
-        """Let nobody use a topic, and say why, if that is not known."""
+        """Make a topic unavailable, and log the reason unless it is the same as before."""
         folder = self._folder.topic_folder(name)
         if isinstance(error, (LogError, StateError)):
             reason = str(error)
         elif isinstance(error, OSError):
             reason = f"cannot write to {folder}: {error.strerror}"
-        else:  # A mistake of ours: it must not reach other topics.
+        else:  # a defect of the broker: it must not affect other topics
             reason = f"internal error: {error!r}"
         is_known = self._broker.unavailable.get(name) == reason
         self._broker.give_up(name, reason)
@@ -122,13 +123,13 @@ class TopicLoader:
             logger.error(what, name, reason, exc_info=internal)
 
     def _restore(self, name: str) -> tuple[Topic, bool | None]:
-        """Make a topic of its log and its saved state; for any thread.
+        """Build a topic from its log and its saved state; thread-safe.
 
         Returns:
-            The topic, and whether its state on disk is as it is now; None if none was ever saved.
+            The topic, and whether its state on disk is current; None if no state was ever saved.
 
         Raises:
-            LogError, StateError, OSError: It cannot be used.
+            LogError, StateError, OSError: The topic cannot be used.
         """
         log = self._make_log(name)
         try:
@@ -156,11 +157,11 @@ class TopicLoader:
                 topic.hold_back(f"cannot save the state of topic {name}: {exc.strerror}")
         if state is None:
             return topic, None
-        # Otherwise the log has what came after the last checkpoint.
+        # If the end differs, the log has messages from after the last checkpoint.
         return topic, ahead or (not is_previous and int(state["end"]) == log.next_sequence)
 
     def _add(self, topic: Topic, is_saved: bool | None) -> None:
-        """Let a topic be used; arguments as `_restore` returns them."""
+        """Give a topic to the broker; arguments as `_restore` returns them."""
         broker = self._broker
         broker.add_topic(topic)
         if is_saved is not None:
@@ -174,20 +175,23 @@ class TopicLoader:
 def _report_missing(
     topic: Topic, state: dict[str, Any] | None, folder: DataFolder, *, is_previous: bool
 ) -> None:
-    """Say what a topic had before, and has no longer: its files, or the ends of them, are gone.
+    """Log which messages or channels of a topic are lost because files, or the ends of files, are gone.
 
-    What a previous state needed may have been deleted because the last one did not.
+    A previous state is not compared with the log's beginning: retention went by a newer state, and may have deleted
+    what the previous one still needed.
     """
     path = folder.topic_folder(topic.name) / STATE_FILE
     first, end = topic.log.first_sequence, topic.log.next_sequence
     if state is None:
         if end:
-            what = "%s is missing: no channel is known, and all messages in the log wait for a first one"
+            what = (
+                "%s is missing: the topic has no channels, and its first channel gets all messages in the log"
+            )
             logger.warning(what, path)
         return
     if not is_previous and (needed := topic.first_needed(state, topic.is_carried)) < first:
-        what = "%s: messages %d to %d are missing, the log begins after them"
+        what = "%s: messages %d to %d are missing: the log begins after them"
         logger.error(what, path, needed, first - 1)
     if (known := int(state["end"])) > end:
-        what = "%s: messages %d to %d are missing, the log ends before them"
+        what = "%s: messages %d to %d are missing: the log ends before them"
         logger.error(what, path, end, known - 1)

@@ -1,6 +1,6 @@
-"""Looking up host names: in threads of their own, for a name server that is slow holds each of them for seconds.
+"""Host name lookups, in threads of their own: a slow name server blocks a thread for seconds.
 
-What is left to trio's own threads, then, waits for the disk at most; saves, syncs and reads have their own besides.
+So trio's default threads wait for the disk at most. Saves, syncs and reads also have threads of their own.
 """
 
 import socket
@@ -11,16 +11,16 @@ from weakref import WeakValueDictionary
 import trio
 
 _THREADS = 4
-"""For each host: a name that takes long holds up neither other names nor more threads than these."""
+"""Threads for each host, at most: one slow name delays no other name."""
 TIMEOUT_S = 10.0
-"""For one lookup. Its thread may stay for longer: nothing ends it but the system."""
+"""For one lookup. Its thread may run longer: only the operating system can end it."""
 
 
 class Resolver(trio.abc.HostnameResolver):
-    """Looks names up for everything in a trio run: for nsqlookupd, statsd and authorization services."""
+    """Resolves the host names of a trio run: those of nsqlookupd, statsd and authorization services."""
 
     def __init__(self) -> None:
-        # By host, while it is being looked up, which may be longer than somebody waits for it.
+        # By host, as long as a lookup runs. It may run longer than its caller waits.
         self._threads: WeakValueDictionary[Any, trio.CapacityLimiter] = WeakValueDictionary()
 
     async def getaddrinfo(self, host: bytes | None, port: Any, *more: int) -> Any:
@@ -36,10 +36,10 @@ class Resolver(trio.abc.HostnameResolver):
         threads = self._threads.setdefault(host, trio.CapacityLimiter(_THREADS))
         with trio.move_on_after(TIMEOUT_S):
             return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=threads)
-        raise socket.gaierror(socket.EAI_AGAIN, f"no answer of the name server within {TIMEOUT_S:g} s")
+        raise socket.gaierror(socket.EAI_AGAIN, f"the name server did not answer within {TIMEOUT_S:g} s")
 
 
 def use_own_threads() -> None:
-    """Look names up this way for the rest of this trio run, unless it has a resolver already."""
+    """Install `Resolver` for the rest of this trio run, unless the run has a resolver already."""
     if (before := trio.socket.set_custom_hostname_resolver(Resolver())) is not None:
         trio.socket.set_custom_hostname_resolver(before)

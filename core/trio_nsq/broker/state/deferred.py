@@ -1,7 +1,7 @@
-"""Messages that wait for their time: 18 bytes each, and little more for what they lie in.
+"""Deferred messages: 18 bytes each, plus a small overhead for each block of them.
 
-There may be millions of them, for months. So they are numbers in arrays, and not objects; the arrays are short enough
-that putting a number into the middle of one costs next to nothing, and are saved as they are.
+A channel may have millions of them, for months. So they are numbers in arrays, not objects. The arrays are short, so
+that an insert in the middle is cheap, and checkpoints save them unchanged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from .batch import Batch
 
 _BLOCK_MESSAGES = 1024
 _MAX_ATTEMPTS = 0xFFFF
-"""All that a message frame has room for, too."""
+"""The largest number that a message frame can hold."""
 _ROW_BYTES = 8 + 8 + 2
 
 
 class Released(NamedTuple):
-    """A message that waits no longer: its sequence, its attempts so far, and its batch if only memory has it."""
+    """A message that is no longer deferred.
+
+    Attributes:
+        sequence: Its place in the topic.
+        attempts: Deliveries so far.
+        held: The batch that holds it, if only memory has it.
+    """
 
     sequence: int
     attempts: int
@@ -31,11 +37,11 @@ class Released(NamedTuple):
 
 
 class Block:
-    """Messages next to each other, a number of each in every array; `due_ns` ascends.
+    """A run of deferred messages: parallel arrays with one entry for each message. `due_ns` ascends.
 
     Attributes:
-        lowest, highest: No sequence is lower or higher.
-        shared: More than one `DeferredMessages`, or a checkpoint, has this block. It does not change any more.
+        lowest, highest: Bounds of the sequences in the block; they need not be tight.
+        shared: Another `DeferredMessages`, or a checkpoint, uses this block too. It must not change any more.
     """
 
     __slots__ = ("attempts", "due_ns", "highest", "lowest", "sequence", "shared")
@@ -67,7 +73,7 @@ class Block:
         del self.attempts[part]
 
     def insert(self, at: int, due_ns: int, sequences: range, attempts: int) -> None:
-        """Put messages that are due together before the one at a place."""
+        """Insert messages with the same due time at index `at`."""
         count = len(sequences)
         if sequences.start < self.lowest:
             self.lowest = sequences.start
@@ -83,7 +89,7 @@ class Block:
         self.attempts[at:at] = array("H", [attempts]) * count
 
     def select(self, wanted: list[bool]) -> Block:
-        """Those of its messages for which that is true."""
+        """Return a new block with the messages whose entry in `wanted` is true."""
         return Block(
             array("Q", compress(self.due_ns, wanted)),
             array("Q", compress(self.sequence, wanted)),
@@ -93,17 +99,17 @@ class Block:
         )
 
     def text(self) -> str:
-        """As it is saved: the arrays one behind the other, little-endian, in Base64."""
+        """Encode the block for a checkpoint: the three arrays in a row, little-endian, in Base64."""
         parts = [_little_endian(numbers).tobytes() for numbers in (self.due_ns, self.sequence, self.attempts)]
         return b64encode(b"".join(parts)).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Block:
-        """What `text` gave. Raises ValueError, TypeError."""
+        """Decode what `text` returned. Raises ValueError, TypeError."""
         data = b64decode(text, validate=True)
         count, rest = divmod(len(data), _ROW_BYTES)
         if rest or not count:
-            raise ValueError(f"{len(data)} bytes are no deferred messages")
+            raise ValueError(f"{len(data)} bytes do not hold deferred messages")
         block = cls(array("Q"), array("Q"), array("H"))
         block.due_ns.frombytes(data[: 8 * count])
         block.sequence.frombytes(data[8 * count : 16 * count])
@@ -113,7 +119,7 @@ class Block:
 
 
 def _little_endian(numbers: array[int]) -> array[int]:
-    """From the machine's order of bytes to this one, or back."""
+    """Convert from the machine's byte order to little-endian, or back."""
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()
@@ -125,15 +131,15 @@ def _first_due_ns(block: Block) -> int:
 
 
 class DeferredMessages:
-    """The deferred messages of a channel, by their time; those of the same time in the order in which they came.
+    """The deferred messages of a channel, ordered by due time, then by arrival.
 
-    Iterating gives (due_ns, sequence, attempts) of each, in this order.
+    Iterating yields (due_ns, sequence, attempts) in this order.
     """
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []  # none is empty
         self._count = 0
-        self._held: dict[int, Batch] = {}  # by sequence, where nothing but memory has the message
+        self._held: dict[int, Batch] = {}  # by sequence, for messages that only memory has
 
     def __len__(self) -> int:
         return self._count
@@ -144,42 +150,42 @@ class DeferredMessages:
 
     @property
     def first_due_ns(self) -> int | None:
-        """When the first is due; None if there is none."""
+        """The earliest due time, Unix nanoseconds; None if there are no messages."""
         return self._blocks[0].due_ns[0] if self._blocks else None
 
     def held(self, sequence: int) -> Batch | None:
-        """The batch that a message is in, if nothing but memory has it."""
+        """The batch that holds a message; None if the message is in the log."""
         return self._held.get(sequence)
 
     def sequences(self) -> Iterator[int]:
-        """The sequence of each, in the same order."""
+        """Yield the sequences, in the same order."""
         for block in self._blocks:
             yield from block.sequence
 
     def sequences_before(self, sequence: int) -> list[int]:
-        """Those that are lower than this one."""
+        """The sequences lower than this one."""
         blocks = [block for block in self._blocks if block.lowest < sequence]
         return [each for block in blocks for each in block.sequence if each < sequence]
 
     def blocks(self) -> list[Block]:
-        """Return all of them, to be looked at in steps. Later changes may show or not; new messages may be missing."""
+        """Return all blocks, to be read in steps. Later changes may or may not show in them."""
         return self._blocks.copy()
 
     def selected(self, block: Block, wanted: list[bool]) -> tuple[Block, dict[int, Batch]]:
-        """Some of a block's messages, and the batches of those that nothing but memory has."""
+        """Return the wanted messages of a block, and the batches of those that only memory has."""
         part = block[:] if all(wanted) else block.select(wanted)
         held = {each: self._held[each] for each in part.sequence if each in self._held} if self._held else {}
         return part, held
 
     def append(self, part: Block, held: dict[int, Batch]) -> None:
-        """Take over messages, in order: what is here was due before them. Nobody else changes the block any more."""
+        """Append a block whose messages are due after all messages here. The caller must not change it any more."""
         if part:
             self._blocks.append(part)
             self._count += len(part)
             self._held.update(held)
 
     def before(self, sequence: int) -> DeferredMessages:
-        """Those whose sequences are lower than this one, as they are now."""
+        """Return a copy of the messages whose sequences are lower than this one."""
         messages = DeferredMessages()
         for block in self._blocks:
             if block.lowest < sequence:
@@ -187,7 +193,7 @@ class DeferredMessages:
         return messages
 
     def merge(self, others: DeferredMessages) -> None:
-        """Add all of the others'; they are few, or these are."""
+        """Add all messages of `others`, which must not be used afterwards; fast if one of the two is small."""
         if len(others) > len(self):
             self._blocks, others._blocks = others._blocks, self._blocks
             self._held, others._held = others._held, self._held
@@ -196,19 +202,19 @@ class DeferredMessages:
             self.add(due_ns, range(sequence, sequence + 1), attempts, others.held(sequence))
 
     def add(self, due_ns: int, sequences: range, attempts: int, held: Batch | None) -> None:
-        """Let messages, at least one, wait until `due_ns`.
+        """Defer messages, at least one, until `due_ns`.
 
         Args:
             due_ns: Unix nanoseconds.
-            sequences: Of messages that do not wait yet.
-            attempts: How often each of them was delivered; from 65535 on nobody counts any more.
-            held: The batch they are in, if nothing but memory has it.
+            sequences: Of messages that are not deferred yet.
+            attempts: How often each of them was delivered; stored as at most 65535.
+            held: The batch that holds them, if only memory has it.
         """
         self._count += len(sequences)
         if held is not None:
             self._held.update(dict.fromkeys(sequences, held))
         blocks, attempts = self._blocks, min(attempts, _MAX_ATTEMPTS)
-        if not blocks or due_ns >= blocks[-1].due_ns[-1]:  # most often, for most delays are the same
+        if not blocks or due_ns >= blocks[-1].due_ns[-1]:  # the usual case: most delays are equal
             if not blocks or len(blocks[-1].due_ns) >= _BLOCK_MESSAGES:
                 blocks.append(Block(array("Q"), array("Q"), array("H")))
             index = len(blocks) - 1
@@ -223,7 +229,7 @@ class DeferredMessages:
             blocks[index : index + 1] = [block[at : at + half] for at in range(0, len(block), half)]
 
     def release(self, now_ns: int, at_most: int) -> list[Released]:
-        """Let go of those that are due, the earliest first."""
+        """Remove and return the messages due by `now_ns`, the earliest first, at most `at_most` of them."""
         released: list[Released] = []
         whole = 0
         for block in self._blocks:
@@ -238,7 +244,7 @@ class DeferredMessages:
         return released
 
     def withdraw(self, sequences: Collection[int]) -> list[Released]:
-        """Let go of those of these messages that are here, whenever they are due."""
+        """Remove and return those of these messages that are deferred, whenever they are due."""
         wanted, ascending = set(sequences), sorted(sequences)
         released: list[Released] = []
         for number, block in enumerate(self._blocks):
@@ -264,7 +270,7 @@ class DeferredMessages:
             yield Released(sequence, attempts, self._held.pop(sequence, None) if self._held else None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all messages."""
         self._blocks.clear()
         self._held.clear()
         self._count = 0
@@ -272,41 +278,41 @@ class DeferredMessages:
     # ------------------------------------------------------------------ checkpoints
 
     def copy(self) -> list[Block]:
-        """Return all of them as they are now; later changes do not show. What it costs depends on the blocks alone."""
+        """Return a snapshot of all blocks; later changes do not show in it. It costs time for each block only."""
         for block in self._blocks:
             block.shared = True
         return self._blocks.copy()
 
     def _changeable(self, index: int) -> Block:
-        """Return a block that nobody else has; it takes the place of one that is shared."""
+        """Return a block that may be changed; if it was shared, a copy takes its place."""
         block = self._blocks[index]
         if block.shared:
             block = self._blocks[index] = block[:]
         return block
 
     def clone(self) -> DeferredMessages:
-        """The same; later changes of this one do not show in it."""
+        """Return a copy; later changes here do not show in it."""
         other = DeferredMessages()
         other._blocks, other._count, other._held = self.copy(), self._count, self._held.copy()
         return other
 
     @classmethod
     def restore(cls, texts: Iterable[str], log_end: int = sys.maxsize) -> DeferredMessages:
-        """Those of a saved state.
+        """Restore the messages of a saved state.
 
         Args:
             texts: `Block.text` of each block.
-            log_end: Messages from this sequence on are lost.
+            log_end: The log ends here: messages from this sequence on are lost, and left out.
 
         Raises:
-            TypeError, ValueError: That is none.
+            TypeError, ValueError: A text is damaged.
         """
         messages = cls()
         last_ns = 0
         for block in map(Block.from_text, texts):
             numbers = block.due_ns.tolist()
             if numbers[0] < last_ns or numbers != sorted(numbers):
-                raise ValueError("deferred messages that are not in the order of their times")
+                raise ValueError("deferred messages are not sorted by due time")
             last_ns = numbers[-1]
             for index in reversed(range(len(block))):
                 if block.sequence[index] >= log_end:
@@ -318,13 +324,13 @@ class DeferredMessages:
 
 
 class Waiting(NamedTuple):
-    """Messages of a topic that its channels have not got yet, and that are not to be read from the log in their turn.
+    """Messages of a topic that its channels do not have yet, and must not read from the log in sequence order.
 
     Attributes:
-        sequences: Next to each other.
+        sequences: A contiguous range.
         due_ns: When they may be delivered, Unix nanoseconds.
-        channel: The only channel that gets them; None: all do.
-        held: The batch that holds them, if nothing but memory has it.
+        channel: The only channel that gets them; None: all channels do.
+        held: The batch that holds them, if only memory has it.
     """
 
     sequences: range
@@ -334,13 +340,13 @@ class Waiting(NamedTuple):
 
 
 class WaitingMessages:
-    """All of these, in the order of their sequences."""
+    """The `Waiting` entries of a topic, ordered by sequence."""
 
     def __init__(self) -> None:
         self._start = array("Q")
         self._count = array("Q")
         self._due_ns = array("Q")
-        # By the first sequence, of those that have it.
+        # Keyed by the first sequence; most entries have neither.
         self._channel: dict[int, str] = {}
         self._held: dict[int, Batch] = {}
         self._messages = 0
@@ -352,7 +358,7 @@ class WaitingMessages:
         return self.since(0)
 
     def since(self, sequence: int) -> Iterator[Waiting]:
-        """Those that begin at `sequence` or later."""
+        """Yield the entries that begin at `sequence` or later."""
         for index in range(bisect_left(self._start, sequence), len(self._start)):
             start, count, due_ns = self._start[index], self._count[index], self._due_ns[index]
             yield Waiting(
@@ -360,7 +366,7 @@ class WaitingMessages:
             )
 
     def add(self, waiting: Waiting) -> None:
-        """Remember messages; their sequences are larger than all before."""
+        """Append an entry; its sequences must be greater than all before."""
         start = waiting.sequences.start
         self._start.append(start)
         self._count.append(len(waiting.sequences))
@@ -372,12 +378,12 @@ class WaitingMessages:
             self._held[start] = waiting.held
 
     def messages_from(self, sequence: int) -> int:
-        """How many messages there are whose sequence is not below this one."""
+        """Count the messages from this sequence on."""
         before = bisect_left(self._start, sequence)
         return self._messages - sum(self._count[:before])
 
     def copy(self) -> WaitingMessages:
-        """The same; what becomes of them later does not show."""
+        """Return a copy without the held batches; later changes here do not show in it."""
         other = WaitingMessages()
         other._start, other._count, other._due_ns = self._start[:], self._count[:], self._due_ns[:]
         other._channel, other._held, other._messages = self._channel.copy(), {}, self._messages

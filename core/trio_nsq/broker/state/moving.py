@@ -1,4 +1,4 @@
-"""What is done with a channel in steps, for it may have a million messages to look through, and others wait."""
+"""Work on a channel that is done in steps: a channel may have a million messages, and other clients wait meanwhile."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,24 +12,24 @@ from .deferred import Block, DeferredMessages
 
 _T = TypeVar("_T")
 _STEP_MESSAGES = 1000
-"""As many are looked at in a step: it takes about a tenth of a millisecond."""
+"""Messages examined in one step, which takes about 0.1 ms."""
 
 
 class Runs:
-    """Spans of sequences, [start, end), that come in parts, and are to be put in order."""
+    """Collects spans of sequences, [start, end), and merges them in order."""
 
     def __init__(self) -> None:
-        self._runs: list[deque[tuple[int, int]]] = []  # ascending within each
+        self._runs: list[deque[tuple[int, int]]] = []  # each is ascending
 
     def add(self, part: list[tuple[int, int]]) -> None:
-        """Take some spans, which ascend."""
+        """Add spans, in ascending order."""
         if self._runs and part and self._runs[-1][-1][1] <= part[0][0]:
             self._runs[-1] += part
         elif part:
             self._runs.append(deque(part))
 
     def join(self, into: deque[tuple[int, int]]) -> Iterator[None]:
-        """Append all of them, ascending and apart from each other, in steps; then there are none here."""
+        """Append all spans to `into`, ascending and merged, in steps. Afterwards this holds none."""
         for step in in_steps(merge(*map(_taken, self._runs))):
             for span in step:
                 if into and into[-1][1] >= span[0]:
@@ -41,22 +41,22 @@ class Runs:
 
 
 class Preparation:
-    """What a channel is going to have once it is moved.
+    """Computes the state that a channel will have after a seek, in steps.
 
-    The channel goes on meanwhile. What changes in those of its messages that are moved to does not matter: they are
-    delivered anew whatever becomes of them. What is new has to be told, by `note_arrived`.
+    The channel keeps working meanwhile. Changes to messages from `to` on do not matter: the channel delivers all of
+    them again. New deferred messages do matter: the channel reports them with `note_arrived`.
 
     Args:
-        to: The sequence it is moved to.
-        point: What begins there, or after it, has arrived since.
-        keeps_before: It keeps what it has of messages before that.
-        now_ns: What is due by then does not wait.
+        to: The sequence that the channel moves to.
+        point: The first sequence that had not arrived when this began; messages from there on are in `late`.
+        keeps_before: The channel keeps its unfinished messages before `to`.
+        now_ns: Messages due by then count as ready, Unix nanoseconds.
 
     Attributes:
-        deferred: Messages from `to` on that wait for their time.
-        holes, hole_messages: Those as a `Cursor` has them.
-        before: How many unfinished messages there are before `to`.
-        late: What has arrived since it began.
+        deferred: Deferred messages from `to` on.
+        holes, hole_messages: The holes of the channel's new `Cursor`, and how many messages are in them.
+        before: Unfinished messages before `to`.
+        late: Deferred messages that arrived since this began, as `note_arrived` was given them.
     """
 
     def __init__(self, to: int, point: int, keeps_before: bool, now_ns: int) -> None:
@@ -69,19 +69,22 @@ class Preparation:
         self.hole_messages = 0
         self.before = 0
         self.late: list[tuple[range, int, Batch | None]] = []
-        self._runs = Runs()  # of holes
+        self._runs = Runs()  # of the new holes
 
     def note_arrived(self, sequences: range, due_ns: int, held: Batch | None) -> None:
-        """The channel was given deferred messages."""
+        """Note deferred messages that the channel just got."""
         self.late.append((sequences, due_ns, held))
 
     def steps(
         self, cursor: Cursor, deferred: DeferredMessages, unfinished: Iterable[Iterable[int]]
     ) -> Iterator[None]:
-        """Do all of it; between two steps others may have their turn.
+        """Do the work; the event loop may serve others between two steps.
 
-        `unfinished` are the sequences of what is neither ahead of the cursor nor deferred, in parts, each looked at
-        when the one before is done with.
+        Args:
+            cursor: Of the channel.
+            deferred: Of the channel.
+            unfinished: Sequences of messages that are neither ahead of the cursor nor deferred. They come in parts;
+                each part is read after the one before it is done.
         """
         self.before = max(0, self.to - cursor.position)
         for hole_messages in in_steps(
@@ -118,20 +121,20 @@ class Preparation:
 
 
 def _taken(items: deque[_T]) -> Iterator[_T]:
-    """All items, of which nothing is left then: to free many of them at once takes time, too."""
+    """Yield the items and remove each one: freeing a million at once would block the event loop."""
     while items:
         yield items.popleft()
 
 
 def in_steps(items: Iterable[_T]) -> Iterator[list[_T]]:
-    """All items, as many at a time as are looked at in a step."""
+    """Yield the items in lists of at most one step's size."""
     rest = iter(items)
     while step := list(islice(rest, _STEP_MESSAGES)):
         yield step
 
 
 def forget(what: Iterable[deque[Any]]) -> Iterator[None]:
-    """Let go of what nobody needs any more, in steps: to free a million objects takes time, too."""
+    """Empty these queues in steps: freeing a million objects at once would block the event loop."""
     for entries in what:
         while entries:
             for _ in range(min(len(entries), _STEP_MESSAGES)):

@@ -91,7 +91,7 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
         if has_previous:
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, f"missing; {_TAKES_PREVIOUS}"))
         elif report.segments:
-            what = "missing: no channel is known, and every message waits for a first one"
+            what = "missing: the topic has no channels, and its first channel gets all messages in the log"
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
         return report
     try:
