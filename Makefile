@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# The tests start a thousand processes: each would compile all its modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test lint types pytest soak fuzz generate bench growth neighbours docs clean
 .DEFAULT_GOAL := help
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio.testing
+import trustme
 from hypothesis import HealthCheck, settings
 
 from broker.support import waits_for_commits
@@ -22,11 +23,26 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
 settings.load_profile("fixed")
 
+_SLOW_FOLDERS = {"cli", "faults", "interop", "model", "spark"}
+"""Where most tests start processes or repeat a scenario."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: where files run side by side, the last one is not to be a long one."""
+    """Slow files come first: where files run side by side, the last one must not be a long one."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow |= {item.path for item in items if item.path.parent.name in _SLOW_FOLDERS}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "spark"))  # stable
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_start_fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes keep the modules that they compile, and each HTTP client reads one authority instead of 150."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("authority") / "ca.pem"
+        trustme.CA().cert_pem.write_to_path(str(path))
+        patch.setenv("SSL_CERT_FILE", str(path))
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -347,11 +347,11 @@ async def test_ids_differ_between_topics_and_over_restarts(tmp_path: Path) -> No
 
 async def test_thousands_of_messages_come_back_once_each(tmp_path: Path) -> None:
     """More than memory keeps, over many segments, published while consumed, by two connections each."""
-    total = 20_000
+    total = 5_000
     options: dict[str, Any] = {
         "mem_queue_size": 100,
-        "cache_bytes": 20_000,
-        "max_bytes_per_file": 100_000,
+        "cache_bytes": 5_000,
+        "max_bytes_per_file": 25_000,
         "sync": "interval",
     }
     async with running_broker(tmp_path / "d", **options) as bound:

@@ -391,7 +391,7 @@ async def test_beside_a_busy_broker_nothing_is_found(tmp_path: Path) -> None:
             async for batch in consumer.batches():
                 batch.finish()
                 count += len(batch)
-                if count > 20_000:
+                if count > 10_000:
                     enough.set()
 
     with trio.fail_after(PATIENCE_S):

@@ -43,7 +43,7 @@ def build(tree: Path, what: str, *arguments: str, **environment: str) -> subproc
     done = subprocess.run(
         [sys.executable, "-c", BUILD, what, *arguments],
         cwd=tree,
-        env=inherited | {"TMPDIR": str(temporary)} | environment,
+        env=inherited | {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,7 @@
 """Runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit."""
 
 import fcntl
+import http.client
 import json
 import os
 import pty
@@ -15,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
+from urllib.parse import quote
+
+from trio_nsq.protocol import pack_messages
 
 DEADLINE_S = 30.0
 """Far above what anything here takes; only a hanging command gets there."""
@@ -60,6 +64,19 @@ class Cli:
             timeout=DEADLINE_S,
         )
         return Result(done.returncode, done.stdout, done.stderr.decode())
+
+    def publish(self, topic: str, bodies: Sequence[bytes], *, at_once: int = 5000) -> None:
+        """Publish over HTTP, which takes a hundredth of the time of `qcli pub`."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=DEADLINE_S)
+        try:
+            for start in range(0, len(bodies), at_once):
+                messages = pack_messages(bodies[start : start + at_once])
+                body = len(messages).to_bytes(4, "big") + messages.data
+                connection.request("POST", f"/mpub?topic={quote(topic)}&binary=true", body)
+                answer = connection.getresponse()
+                assert (answer.status, answer.read()) == (200, b"OK")
+        finally:
+            connection.close()
 
     @contextmanager
     def running(

@@ -54,14 +54,14 @@ def test_topic_list_as_json(qcli: Cli, broker: Broker, topic: str) -> None:
 def test_topic_pause_and_unpause(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     assert qcli("topic", "pause", topic).code == 0
-    qcli("pub", topic, stdin=b"a\n")
+    qcli.publish(topic, [b"a"])
     assert broker.channel_stats(topic, "c")["message_count"] == 0
     assert qcli("topic", "unpause", topic).code == 0
     assert qcli("tail", f"{topic}/c", "-n", "1").out == b"a\n"
 
 
 def test_topic_empty(qcli: Cli, topic: str) -> None:
-    qcli("pub", topic, stdin=b"a\nb\n")
+    qcli.publish(topic, [b"a", b"b"])
     assert qcli("stat", topic, "--format", "json").records[0]["depth"] == 2
     emptied = qcli("topic", "empty", "-y", topic)
     assert emptied.code == 0
@@ -75,7 +75,7 @@ def test_channel_create_pause_empty_and_delete(qcli: Cli, broker: Broker, topic:
     assert qcli("channel", "create", source).err == f"channel {source} created\n"
     assert qcli("channel", "create", source).err == f"channel {source} exists already\n"
     assert qcli("channel", "pause", source).code == 0
-    qcli("pub", topic, stdin=b"a\nb\n")
+    qcli.publish(topic, [b"a", b"b"])
     (record,) = qcli("stat", source, "--format", "json").records
     assert (record["paused"], record["depth"]) == (True, 2)
     assert qcli("channel", "unpause", source).code == 0

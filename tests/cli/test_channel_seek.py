@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli
 from interop.peers import Broker, qcli_serve
 
 pytestmark = only_ours
 
 
 def fill(qcli: Cli, topic: str, count: int) -> None:
-    assert qcli("pub", topic, "-q", stdin=lines([b"%d" % number for number in range(count)])).code == 0
+    qcli.publish(topic, [b"%d" % number for number in range(count)])
 
 
 def depth(broker: Broker, topic: str) -> int:
@@ -94,7 +94,7 @@ def test_to_what_is_not_there(tmp_path: Path) -> None:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t", "c")
         for number in range(5):
-            qcli("pub", "t", "-q", stdin=b"%d" % number)
+            qcli.publish("t", [b"%d" % number])
         qcli("channel", "seek", "t/c", "--to", "3", "--yes")
         for to in ("0", "1h"):
             result = qcli("channel", "seek", "t/c", "--to", to)

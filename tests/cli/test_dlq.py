@@ -13,7 +13,7 @@ def dead(qcli: Cli, broker: Broker, topic: str) -> str:
     broker.create(topic, "c", "d")
     name = f"{topic}.dead"
     qcli("channel", "set", f"{topic}/c", "max_attempts=1", f"dead_letter_topic={name}")
-    qcli("pub", topic, stdin=b"one\ntwo\nthree\n")
+    qcli.publish(topic, [b"one", b"two", b"three"])
     fail_messages(broker.tcp_address, topic, "c", 3)
     qcli.wait_until(f"{topic}/c", lambda record: bool(record["dead_letter_count"] == 3))
     return name
@@ -106,7 +106,7 @@ def test_requeue_what_has_no_channel_any_more(qcli: Cli, broker: Broker, topic: 
     assert len(bodies(qcli, dead)) == 3
     broker.create(topic, "e")
     qcli("channel", "set", f"{topic}/e", "max_attempts=1", f"dead_letter_topic={dead}")
-    qcli("pub", topic, stdin=b"four\n")
+    qcli.publish(topic, [b"four"])
     fail_messages(broker.tcp_address, topic, "e", 1)
     qcli.wait_until(f"{topic}/e", lambda record: bool(record["dead_letter_count"] == 1))
     result = qcli("dlq", "requeue", dead)

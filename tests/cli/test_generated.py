@@ -118,12 +118,13 @@ def test_stale_missing_and_surplus_files_are_found_and_mended(tmp_path: Path) ->
 
 def test_there_is_a_page_for_every_command() -> None:
     pages = {f"qcli-{name}.1" for name in root.list_commands(CONTEXTS[0])} | {"qcli.1"}
-    assert set(man_pages()) == pages
+    written = man_pages()
+    assert set(written) == pages
     for ctx in CONTEXTS:
         page = "-".join(ctx.command_path.split()[:2]) + ".1"
         for param in ctx.command.params:
             for name in param.opts if isinstance(param, click.Option) and not param.hidden else []:
-                assert name.replace("-", r"\-") in man_pages()[page], (page, name)
+                assert name.replace("-", r"\-") in written[page], (page, name)
 
 
 def test_a_default_of_several_values_is_written_as_in_the_help() -> None:

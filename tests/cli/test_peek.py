@@ -7,14 +7,14 @@ import pytest
 
 from broker.state import damage
 from cli.ours import only_ours
-from cli.support import Cli, Run, lines
+from cli.support import Cli, Run
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours
 
 
 def fill(qcli: Cli, topic: str, count: int) -> None:
-    assert qcli("pub", topic, "-q", stdin=lines([b"%d" % number for number in range(count)])).code == 0
+    qcli.publish(topic, [b"%d" % number for number in range(count)])
 
 
 def bodies(out: bytes) -> list[str]:
@@ -117,7 +117,7 @@ def test_damage(tmp_path: Path) -> None:
         broker.create("t", "c")
         qcli = Cli(broker.tcp_address, broker.http_address)
         for batch in (b"a\nb\n", b"bad\nluck\n", b"c\n"):
-            qcli("pub", "t", "-q", stdin=batch)
+            qcli.publish("t", batch.splitlines())
     damage(tmp_path / "data" / "topics" / "t.topic", b"luck")
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)

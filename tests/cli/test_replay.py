@@ -17,7 +17,7 @@ pytestmark = only_ours
 
 def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
     bodies = [b"%d" % number for number in range(start, start + count)]
-    assert qcli("pub", topic, "-q", stdin=lines(bodies)).code == 0
+    qcli.publish(topic, bodies)
     return bodies
 
 
@@ -170,7 +170,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         for batch in (b"a\nb\n", b"bad\nluck\n", b"c\n"):
-            qcli("pub", "t", "-q", stdin=batch)
+            qcli.publish("t", batch.splitlines())
     damage(tmp_path / "data" / "topics" / "t.topic", b"luck")
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)

@@ -68,7 +68,7 @@ def clicks(broker: Broker) -> str:
     name = "clicks.stat"
     qcli = Cli(broker.tcp_address, broker.http_address)
     broker.create(name, "a", "b")
-    qcli("pub", name, stdin=b"1\n2\n3\n")
+    qcli.publish(name, [b"1", b"2", b"3"])
     qcli("tail", f"{name}/a", "-n", "1")
     qcli("channel", "pause", f"{name}/b")
     return name
@@ -146,7 +146,7 @@ def test_rates_are_seen(qcli: Cli, broker: Broker, topic: str) -> None:
     args = ("stat", f"{topic}/c", "--format", "json", "--count", "0", "--interval", "50ms")
     with qcli.running(*args) as stat:
         stat.read_line()
-        qcli("pub", topic, stdin=b"x\n" * 10)
+        qcli.publish(topic, [b"x"] * 10)
         while not (record := json.loads(stat.read_line()))["ingress_rate"]:
             assert record["message_count"] == 0
         assert record["message_count"] == 10
@@ -180,7 +180,7 @@ def test_the_live_table(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     with qcli.on_terminal("stat", topic, "--interval", "50ms") as terminal:
         terminal.expect(b"in flight")
-        qcli("pub", topic, "-q", stdin=b"x\n" * 1234)
+        qcli.publish(topic, [b"x"] * 1234)
         terminal.expect(b"1,234")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
@@ -280,7 +280,7 @@ def test_columns_go_in_order_of_importance() -> None:
 def test_names_are_shortened_in_the_middle_and_not_numbers(qcli: Cli, broker: Broker, topic: str) -> None:
     name = f"{topic}-with-a-name-that-is-much-too-long-for-the-screen-v2"
     broker.create(name)
-    qcli("pub", name, stdin=b"x\n" * 12_345)
+    qcli.publish(name, [b"x"] * 12_345)
     for args in (["--interval", "50ms"], ["--once"]):
         with qcli.on_terminal("stat", name, *args, columns=40) as terminal:
             terminal.expect("…".encode())

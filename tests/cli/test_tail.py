@@ -21,7 +21,7 @@ from interop.peers import Broker, nsqd, qcli_serve
 def fill(qcli: Cli, topic: str, count: int) -> list[bytes]:
     """Publish so many different messages; returns them."""
     bodies = [b"%d" % number for number in range(count)]
-    assert qcli("pub", topic, "-q", stdin=lines(bodies)).code == 0
+    qcli.publish(topic, bodies)
     return bodies
 
 
@@ -70,7 +70,7 @@ def test_without_a_channel_a_backlog_stays(qcli: Cli, broker: Broker, topic: str
     backlog = fill(qcli, topic, 3)
     with qcli.running("tail", topic, "-n", "1") as tail:
         qcli.wait_until(topic, lambda record: str(record["channel"]).startswith("tail"))
-        qcli("pub", topic, "-q", stdin=b"new\n")
+        qcli.publish(topic, [b"new"])
         result = tail.end()
     assert (result.code, result.out, result.err) == (0, b"new\n", "")
     assert qcli("tail", f"{topic}/archive", "-n", "4").out == lines([*backlog, b"new"])
@@ -160,7 +160,7 @@ def test_json(qcli: Cli, topic: str) -> None:
 def test_attempts_are_told(qcli: Cli, broker: Broker, topic: str) -> None:
     """What was received and not written comes again, as NSQ counts it."""
     broker.create(topic, "c")
-    qcli("pub", topic, stdin=b"a\n")
+    qcli.publish(topic, [b"a"])
     with full_pipe() as pipe, qcli.running("tail", f"{topic}/c", stdout=pipe) as tail:
         qcli.wait_until(f"{topic}/c", lambda record: record["in_flight_count"] == 1)
         tail.process.send_signal(signal.SIGINT)
@@ -191,7 +191,7 @@ def test_only_what_is_written_is_finished(qcli: Cli, broker: Broker, topic: str)
     """A reader that stops reading keeps messages in flight, not finished; SIGTERM returns them."""
     broker.create(topic, "c")
     body = b"x" * 1000
-    qcli("pub", topic, "-q", stdin=lines([body] * 2000))
+    qcli.publish(topic, [body] * 2000)
     with qcli.running("tail", f"{topic}/c") as tail:
         assert tail.read(1001) == body + b"\n"
         tail.process.send_signal(signal.SIGTERM)
@@ -244,7 +244,7 @@ def test_a_closed_pipe_is_noticed_when_nothing_comes(qcli: Cli, topic: str) -> N
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_finished(qcli: Cli, broker: Broker, topic: str) -> None:
-    qcli("pub", topic, stdin=b"a\nb\n")
+    qcli.publish(topic, [b"a", b"b"])
     with open("/dev/full", "wb") as full, qcli.running("tail", f"{topic}/c", stdout=full.fileno()) as tail:
         assert tail.process.wait(30) == 1
         assert tail.hear_line() == "Error: Cannot write to standard output: No space left on device.\n"

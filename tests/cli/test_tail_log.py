@@ -24,7 +24,7 @@ pytestmark = only_ours
 def fill(qcli: Cli, topic: str, count: int, start: int = 0) -> list[bytes]:
     """Publish messages that say their sequence."""
     bodies = [b"%d" % number for number in range(start, start + count)]
-    assert qcli("pub", topic, "-q", "--batch-size", "7", stdin=lines(bodies)).code == 0
+    qcli.publish(topic, bodies, at_once=7)
     return bodies
 
 
@@ -249,7 +249,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_reader_of_the_pipe_that_stops_is_waited_for(qcli: Cli, topic: str) -> None:
     body = b"x" * 1000
-    qcli("pub", topic, "-q", stdin=lines([body] * 20_000))
+    qcli.publish(topic, [body] * 20_000)
     with qcli.running("tail", topic, "--from", "0", "-n", "20000") as tail:
         assert tail.read(1001) == body + b"\n"
         time_to_fill = time.monotonic() + 1

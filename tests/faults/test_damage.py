@@ -27,7 +27,7 @@ from trio_nsq.log import DiskLog
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "7"))
-SAMPLES = 40
+SAMPLES = 20
 CHANNEL = ChannelName("t", "c")
 FINISHED = (1, 2, 3)
 DEFERRED = 30

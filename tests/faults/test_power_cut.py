@@ -30,7 +30,7 @@ from trio_nsq.log import Files
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 STEPS = 150 if COMPLETE else 80
-CUTS = 45
+CUTS = 25
 _NEW = {"one": 900_000_000, "two": 900_000_001}
 
 

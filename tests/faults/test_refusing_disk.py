@@ -23,7 +23,7 @@ from trio_nsq.log import Files
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "7"))
-SAMPLES = 15
+SAMPLES = 8
 OPERATIONS = (
     "create", "open", "write", "truncate", "sync", "sync_folder", "create_folder", "create_or_empty", "rename",
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """What a consumer has in flight, kept by runs, beside the same in a dict of single messages."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -189,7 +190,9 @@ class InFlightMachine(RuleBasedStateMachine):
             assert not real._by_id
 
 
-InFlightMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+InFlightMachine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "100")), stateful_step_count=40
+)
 TestInFlight = InFlightMachine.TestCase
 
 

@@ -1,13 +1,11 @@
 """What the tests of exports share: brokers with messages in them, and a look at what was written."""
 
-import http.client
 import io
 import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -44,14 +42,7 @@ def cli_of(broker: Broker) -> Cli:
 
 def fill(qcli: Cli, topic: str, bodies: Sequence[bytes]) -> None:
     """Publish these."""
-    connection = http.client.HTTPConnection(qcli.http_address, timeout=30)
-    for start in range(0, len(bodies), 5000):
-        messages = pack_messages(bodies[start : start + 5000])
-        body = len(messages).to_bytes(4, "big") + messages.data
-        connection.request("POST", f"/mpub?topic={quote(topic)}&binary=true", body)
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"OK")
-    connection.close()
+    qcli.publish(topic, bodies)
 
 
 def bodies_in(address: str, topic: str) -> list[bytes]:
