@@ -267,7 +267,9 @@ class Server:
     ) -> bool:
         """Have publications stored as by `Publisher.submit`; False, and nothing done, if `publish` would wait first."""
         topic = self._topic_to_publish(topic_name)
-        if topic is None or topic in self._precreating or self._is_new(topic):
+        if topic is None or topic in self._precreating:
+            return False
+        if topic in self.broker.never_saved and self._is_new(topic):
             return False  # `publish` forgets a new topic if it is refused
         self.publisher.submit(topic, publications, then)
         return True
