@@ -40,7 +40,7 @@ def nowhere() -> Cli:
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run_here(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Runs a command without input in this process, which takes a tenth of the time, as `run_here(qcli, "stat")`."""
 
     def run_here(cli: Cli, *args: str) -> Result:
@@ -48,7 +48,13 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
             for name, value in cli.environment().items():
                 patch.setenv(name, value)
             code = run(args)
-        out, err = capfd.readouterr()
-        return Result(code, out.encode(), err)
+        out, err = capfdbinary.readouterr()
+        return Result(code, out, err.decode())
 
     return run_here
+
+
+@pytest.fixture
+def log_here(nowhere: Cli, run_here: Run) -> Run:
+    """Runs `qcli log` in this process, as `log_here("dump", folder)`."""
+    return lambda *args: run_here(nowhere, "log", *args)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.support import Cli, lines
+from cli.support import Cli, Run, lines
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
 from qcli.log_positions import Position, moment, position
@@ -55,38 +55,36 @@ def clicks(data: Path) -> str:
     return str(data / "topics" / "clicks.topic")
 
 
-def test_numbered_batches(nowhere: Cli, tmp_path: Path) -> None:
+def test_numbered_batches(log_here: Run, tmp_path: Path) -> None:
     folder = tmp_path / "t.topic"
     folder.mkdir()
     log = DiskLog(folder, files=HastyFiles())
     noted = RecordBatch(0, 1, START_S * 10**9, 0, pack_messages([b"a", b"b"]), note_of_batch("load:1", 7))
     append_each(log, [noted, batch(2, b"c")])
     log.close()
-    found = [
-        json.loads(line) for line in nowhere("log", "dump", str(folder), "--format", "json").out.splitlines()
-    ]
+    found = [json.loads(line) for line in log_here("dump", str(folder), "--format", "json").out.splitlines()]
     assert [(each["body"], each.get("producer"), each.get("number")) for each in found] == [
         ("a", "load:1", 7),
         ("b", "load:1", 7),
         ("c", None, None),
     ]
-    assert nowhere("log", "dump", str(folder)).out == lines([b"a", b"b", b"c"])
-    assert nowhere("log", "verify", str(folder)).code == 0
+    assert log_here("dump", str(folder)).out == lines([b"a", b"b", b"c"])
+    assert log_here("verify", str(folder)).code == 0
 
 
-def test_bodies(nowhere: Cli, data: Path, clicks: str) -> None:
-    result = nowhere("log", "dump", clicks)
+def test_bodies(log_here: Run, data: Path, clicks: str) -> None:
+    result = log_here("dump", clicks)
     assert (result.code, result.out, result.err) == (0, lines(BODIES), "")
-    assert nowhere("log", "dump", f"{clicks}/{FIRST}").out == lines(BODIES)
-    assert nowhere("log", "dump", str(data)).out == lines([*BODIES, b"elsewhere"])
-    assert nowhere("log", "dump", "-0", clicks).out == b"".join(body + b"\0" for body in BODIES)
-    assert nowhere("log", "dump", "-d", "--\\n", clicks, "-n", "2").out == b"a--\nb--\n"
-    topics = nowhere("log", "dump", "--print-topic", str(data)).out.splitlines()
+    assert log_here("dump", f"{clicks}/{FIRST}").out == lines(BODIES)
+    assert log_here("dump", str(data)).out == lines([*BODIES, b"elsewhere"])
+    assert log_here("dump", "-0", clicks).out == b"".join(body + b"\0" for body in BODIES)
+    assert log_here("dump", "-d", "--\\n", clicks, "-n", "2").out == b"a--\nb--\n"
+    topics = log_here("dump", "--print-topic", str(data)).out.splitlines()
     assert (topics[0], topics[-1]) == (b"clicks | a", b"other | elsewhere")
 
 
-def test_json_has_the_shape_of_tail_and_the_place_in_the_log(nowhere: Cli, clicks: str) -> None:
-    records = nowhere("log", "dump", clicks, "--format", "json").records
+def test_json_has_the_shape_of_tail_and_the_place_in_the_log(log_here: Run, clicks: str) -> None:
+    records = log_here("dump", clicks, "--format", "json").records
     assert records[0] == {
         "topic": "clicks",
         "id": "000000000000abc0",
@@ -141,8 +139,8 @@ def test_ids_are_those_that_consumers_see(tmp_path: Path) -> None:
         (["--to", "5m"], range(8)),
     ],
 )
-def test_a_part(nowhere: Cli, clicks: str, flags: list[str], expected: range) -> None:
-    result = nowhere("log", "dump", clicks, *flags)
+def test_a_part(log_here: Run, clicks: str, flags: list[str], expected: range) -> None:
+    result = log_here("dump", clicks, *flags)
     assert (result.code, result.out) == (0, lines([BODIES[number] for number in expected]))
 
 
@@ -174,7 +172,7 @@ def test_headers(nowhere: Cli, clicks: str) -> None:
     assert len(nowhere("log", "dump", clicks, "--headers", "--from", "3", "-n", "2").out.splitlines()) == 4
 
 
-def test_what_was_carried_forward_comes_first(nowhere: Cli, tmp_path: Path) -> None:
+def test_what_was_carried_forward_comes_first(log_here: Run, tmp_path: Path) -> None:
     """And what is in a segment, too, comes once; a segment alone is only what is in it."""
     folder = tmp_path / "clicks.topic"
     log = DiskLog(folder, segment_bytes=100, files=HastyFiles())
@@ -182,39 +180,39 @@ def test_what_was_carried_forward_comes_first(nowhere: Cli, tmp_path: Path) -> N
     assert log.carry_forward([1, 4, 6], 10**6)
     log.discard_before(5)
     log.close()
-    result = nowhere("log", "dump", str(folder))
+    result = log_here("dump", str(folder))
     assert (result.code, result.out, result.err) == (0, lines([b"b", b"\xff\0", *BODIES[5:]]), "")
-    records = nowhere("log", "dump", str(folder), "--format", "json").records
+    records = log_here("dump", str(folder), "--format", "json").records
     assert [record["sequence"] for record in records] == [1, 4, 5, 6, 7]
     assert records[0]["id"] == "000000000000abc1"
-    assert nowhere("log", "dump", str(folder), "--from", "2", "-n", "1").out == b"\xff\0\n"
-    assert nowhere("log", "dump", str(folder), "--to", "2023-11-14T22:14Z").out == b"b\n"
-    headers = nowhere("log", "dump", str(folder), "--headers", "--format", "json").records
+    assert log_here("dump", str(folder), "--from", "2", "-n", "1").out == b"\xff\0\n"
+    assert log_here("dump", str(folder), "--to", "2023-11-14T22:14Z").out == b"b\n"
+    headers = log_here("dump", str(folder), "--headers", "--format", "json").records
     assert [(record["sequence"], Path(record["file"]).name) for record in headers[:2]] == [
         (1, "stragglers"),
         (4, "stragglers"),
     ]
     (segment, *_) = sorted(folder.glob("*.log"))
-    assert nowhere("log", "dump", str(segment)).out == lines(BODIES[5:6])
+    assert log_here("dump", str(segment)).out == lines(BODIES[5:6])
     path = folder / "stragglers"
     content = bytearray(path.read_bytes())
     content[headers[1]["offset"] - 1] ^= 1
     path.write_bytes(content)
-    result = nowhere("log", "dump", str(folder))
+    result = log_here("dump", str(folder))
     assert (result.code, result.out) == (5, lines([b"\xff\0", *BODIES[5:]]))
     assert "record of message 1, which was carried forward, is damaged; 1 message lost" in result.err
     path.write_bytes(content[:30])
-    result = nowhere("log", "dump", str(folder))
+    result = log_here("dump", str(folder))
     assert (result.code, result.out) == (5, lines(BODIES[5:]))
     assert "how many messages it costs is not known" in result.err
 
 
-def test_damage_is_passed_over_and_told(nowhere: Cli, clicks: str) -> None:
+def test_damage_is_passed_over_and_told(log_here: Run, clicks: str) -> None:
     path = Path(clicks) / FIRST
     content = bytearray(path.read_bytes())
     content[OFFSETS[2] - 1] ^= 1
     path.write_bytes(content + b"NSQB")
-    result = nowhere("log", "dump", clicks)
+    result = log_here("dump", clicks)
     assert (result.code, result.out) == (5, lines(BODIES[:3] + BODIES[5:]))
     damage, torn = result.err.splitlines()
     assert damage == (
@@ -222,16 +220,16 @@ def test_damage_is_passed_over_and_told(nowhere: Cli, clicks: str) -> None:
         "2 messages lost, from sequence 3 on"
     )
     assert torn.startswith(f"Torn: {path}, byte {OFFSETS[-1]} to {OFFSETS[-1] + 4}: an unfinished")
-    assert nowhere("log", "dump", clicks, "--to", "3").code == 0
+    assert log_here("dump", clicks, "--to", "3").code == 0
     # The header is good.
-    assert len(nowhere("log", "dump", clicks, "--headers", "--format", "json").records) == 4
+    assert len(log_here("dump", clicks, "--headers", "--format", "json").records) == 4
 
 
-def test_nothing_is_changed(nowhere: Cli, clicks: str) -> None:
+def test_nothing_is_changed(log_here: Run, clicks: str) -> None:
     path = Path(clicks) / FIRST
     path.write_bytes(path.read_bytes() + b"torn")
     before = (path.read_bytes(), path.stat().st_mtime_ns)
-    assert nowhere("log", "dump", clicks).code == 0
+    assert log_here("dump", clicks).code == 0
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     assert sorted(each.name for each in Path(clicks).iterdir()) == [FIRST, "incarnation"]
 
@@ -260,8 +258,8 @@ def test_the_reader_may_go_away(nowhere: Cli, tmp_path: Path) -> None:
         ["--since", "5m", "--until", "1h"],
     ],
 )
-def test_usage_errors(nowhere: Cli, clicks: str, flags: list[str]) -> None:
-    result = nowhere("log", "dump", clicks, *flags)
+def test_usage_errors(log_here: Run, clicks: str, flags: list[str]) -> None:
+    result = log_here("dump", clicks, *flags)
     assert (result.code, result.out) == (2, b"")
 
 

@@ -7,7 +7,7 @@ from socket import AF_UNIX, socket
 
 import pytest
 
-from cli.support import Cli
+from cli.support import Cli, Run
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
 from qcli.log_verify import HEADINGS
@@ -43,8 +43,8 @@ def damage(path: Path, at: int = OFFSETS[2] - 1) -> None:
     path.write_bytes(content)
 
 
-def test_nothing_is_damaged(nowhere: Cli, data: Path) -> None:
-    result = nowhere("log", "verify", str(data))
+def test_nothing_is_damaged(log_here: Run, data: Path) -> None:
+    result = log_here("verify", str(data))
     assert (result.code, result.err) == (0, "")
     heading, clicks, orders = result.out.decode().splitlines()
     assert heading.split() == list(HEADINGS)
@@ -52,9 +52,9 @@ def test_nothing_is_damaged(nowhere: Cli, data: Path) -> None:
     assert orders.split()[:2] == ["orders", "ok"]
 
 
-def test_damage(nowhere: Cli, data: Path) -> None:
+def test_damage(log_here: Run, data: Path) -> None:
     damage(segment(data))
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert (result.code, result.err) == (5, "")
     _, clicks, orders, _, finding = result.out.decode().splitlines()
     assert clicks.split()[:2] == ["clicks", "damaged"]
@@ -66,10 +66,10 @@ def test_damage(nowhere: Cli, data: Path) -> None:
     )
 
 
-def test_a_torn_tail_is_no_damage(nowhere: Cli, data: Path) -> None:
+def test_a_torn_tail_is_no_damage(log_here: Run, data: Path) -> None:
     with segment(data).open("ab") as file:
         file.write(b"NSQB and no more")
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert result.code == 0
     *_, finding = result.out.decode().splitlines()
     assert finding.startswith(
@@ -77,10 +77,10 @@ def test_a_torn_tail_is_no_damage(nowhere: Cli, data: Path) -> None:
     )
 
 
-def test_json(nowhere: Cli, data: Path) -> None:
+def test_json(log_here: Run, data: Path) -> None:
     damage(segment(data))
     damage(segment(data, "orders"), 3)
-    result = nowhere("log", "verify", str(data), "--format", "json")
+    result = log_here("verify", str(data), "--format", "json")
     assert (result.code, result.err) == (5, "")
     clicks, orders = result.records
     assert clicks == {
@@ -109,17 +109,17 @@ def test_json(nowhere: Cli, data: Path) -> None:
     assert (orders["messages"], orders["lost_messages"], orders["state"]) == (4, 0, "damaged")
 
 
-def test_how_much_is_lost_need_not_be_known(nowhere: Cli, data: Path) -> None:
+def test_how_much_is_lost_need_not_be_known(log_here: Run, data: Path) -> None:
     path = segment(data)
     path.write_bytes(bytes(path.stat().st_size))
     (segment(data).parent / "state.json").unlink()
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert result.code == 5
     assert result.out.decode().splitlines()[1].split()[-1] == "0+"
     assert "how many messages it costs is not known" in result.out.decode()
 
 
-def test_a_topic_and_a_segment(nowhere: Cli, data: Path) -> None:
+def test_a_topic_and_a_segment(log_here: Run, data: Path) -> None:
     damage(segment(data))
     for path, code in (
         (segment(data).parent, 5),
@@ -127,7 +127,7 @@ def test_a_topic_and_a_segment(nowhere: Cli, data: Path) -> None:
         (segment(data, "orders").parent, 0),
         (segment(data, "orders"), 0),
     ):
-        result = nowhere("log", "verify", str(path), "--format", "json")
+        result = log_here("verify", str(path), "--format", "json")
         (record,) = result.records
         assert (result.code, record["topic"], record["path"]) == (
             code,
@@ -136,16 +136,16 @@ def test_a_topic_and_a_segment(nowhere: Cli, data: Path) -> None:
         )
     copy = data.parent / FIRST
     copy.write_bytes(segment(data).read_bytes())
-    (record,) = nowhere("log", "verify", str(copy), "--format", "json").records
+    (record,) = log_here("verify", str(copy), "--format", "json").records
     assert (record["topic"], record["state"]) == (None, "damaged")
 
 
-def test_the_folder_itself(nowhere: Cli, data: Path) -> None:
+def test_the_folder_itself(log_here: Run, data: Path) -> None:
     (data / "broker.json").write_text("{")
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert result.code == 5
     assert f"damage  {data / 'broker.json'}: damaged, or from another version" in result.out.decode()
-    assert nowhere("log", "verify", str(data), "--format", "json").records[-1]["topic"] is None
+    assert log_here("verify", str(data), "--format", "json").records[-1]["topic"] is None
 
 
 def take_place(path: Path, kind: str) -> None:
@@ -161,14 +161,14 @@ def take_place(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a named pipe", "a socket"])
-def test_what_is_no_file_is_named_and_the_rest_is_verified(nowhere: Cli, data: Path, kind: str) -> None:
+def test_what_is_no_file_is_named_and_the_rest_is_verified(log_here: Run, data: Path, kind: str) -> None:
     folder = segment(data).parent
     names = ("state.json", "state.json.previous", "stragglers", "incarnation", FIRST)
     paths = [data / "broker.json", *(folder / name for name in names)]
     for path in paths:
         take_place(path, kind)
     damage(segment(data, "orders"))
-    result = nowhere("log", "verify", str(data), "--format", "json")
+    result = log_here("verify", str(data), "--format", "json")
     assert (result.code, result.err) == (5, "")
     found = {each["file"]: each for record in result.records for each in record["findings"]}
     assert found.keys() == {*map(str, paths), str(segment(data, "orders"))}
@@ -177,31 +177,31 @@ def test_what_is_no_file_is_named_and_the_rest_is_verified(nowhere: Cli, data: P
         assert f"it is {kind}, not a file" in found[str(path)]["what"]
 
 
-def test_what_is_no_topics_folder_is_named(nowhere: Cli, data: Path) -> None:
+def test_what_is_no_topics_folder_is_named(log_here: Run, data: Path) -> None:
     folder = segment(data).parent
     folder.rename(data / "elsewhere")
     take_place(folder, "a named pipe")
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert (result.code, result.err) == (5, "")
     assert f"damage  {folder}: it is not a folder; a broker does not serve the topic\n" in result.out.decode()
     assert result.out.decode().splitlines()[2].split()[:2] == ["orders", "ok"]
-    dumped = nowhere("log", "dump", str(data))
+    dumped = log_here("dump", str(data))
     assert (dumped.out, "it is not a folder" in dumped.err) == (b"a\nbc\ndef\n" + b"g" * 20 + b"\n", True)
 
 
-def test_what_is_dumped_from_a_log_with_a_folder_in_a_segments_place(nowhere: Cli, data: Path) -> None:
+def test_what_is_dumped_from_a_log_with_a_folder_in_a_segments_place(log_here: Run, data: Path) -> None:
     take_place(segment(data), "a folder")
-    result = nowhere("log", "dump", str(data))
+    result = log_here("dump", str(data))
     assert (result.code, result.out) == (5, b"a\nbc\ndef\n" + b"g" * 20 + b"\n")
     assert f"{segment(data)}: it is a folder, not a file" in result.err
 
 
-def test_a_state_that_is_too_large_is_not_read(nowhere: Cli, data: Path) -> None:
+def test_a_state_that_is_too_large_is_not_read(log_here: Run, data: Path) -> None:
     folder = segment(data).parent
     for name in ("state.json", "state.json.previous", "../../broker.json"):
         with (folder / name).open("wb") as file:
             file.truncate(2**33)  # it takes no room on the disk
-    result = nowhere("log", "verify", str(data))
+    result = log_here("verify", str(data))
     assert (result.code, result.err) == (5, "")
     text = result.out.decode()
     for name, most in (("state.json", "1,073,741,824"), ("state.json.previous", "1,073,741,824")):
@@ -211,33 +211,33 @@ def test_a_state_that_is_too_large_is_not_read(nowhere: Cli, data: Path) -> None
     assert "and at most 65,536 are read" in text
 
 
-def test_an_empty_data_folder(nowhere: Cli, tmp_path: Path) -> None:
+def test_an_empty_data_folder(log_here: Run, tmp_path: Path) -> None:
     (tmp_path / "topics").mkdir()
-    result = nowhere("log", "verify", str(tmp_path))
+    result = log_here("verify", str(tmp_path))
     assert (result.code, result.out) == (0, b"There are no topics.\n")
 
 
 @pytest.mark.parametrize("command", ["verify", "dump"])
-def test_what_is_no_data_folder(nowhere: Cli, tmp_path: Path, command: str) -> None:
+def test_what_is_no_data_folder(log_here: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "server.log").write_text("text")
     (tmp_path / "server.txt").write_text("text")
     for path in (tmp_path, tmp_path / "server.txt", tmp_path / "server.log"):
-        result = nowhere("log", command, str(path))
+        result = log_here(command, str(path))
         assert (result.code, result.out) == (2, b"")
         assert result.err.startswith(f"Error: {path} is neither a broker's data folder nor")
     (tmp_path / "nsqd.dat").write_text("{}")
-    result = nowhere("log", command, str(tmp_path))
+    result = log_here(command, str(tmp_path))
     assert result.code == 2
     assert result.err == f"Error: {tmp_path} is the data folder of an nsqd: see 'qcli log import --help'.\n"
-    assert nowhere("log", command, str(tmp_path / "missing")).code == 2
+    assert log_here(command, str(tmp_path / "missing")).code == 2
 
 
-def test_names_that_are_not_text(nowhere: Cli, data: Path) -> None:
+def test_names_that_are_not_text(log_here: Run, data: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(data) + b"\xff"))
     data.rename(odd)
     damage(segment(odd))
     for form in ("text", "json"):
-        result = nowhere("log", "verify", str(odd), "--format", form)
+        result = log_here("verify", str(odd), "--format", form)
         assert (result.code, result.err) == (5, "")
         assert "data\ufffd" in result.out.decode()
 
@@ -272,10 +272,10 @@ def test_beside_a_running_broker(nowhere: Cli, tmp_path: Path) -> None:
     assert (result.code, [record["findings"] for record in result.records]) == (0, [[]])
 
 
-def test_many_small_segments(nowhere: Cli, tmp_path: Path) -> None:
+def test_many_small_segments(log_here: Run, tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t.topic", segment_bytes=300, files=HastyFiles())
     append_each(log, numbered(0, 900))
     log.close()
     count = len(segment_files(tmp_path / "t.topic"))
-    (record,) = nowhere("log", "verify", str(tmp_path / "t.topic"), "--format", "json").records
+    (record,) = log_here("verify", str(tmp_path / "t.topic"), "--format", "json").records
     assert (record["segments"], record["messages"], record["lost_messages"]) == (count, 1800, 0)
