@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
-from trio_nsq.broker.commit_threads import CommitThreads
+from trio_nsq.broker.group_commit import GroupCommitter
 from trio_nsq.log import Files
 
 PATIENCE_S = 20
@@ -199,7 +199,7 @@ def waits_for_commits(thread: threading.Thread) -> bool:
     """Whether it is one that stores what is published, and has nothing to do."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        if frame.f_code is CommitThreads._wait_for_queue.__code__:
+        if frame.f_code is GroupCommitter._wait_for_queue.__code__:
             return not frame.f_locals["self"]._queue
         frame = frame.f_back
     return False

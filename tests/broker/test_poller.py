@@ -279,8 +279,8 @@ async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_t
     tmp_path: Path, topics: tuple[str, str], compression: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a write, and what was read at once may be thousands."""
-    monkeypatch.setattr(publisher, "_TURN_S", 0)
-    monkeypatch.setattr(connection, "_TURN_S", 0)
+    for module, turn_s in ((publisher, 0), (connection, 0), (poller_module, 0.000_1)):
+        monkeypatch.setattr(module, "_TURN_S", turn_s)
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as client:
             client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
@@ -293,7 +293,7 @@ async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_t
                 await client.send(b"".join(pub(topics[n % 2], b"x") for n in range(2000)))
                 await oks(client, 2000)
                 nursery.cancel_scope.cancel()
-            assert turns[0] > 1000
+            assert turns[0] > 200
 
 
 async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_path: Path) -> None:

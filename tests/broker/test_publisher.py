@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from broker.support import (
 )
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
-from trio_nsq.broker import BrokerOptions, commit_threads, publisher
+from trio_nsq.broker import BrokerOptions, group_commit, publisher
 from trio_nsq.broker.errors import PublishRefused
 from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.publisher import Publisher
@@ -43,8 +42,8 @@ from trio_nsq.protocol import pack_messages
 
 def set_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let so many threads be wanted for commits, however long these take."""
-    monkeypatch.setattr(commit_threads, "_MIN_THREADS", count)
-    monkeypatch.setattr(commit_threads, "_MAX_THREADS", count)
+    monkeypatch.setattr(group_commit, "_MIN_THREADS", count)
+    monkeypatch.setattr(group_commit, "_MAX_THREADS", count)
 
 
 class Counted(Files):
@@ -87,13 +86,13 @@ async def test_what_publishers_have_sent_behind_a_publish_is_one_write_when_that
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[int] = []
-    append = MemoryLog.append
+    write = MemoryLog.write
 
-    def counted(log: MemoryLog, batches: Sequence[RecordBatch], *, sync: bool) -> None:
+    def counted(log: MemoryLog, batches: Sequence[RecordBatch]) -> None:
         writes.append(sum(batch.count for batch in batches))
-        append(log, batches, sync=sync)
+        write(log, batches)
 
-    monkeypatch.setattr(MemoryLog, "append", counted)
+    monkeypatch.setattr(MemoryLog, "write", counted)
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
         first, *others = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(4)]
@@ -373,7 +372,9 @@ class Busy:
         self.stored = 0
         self.goes_on = True
         self._publisher = tested
-        self.topic = Topic(folder.name, DiskLog(folder, files=files or Files()), BatchCache(10**7), 10)
+        log = DiskLog(folder, files=files or Files())
+        log.begin_file()
+        self.topic = Topic(folder.name, log, BatchCache(10**7), 10)
 
     def publish(self) -> None:
         """Publish a message."""
@@ -450,7 +451,7 @@ async def test_what_is_stored_is_told_while_a_thread_goes_on_with_other_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_threads(monkeypatch, 1)
-    monkeypatch.setattr(commit_threads, "_TELL_S", 0)
+    monkeypatch.setattr(group_commit, "_TELL_S", 0)
     files = TopicsFiles()
     async with running_publisher(tmp_path) as running:
         first, second, third = [running.add(name, files) for name in ("t1", "t2", "t3")]
@@ -532,7 +533,7 @@ async def test_threads_that_are_no_longer_needed_end(tmp_path: Path, monkeypatch
 async def test_a_commit_waits_for_a_pause_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float
 ) -> None:
-    monkeypatch.setattr(commit_threads, "_GATHER_S", gather_s)
+    monkeypatch.setattr(group_commit, "_GATHER_S", gather_s)
     async with running_publisher(tmp_path) as running:
         one = running.add("t")
         running.publisher.begin_round()
@@ -542,7 +543,7 @@ async def test_a_commit_waits_for_a_pause_but_not_for_ever(
             await until(lambda: bool(one.stored))
         await settle()
         assert (one.stored, running.threads > 0) == (gather_s < 0, gather_s < 0)
-        running.publisher.start_commits()
+        running.publisher.begin_syncs()
         await until(lambda: bool(one.stored))
 
 
@@ -550,7 +551,7 @@ async def test_a_commit_does_not_wait_longer_because_others_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(commit_threads, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(group_commit, "perf_counter", lambda: now_s)
     async with running_publisher(tmp_path) as running:
         topics = [running.add(f"t{n}") for n in range(3)]
         for one in topics:
@@ -577,7 +578,7 @@ async def test_as_many_threads_begin_as_there_is_work_for(
         for one in topics:
             one.publish()
         running.publisher.end_round()
-        running.publisher.start_commits()
+        running.publisher.begin_syncs()
         await settle()
         assert running.threads == 4
         gate.set()
@@ -602,7 +603,7 @@ async def test_a_topic_that_is_deleted_is_kept_by_nobody(
     async with running_publisher(tmp_path, sync) as running:
         one = running.add("t")
         one.publish()
-        await until(lambda: not running.publisher.is_busy)
+        await until(lambda: bool(running.busy[0].stored) and not running.publisher.is_busy)
         running.busy.clear()
         one.topic.log.close()
         topic = weakref.ref(one.topic)
@@ -631,7 +632,7 @@ async def test_nobody_waits_for_the_commit_of_others_while_a_thread_is_idle(
         for one in (slow, other):
             one.publish()
         running.publisher.end_round()
-        running.publisher.start_commits()
+        running.publisher.begin_syncs()
         await until(lambda: other.stored == 2)
         assert slow.stored == 1
         files.gates["t1"].set()
@@ -665,49 +666,94 @@ async def test_a_topic_that_nobody_publishes_to_is_left_to_other_threads(
         files.gates["t3"].set()
 
 
-async def test_whoever_is_in_line_for_a_log_comes_before_what_has_gathered(tmp_path: Path) -> None:
+async def test_what_gathers_while_somebody_waits_for_a_log_is_written_behind_it(tmp_path: Path) -> None:
     files = TopicsFiles()
     async with running_publisher(tmp_path) as running:
         one = running.add("t", files)
         files.gates["t"] = threading.Event()
         one.publish()
         await until(lambda: files.syncing == ["t"])
-        one.publish()
-        stored: list[int] = []
-
-        def work() -> None:
-            stored.append(one.topic.log.next_sequence)
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.publisher.in_thread, one.topic, work)
+            nursery.start_soon(running.publisher.roll, one.topic)
+            await settle()
+            one.publish()
             await settle()
             files.gates["t"].set()
-        assert stored == [1]
+        await until(lambda: one.stored == 2)
+        assert [file.base_sequence for file in one.topic.log.files] == [0, 1]
 
 
-async def test_whoever_gives_up_just_when_it_is_his_turn_keeps_nobody_from_the_log(tmp_path: Path) -> None:
-    calls: list[Callable[[], None]] = []
-
-    def call_soon(call: Callable[..., None], *args: Any) -> None:
-        calls.append(partial(call, *args))
-
-    async with running_publisher(tmp_path, call_soon=call_soon) as running:
-        one = running.add("t")
+@pytest.mark.parametrize("is_turn", [False, True])
+async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_turn: bool) -> None:
+    """Before it is their turn, or just then."""
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t", files)
         one.publish()
-        await until(lambda: len(calls) == 2)  # it is stored, and the thread needs the log no longer
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(running.publisher.roll, one.topic)
-                await settle()
+        await until(lambda: bool(one.stored))
+        files.gates["t"] = threading.Event()
+        scope = trio.CancelScope()
+
+        async def first() -> None:
+            assert await running.publisher.roll(one.topic)
+            scope.cancel()  # the other could go on now, but has not been run yet
+
+        async def second() -> None:
+            with scope:
+                await running.publisher.roll(one.topic)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            await until(lambda: files.syncing == ["t"])
+            nursery.start_soon(second)
+            await settle()
+            if not is_turn:
                 scope.cancel()
-                for call in calls:
-                    call()
-        calls.clear()
+                await settle()
+            files.gates["t"].set()
+        assert scope.cancelled_caught
         one.publish()
-        await until(lambda: len(calls) == 2)
-        for call in calls:
-            call()
-        assert one.stored == 2
+        await until(lambda: one.stored == 2)
+
+
+@pytest.mark.parametrize("fails", ["nothing", "sync"])
+async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fails: str) -> None:
+    """And what comes afterwards takes its place in the log."""
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        one = running.add("t", files)
+        one.publish()
+        await until(lambda: bool(one.stored))
+        errors: list[PublishRefused | None] = []
+
+        def publish(body: bytes) -> None:
+            running.publisher.submit(one.topic, [Publication([pack_messages([body])])], errors.append)
+
+        files.gates["t"] = threading.Event()
+        publish(b"synced")
+        await until(lambda: files.syncing == ["t"])
+        if fails == "sync":
+            files.failing = {"t"}
+        publish(b"written")
+        publish(b"written, too")
+        await settle()
+        files.gates["t"].set()
+        await until(lambda: len(errors) == 3)
+        if fails == "sync":
+            assert [error is None for error in errors] == [True, False, False]
+            assert one.topic.log.written_sequence == one.topic.log.next_sequence == 2
+        else:
+            assert errors == [None] * 3
+        files.failing = set()
+        publish(b"later")
+        await until(lambda: len(errors) == 4)
+        assert errors[3] is None
+        kept = (
+            [b"x", b"later"] if fails == "sync" else [b"x", b"synced", b"written", b"written, too", b"later"]
+        )
+        bodies = [body for record in one.topic.log.read(0) for body in record.messages.bodies()]
+        assert bodies == kept
+        assert one.topic.end == len(kept)
 
 
 async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> None:
@@ -725,7 +771,7 @@ async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> N
 async def test_what_has_gathered_when_it_is_closed_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_threads, "_GATHER_S", 1000)
+    monkeypatch.setattr(group_commit, "_GATHER_S", 1000)
     async with running_publisher(tmp_path) as running:
         one = running.add("t")
         running.publisher.begin_round()
@@ -736,15 +782,15 @@ async def test_what_has_gathered_when_it_is_closed_is_stored(
         assert one.stored == 1
 
 
-async def test_what_one_turn_has_no_time_for_is_written_by_one_task(
+async def test_what_one_turn_has_no_time_for_is_written_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "_TURN_S", -1)
     async with running_publisher(tmp_path, sync="interval") as running:
         busy = running.add("busy#ephemeral", goes_on=True)
-        for _ in range(10):
-            busy.publish()  # and again, as soon as that is written
-            assert len(running.nursery.child_tasks) == 1
+        busy.publish()  # and again, as soon as that is written
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        assert 5 < busy.stored <= 20
         busy.goes_on = False
         await settle()
-        assert busy.stored > 10

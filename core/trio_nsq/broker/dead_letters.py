@@ -150,7 +150,7 @@ async def store_durably(server: "Server", topic_name: str, publication: Publicat
     if server.options.sync == "interval":
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
             while (topic := server.broker.topics.get(topic_name)) is not None and server.serves(topic):
-                if await server.publisher.in_thread(topic, topic.log.sync):
+                if await server.publisher.sync(topic):
                     break
                 await trio.sleep(_AGAIN_S)
 

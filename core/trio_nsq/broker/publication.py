@@ -81,22 +81,22 @@ class Group:
     Attributes:
         publications: What to store, in order.
         size: Bytes of their records, if none shares its own.
-        then: Whom to tell, in order.
+        on_complete: Called when they are stored, or are not, in order.
     """
 
-    __slots__ = ("publications", "size", "then")
+    __slots__ = ("on_complete", "publications", "size")
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
         self.size = 0
-        self.then: list[Callable[[PublishRefused | None], None]] = []
+        self.on_complete: list[Callable[[PublishRefused | None], None]] = []
 
     @property
     def messages(self) -> int:
         """How many they are."""
         return sum([publication.count for publication in self.publications])
 
-    def finish(self, error: PublishRefused | None) -> None:
+    def complete(self, error: PublishRefused | None) -> None:
         """Tell all who published that it is stored, or why not."""
-        for then in self.then:
-            then(error)
+        for on_complete in self.on_complete:
+            on_complete(error)

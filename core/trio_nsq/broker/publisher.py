@@ -1,21 +1,24 @@
-"""From publishes to the log: group commit, and the sync modes.
+"""From publishes to the log: one write path for both sync modes.
 
-With `--sync=always` a topic's publishes gather while one write and sync of that topic runs in a thread; then all
-of them go into the next: the more publishers wait, the more messages a sync carries. See `CommitThreads`.
+Publications of a topic gather while clients are served. At the end of the round the event loop writes what has gathered
+for a topic with one write. Then, always in this order, what was written is
 
-With `--sync=interval`, and for ephemeral topics, a publish is written in the caller's turn, and syncs follow on a
-schedule; what many clients publish in one round of the poller is one write. But what begins a new file waits for the
-disk, and so goes the other way, and with it what comes meanwhile.
+1. synced: with `--sync=always` a thread does that, see `GroupCommitter`. With `--sync=interval`, and for ephemeral
+   topics, nobody waits for it: a sync follows on a schedule;
+2. committed: readers of the log see it, and the topic takes it over;
+3. acknowledged: its publishers are told, and can prepare the next meanwhile;
+4. delivered.
 
-Publishers are told that something is stored before it is sent on: they can prepare the next meanwhile.
+When a sync fails, nothing that was written after the last good one is acknowledged or delivered: it is taken back.
+
+A new file of a log waits for the disk. So a thread makes it, and what is published to the topic meanwhile gathers.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from threading import Lock
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import trio
@@ -23,11 +26,11 @@ import trio
 from ..log import LogError, RecordBatch, is_disk_full
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ..protocol import MessageSet
-from .commit_threads import Commit, CommitThreads
 from .errors import PublishRefused, TopicFull
 from .figures.histogram import Histogram
+from .group_commit import GroupCommitter, Synced
 from .options import BrokerOptions
-from .publication import Publication
+from .publication import Group, Publication
 from .state.broker import MessageIds
 from .state.note import is_about_messages
 from .state.topic import Topic
@@ -40,17 +43,61 @@ _SYNC_BYTES = 16 * 1024 * 1024
 and all publishers of its topic wait for that."""
 
 _THREADS = 16
-"""For syncs of logs, and new files of theirs, alone."""
+"""For new files of logs, alone."""
 _TURN_S = 0.005
 """Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
 
 
 @dataclass(slots=True)
 class _Unsynced:
-    """What was written to a log since its last sync: messages, and bytes of their records."""
+    """What of a log is written and not on stable storage, with `--sync=interval`.
+
+    Attributes:
+        messages, size: What no sync was requested for yet: messages, and bytes of their records.
+        requested_messages, requested_size: The same of what a sync was requested for.
+    """
 
     messages: int = 0
     size: int = 0
+    requested_messages: int = 0
+    requested_size: int = 0
+
+    def request(self) -> None:
+        """A sync is requested for all there is."""
+        self.requested_messages += self.messages
+        self.requested_size += self.size
+        self.messages = self.size = 0
+
+    def note_failed(self) -> None:
+        """It failed: another one has to be requested."""
+        self.messages += self.requested_messages
+        self.size += self.requested_size
+        self.requested_messages = self.requested_size = 0
+
+
+@dataclass(slots=True)
+class _SyncWait:
+    """Somebody waits until so many writes, as `Log.writes` counts, are on stable storage."""
+
+    number: int
+    done: trio.Event = field(default_factory=trio.Event)
+    is_synced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A group that is written and not committed.
+
+    Attributes:
+        number: Of the write, as `Log.writes` counts.
+        records: What was written, at least one.
+        took_s: How long the write took.
+    """
+
+    number: int
+    group: Group
+    records: Sequence[RecordBatch]
+    took_s: float
 
 
 class Publisher:
@@ -59,17 +106,18 @@ class Publisher:
     Args:
         options: The sync mode and its numbers.
         ids: Where message ids come from.
-        nursery: Runs the commits. When it is cancelled, what was submitted is stored all the same.
+        nursery: Runs the threads. When it is cancelled, what was submitted is stored all the same.
         spare_room: Of the data folder.
         published: Called with a topic whenever messages were added to it. Their publishers have been told before,
             unless the topic may refuse messages.
-        call_soon: Called in a thread, with a function and its arguments: calls it in the event loop, best in a round.
+        call_soon: Called in any thread, with a function and its arguments: calls it in the event loop, best in a round.
             None: trio does.
 
     Attributes:
         health: Empty, or what the last write of any log failed with, unless there was no room: see `SpareRoom`.
-        append_duration: What writing to a log took each time, its sync included with `--sync=always`.
-        sync_duration: What syncing a log took each time, where that is done by itself.
+        in_round: What is submitted gathers until the end of the round.
+        append_duration: What a write to a log took each time, its sync included with `--sync=always`.
+        sync_duration: What a sync of a log took each time, with `--sync=interval`.
         sync_count: How often a log was brought to stable storage.
     """
 
@@ -83,6 +131,7 @@ class Publisher:
         call_soon: Callable[..., None] | None = None,
     ) -> None:
         self.health = ""
+        self.in_round = False
         self.append_duration = Histogram()
         self.sync_duration = Histogram()
         self.sync_count = 0
@@ -91,33 +140,32 @@ class Publisher:
         self._nursery = nursery
         self._spare_room = spare_room
         self._published = published
-        self._commits = CommitThreads(
-            nursery,
-            options.sync == "always",
-            self._store,
-            self._note_committed,
-            call_soon or trio.lowlevel.current_trio_token().run_sync_soon,
-        )
+        self._call_soon = call_soon or trio.lowlevel.current_trio_token().run_sync_soon
+        self._committer = GroupCommitter(nursery, self._note_synced, self._call_soon)
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._taking_ids = Lock()
-        self._in_turn: dict[Topic, None] = {}  # what gathers there may be written in the caller's turn
-        self._writing = self._writes_rest = False
-        self._unsynced: dict[Topic, _Unsynced] = {}
+        self._gathered: dict[Topic, Group] = {}  # not written
+        self._due: dict[Topic, None] = {}  # what has gathered there can be written
+        self._is_called = False  # `_write_gathered` is going to be
+        self._written: dict[Topic, deque[_Write]] = {}  # waits for a sync, in order; none is empty
+        # Nothing is written to these logs: somebody has the log, and these are next.
+        self._held: dict[Topic, deque[trio.Event]] = {}
+        self._waiting: dict[Topic, trio.Event] = {}  # somebody waits until something changes for the topic
+        self._unsynced: dict[Topic, _Unsynced] = {}  # only with `--sync=interval`
+        self._sync_waits: dict[Topic, list[_SyncWait]] = {}
         self._sync_soon = trio.Event()
         self._closed = False
 
-    async def publish(
-        self, topic: Topic, publications: Sequence[Publication], *, gather: bool = False
-    ) -> None:
+    # ------------------------------------------------------------------ submitting
+
+    async def publish(self, topic: Topic, publications: Sequence[Publication]) -> None:
         """Store publications; when this returns, they are as safe as the sync mode says.
 
-        Not a checkpoint when nothing has to be waited for, unless `gather`. Cancelling it does not take back what is
-        being stored.
+        One write stores them and what other tasks publish in the same turn of the event loop. Cancelling it does not
+        take back what is being stored.
 
         Args:
             topic: Where to.
             publications: At least one.
-            gather: Let one write store them and what other tasks publish in the same turn of the event loop.
 
         Raises:
             PublishRefused: Nothing of them was stored. TopicFull, if a limit of the topic's is the reason.
@@ -125,17 +173,15 @@ class Publisher:
         done = trio.Event()
         error: PublishRefused | None = None
 
-        def then(reason: PublishRefused | None) -> None:
+        def on_complete(reason: PublishRefused | None) -> None:
             nonlocal error
             error = reason
             done.set()
 
-        self.submit(topic, publications, then, gather=gather)
-        if gather and not done.is_set():
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            self._write_gathered()
-        if not done.is_set():
-            await done.wait()
+        self._gather(topic, publications, on_complete)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        self._write_gathered()
+        await done.wait()
         if error is not None:
             try:
                 raise error
@@ -146,150 +192,135 @@ class Publisher:
         self,
         topic: Topic,
         publications: Sequence[Publication],
-        then: Callable[[PublishRefused | None], None],
-        *,
-        gather: bool = False,
+        on_complete: Callable[[PublishRefused | None], None],
     ) -> None:
-        """Have publications stored, and `then` called with None when they are, or with the reason why not.
+        """Have publications stored, and `on_complete` called with None when they are, or with the reason why not.
 
-        That may be before this returns. `then` must not raise. With `gather`, as in a round, the caller sees to it that
-        what has gathered is written.
+        It is called after this has returned, and must not raise.
 
         Raises:
-            PublishRefused: Nothing of them will be stored, nor `then` called. TopicFull, if a limit of the topic's
-                is the reason.
+            PublishRefused: Nothing of them will be stored, nor `on_complete` called. TopicFull, if a limit of the
+                topic's is the reason.
         """
+        self._gather(topic, publications, on_complete)
+        if not self.in_round:
+            self._write_soon()
+
+    def _gather(
+        self,
+        topic: Topic,
+        publications: Sequence[Publication],
+        on_complete: Callable[[PublishRefused | None], None],
+    ) -> None:
         if self._closed:
             raise PublishRefused("exiting")
         if (reason := self._spare_room.closed_because) and not topic.ephemeral:
             raise PublishRefused(reason)
         size = sum([publication.record_bytes for publication in publications])
-        with self._commits.lock:
-            if topic.may_refuse:
-                self._find_room(topic, publications, size)
-            self._commits.gather(topic, publications, size, then)
-        if topic.ephemeral or self._options.sync == "interval":
-            self._in_turn[topic] = None
-            if not (self.in_round or gather):
-                self._write_gathered()
-        else:
-            self._commits.start(topic)
-
-    @property
-    def in_round(self) -> bool:
-        """What is submitted gathers for now."""
-        return self._commits.waits
-
-    def begin_round(self) -> None:
-        """Let what is submitted gather: until `end_round`, or where it needs a thread until `start_commits`."""
-        self._commits.waits = True
-
-    def end_round(self) -> None:
-        """Write what has gathered and needs no thread, and let every submit do so from now on."""
-        self._write_gathered()
-        self._commits.waits = False
-        if self._commits.is_late:
-            self.start_commits()
-
-    def start_commits(self) -> None:
-        """Have threads store what has gathered for them. To be called when nobody has anything more to send."""
-        self._commits.begin()
-
-    @property
-    def is_busy(self) -> bool:
-        """A thread is at some topic's log."""
-        return self._commits.is_busy
+        if topic.may_refuse:
+            self._find_room(topic, publications, size)
+        group = self._gathered.get(topic)
+        if group is None:
+            group = self._gathered[topic] = Group()
+            if topic not in self._held:
+                self._due[topic] = None
+        group.publications += publications
+        group.size += size
+        group.on_complete.append(on_complete)
 
     def _find_room(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if there is no room for these, whose records have so many bytes; or PublishRefused."""
         if topic.held_back:
             raise PublishRefused(topic.held_back)
         messages = sum(publication.count for publication in publications)
-        groups = self._commits.not_stored(topic)
+        groups = [write.group for write in self._written.get(topic, ())]
+        if topic in self._gathered:
+            groups.append(self._gathered[topic])
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
 
-    async def roll(self, topic: Topic) -> bool:
-        """Let a topic's log begin a new file, also on a full disk; False if that failed."""
-        return await self.in_thread(topic, partial(self._spare_room.use, topic.log.roll), alone=True)
+    # ------------------------------------------------------------------ rounds
 
-    # ------------------------------------------------------------------ in the caller's turn
+    def begin_round(self) -> None:
+        """Let what is submitted gather until `end_round`, and what is to be synced until `begin_syncs`."""
+        self.in_round = self._committer.waits = True
 
-    def _write_gathered(self) -> None:
-        """Write what has gathered where that waits for nothing.
+    def end_round(self) -> None:
+        """Write what has gathered."""
+        self._write_gathered()
+        self.in_round = self._committer.waits = False
+        if self._committer.is_late:
+            self.begin_syncs()
 
-        Whoever published it may publish the next meanwhile: that is written, too, or, when the turn is over, soon.
-        """
-        if self._writing:
-            return  # called by one of those who published: what it published comes next, below
-        self._writing = True
-        turn_over_s = perf_counter() + _TURN_S
-        try:
-            while self._in_turn:
-                topics, self._in_turn = self._in_turn, {}
-                # Those who wait for an OK can send the next while there is more to do here.
-                for topic in [topic for topic in topics if self._write_group(topic)]:
-                    self._deliver(topic)
-                if self._in_turn and perf_counter() > turn_over_s:
-                    if not self._writes_rest:
-                        self._writes_rest = True
-                        self._nursery.start_soon(self._write_rest)
-                    break
-        finally:
-            self._writing = False
+    def begin_syncs(self) -> None:
+        """Have threads sync what was written. To be called when no client has anything more to send."""
+        self._committer.begin()
 
-    async def _write_rest(self) -> None:
-        self._writes_rest = False
+    @property
+    def is_busy(self) -> bool:
+        """A thread is at some topic's log."""
+        return self._committer.is_busy or bool(self._held)
+
+    # ------------------------------------------------------------------ writing
+
+    def _write_soon(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            self._call_soon(self._write_called)
+
+    def _write_called(self) -> None:
+        self._is_called = False
         self._write_gathered()
 
+    def _write_gathered(self) -> None:
+        """Write what has gathered, and what its publishers publish when they hear of it, while the turn lasts."""
+        turn_over_s = perf_counter() + _TURN_S
+        while self._due:
+            topics, self._due = self._due, {}
+            # Those who wait for an OK can send the next while there is more to do here.
+            for topic in [topic for topic in topics if self._write_group(topic)]:
+                self._deliver(topic)
+            if self._due and perf_counter() > turn_over_s:
+                self._write_soon()
+                return
+
     def _write_group(self, topic: Topic) -> bool:
-        """Write what has gathered for a topic, unless a thread does; whether there is something to deliver now."""
-        group = self._commits.waiting(topic)
-        if group is None:
-            return False  # a thread writes it next, or has
-        if not topic.ephemeral and topic.log.begins_file(group.size):
-            self._commits.start(topic)
+        """Write what has gathered for a topic; whether there is something to deliver now."""
+        group = self._gathered[topic]
+        if topic.log.begins_file(group.size):
+            if topic not in self._written:  # else when that is committed
+                self._nursery.start_soon(self._begin_file, topic, group.size)
+                self._held[topic] = deque()
             return False
-        commit = Commit(topic, self._commits.take(topic), sync=False)
-        self._store(commit)
-        return self._note_stored(commit)
-
-    async def sync_on_schedule(self) -> None:
-        """Sync what was written, after every so many messages or so much time; runs until cancelled."""
-        while True:
-            with trio.move_on_after(self._options.sync_timeout_ms / 1000):
-                await self._sync_soon.wait()
-            self._sync_soon = trio.Event()
-            await self._sync_all()
-
-    async def _sync_all(self) -> None:
-        for topic in list(self._unsynced):
-            await self._sync(topic)
-
-    async def _sync(self, topic: Topic) -> bool:
-        if (unsynced := self._unsynced.pop(topic, None)) is None:
-            return True
-        began_s, synced = perf_counter(), False
+        del self._gathered[topic]
+        began_s = perf_counter()
         try:
-            synced = await self.in_thread(topic, topic.log.sync)
+            records = self._write(topic, group)
+        except Exception as exc:
+            group.complete(self._refusal(topic, exc, group.size))
+            return False
+        write = _Write(topic.log.writes, group, records, perf_counter() - began_s)
+        if topic.ephemeral:
+            return self._commit(topic, write)
+        if self._options.sync == "interval":
+            self._note_unsynced(topic, records)
+            self.append_duration.observe(write.took_s)
+            return self._commit(topic, write)
+        self._written.setdefault(topic, deque()).append(write)
+        self._committer.request(topic)
+        return False
+
+    def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
+        if not topic.ephemeral and (reason := self._spare_room.begin_append()):
+            raise PublishRefused(reason)
+        try:
+            records = self._records(topic, group.publications)
+            topic.log.write(records)
         finally:
-            if not synced:  # also when it was cancelled
-                self._add_unsynced(topic, unsynced.messages, unsynced.size)  # for the next time
-        if synced:
-            self.sync_duration.observe(perf_counter() - began_s)
-            self.sync_count += 1
-            self.health = ""
-        return synced
-
-    async def sync(self, topic: Topic) -> bool:
-        """Return when what a topic has accepted is on stable storage; False if that failed, which is noted."""
-        if self._options.sync == "always":
-            return True
-        await self.idle(topic)  # it may just be synced
-        return await self._sync(topic)
-
-    # ------------------------------------------------------------------ common
+            if not topic.ephemeral:
+                self._spare_room.end_append()
+        return records
 
     def _records(self, topic: Topic, publications: Sequence[Publication]) -> list[RecordBatch]:
         """Records for these publications, from the end of the log on; neighbours share one while it is small.
@@ -299,7 +330,7 @@ class Publisher:
         """
         records: list[RecordBatch] = []
         timestamp_ns = time.time_ns()
-        sequence = topic.log.next_sequence
+        sequence = topic.log.written_sequence
         for together in _sharing_records(publications):
             first = together[0]
             sets: Sequence[MessageSet] = first.sets
@@ -312,8 +343,7 @@ class Publisher:
                     piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
                 ]
             count = sum([len(messages.sizes) for messages in sets])
-            with self._taking_ids:
-                first_id = self._ids.take(count)
+            first_id = self._ids.take(count)
             record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.note)
             if len(sets) == 1:
                 records.append(record)
@@ -322,65 +352,77 @@ class Publisher:
             sequence += count
         return records
 
-    def _store(self, commit: Commit) -> None:
-        try:
-            if commit.topic.ephemeral:
-                self._append(commit)
-            elif reason := self._spare_room.begin_append():
-                raise PublishRefused(reason)
+    # ------------------------------------------------------------------ committing
+
+    def _note_synced(self, results: Sequence[Synced]) -> None:
+        """Commit, acknowledge and deliver what was synced, or take it back."""
+        delivering: list[Topic] = []
+        for result in results:
+            topic = result.topic
+            if result.error is None:
+                self.sync_count += 1
+                if self._commit_synced(result):
+                    delivering.append(topic)
             else:
-                try:
-                    self._append(commit)
-                finally:
-                    self._spare_room.end_append()
-        except Exception as exc:
-            commit.error = exc
-
-    def _append(self, commit: Commit) -> None:
-        records = self._records(commit.topic, commit.group.publications)
-        began_s = perf_counter()
-        commit.topic.log.append(records, sync=commit.sync)
-        commit.took_s = perf_counter() - began_s
-        commit.records = records
-
-    def _note_committed(self, commits: Sequence[Commit]) -> None:
-        stored: list[Topic] = []
-        for commit in commits:
-            self._commits.note_done(commit)
-            if self._note_stored(commit):
-                stored.append(commit.topic)
-        for topic in stored:
+                self._refuse_written(topic, result.error)
+                self._committer.release(topic)
+            if self._options.sync == "interval":
+                self._note_scheduled(result)
+            self._go_on(topic)
+        for topic in delivering:
             self._deliver(topic)
+        if not self.in_round:
+            self._write_gathered()
 
-    def _note_stored(self, commit: Commit) -> bool:
-        """Tell those who published; whether what they did is still to be sent on."""
-        topic, error = commit.topic, None
-        if commit.error is None:
-            try:
-                self._accept(commit)
-            except Exception as exc:
-                commit.error = exc
-        if commit.error is not None:
-            error = self._refusal(commit, commit.error)
-            commit.error = None  # its traceback leads to the commit, and so would keep what was to be stored
+    def _commit_synced(self, result: Synced) -> bool:
+        """Commit the writes that a sync has served; whether there is something to deliver."""
+        topic, writes = result.topic, self._written.get(result.topic)
+        to_deliver = False
+        while writes and writes[0].number <= result.writes:
+            write = writes.popleft()
+            if not writes:
+                del self._written[topic]
+            self.append_duration.observe(write.took_s + result.took_s)
+            to_deliver |= self._commit(topic, write)
+        return to_deliver
+
+    def _commit(self, topic: Topic, write: _Write) -> bool:
+        """Let readers see a write, and acknowledge it; whether it is still to be delivered."""
+        error: PublishRefused | None = None
+        try:
+            topic.log.commit(write.records[-1].next_sequence)
+            if not topic.ephemeral:
+                self.health = self._spare_room.failed_with = ""
+            topic.accept(write.records)
+        except Exception as exc:
+            error = self._refusal(topic, exc, write.group.size)
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:
             self._deliver(topic)
-        commit.group.finish(error)
+        write.group.complete(error)
         return error is None and not first
 
-    def _accept(self, commit: Commit) -> None:
-        topic, records = commit.topic, commit.records
-        if not topic.ephemeral:
-            self.health = self._spare_room.failed_with = ""
-            self.append_duration.observe(commit.took_s)
-            if commit.sync:
-                self.sync_count += 1
+    def _refuse_written(self, topic: Topic, error: Exception) -> None:
+        """A sync failed: refuse what was written since the last good one."""
+        writes = self._written.pop(topic, ())
+        if not writes:
+            if isinstance(error, LogError):
+                self._failed(error)
             else:
-                messages = records[-1].next_sequence - records[0].base_sequence
-                self._note_unsynced(topic, messages, sum([record.record_bytes for record in records]))
-        topic.accept(records)
+                logger.error("%s: a sync failed", topic.name, exc_info=error)
+            return
+        topic.log.take_back()
+        reason = self._refusal(topic, error, sum(write.group.size for write in writes))
+        for write in writes:
+            write.group.complete(reason)
+
+    def _go_on(self, topic: Topic) -> None:
+        """Something changed for a topic: a sync has ended, or nobody has its log any more."""
+        if topic in self._gathered and topic not in self._held:
+            self._due[topic] = None
+        if (waiting := self._waiting.pop(topic, None)) is not None:
+            waiting.set()
 
     def _deliver(self, topic: Topic) -> None:
         """Have what was stored sent on: it is stored, whatever comes of this."""
@@ -389,31 +431,17 @@ class Publisher:
         except Exception:
             logger.exception("%s: what was published could not be sent on", topic.name)
 
-    def _note_unsynced(self, topic: Topic, messages: int, size: int) -> None:
-        unsynced = self._add_unsynced(topic, messages, size)
-        if unsynced.messages >= self._options.sync_every or unsynced.size >= _SYNC_BYTES:
-            self._sync_soon.set()
-
-    def _add_unsynced(self, topic: Topic, messages: int, size: int) -> _Unsynced:
-        unsynced = self._unsynced.get(topic)
-        if unsynced is None:
-            unsynced = self._unsynced[topic] = _Unsynced()
-        unsynced.messages += messages
-        unsynced.size += size
-        return unsynced
-
-    def _refusal(self, commit: Commit, error: Exception) -> PublishRefused:
-        topic = commit.topic
+    def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
         if isinstance(error, PublishRefused):
             return error
         if isinstance(error, LogError):
-            return self._failed(error, commit.group.size)
+            return self._failed(error, size)
         # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
         logger.error("%s: a publish failed", topic.name, exc_info=error)
         return PublishRefused("internal error")
 
     def _failed(self, error: LogError, size: int = 0) -> PublishRefused:
-        """Note an error; `size` is what was to be appended."""
+        """Note an error; `size` is what was to be written."""
         text = str(error)
         if text not in (self.health, self._spare_room.failed_with):
             logger.error("%s", text)
@@ -423,32 +451,150 @@ class Publisher:
             self.health = text
         return PublishRefused(text)
 
-    async def in_thread(self, topic: Topic, work: Callable[[], None], *, alone: bool = False) -> bool:
-        """Do something to a topic's log in a thread, with no commit beside it.
+    # ------------------------------------------------------------------ the scheduled sync
 
-        Args:
-            topic: Whose log.
-            work: What to do.
-            alone: What is published meanwhile waits, with any sync mode.
+    async def sync_on_schedule(self) -> None:
+        """Sync what was written, after every so many messages or so much time; runs until cancelled."""
+        while True:
+            with trio.move_on_after(self._options.sync_timeout_ms / 1000):
+                await self._sync_soon.wait()
+            self._sync_soon = trio.Event()
+            await self._sync_all()
 
-        Returns:
-            False if that failed; the error is noted in `health`.
-        """
+    async def _sync_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for topic in list(self._unsynced):
+                nursery.start_soon(self._sync, topic)
+
+    async def sync(self, topic: Topic) -> bool:
+        """Return when what a topic has accepted is on stable storage; False if that failed, which is noted."""
+        return self._options.sync == "always" or await self._sync(topic)
+
+    async def _sync(self, topic: Topic) -> bool:
+        if (unsynced := self._unsynced.get(topic)) is None:
+            return True
+        unsynced.request()
+        wait = _SyncWait(topic.log.writes)
+        self._sync_waits.setdefault(topic, []).append(wait)
+        self._committer.request(topic)
+        await wait.done.wait()
+        return wait.is_synced
+
+    def _note_scheduled(self, result: Synced) -> None:
+        """A sync of committed messages has ended."""
+        topic, unsynced = result.topic, self._unsynced.get(result.topic)
+        if result.error is None:
+            self.sync_duration.observe(result.took_s)
+            self.health = ""
+            if unsynced is not None and not unsynced.messages:
+                del self._unsynced[topic]
+        elif unsynced is not None:
+            unsynced.note_failed()
+        waits = self._sync_waits.pop(topic, [])
+        for wait in waits:
+            if result.error is not None or wait.number <= result.writes:
+                wait.is_synced = result.error is None
+                wait.done.set()
+        if later := [wait for wait in waits if not wait.done.is_set()]:
+            self._sync_waits[topic] = later
+
+    def _note_unsynced(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
+        unsynced = self._unsynced.get(topic)
+        if unsynced is None:
+            unsynced = self._unsynced[topic] = _Unsynced()
+        unsynced.messages += records[-1].next_sequence - records[0].base_sequence
+        unsynced.size += sum([record.record_bytes for record in records])
+        if unsynced.messages >= self._options.sync_every or unsynced.size >= _SYNC_BYTES:
+            self._sync_soon.set()
+
+    # ------------------------------------------------------------------ a log of one's own
+
+    async def roll(self, topic: Topic) -> bool:
+        """Let a topic's log begin a new file, also on a full disk; False if that failed."""
         self._write_gathered()
-        await self._commits.take_over(topic, alone=alone)
+        await self._hold(topic)
         try:
-            await trio.to_thread.run_sync(work, limiter=self._threads)
+            await trio.to_thread.run_sync(self._spare_room.use, topic.log.roll, limiter=self._threads)
         except LogError as exc:
             self._failed(exc)
             return False
         finally:
-            self._commits.release(topic)
+            self._release(topic)
         return True
 
+    async def _begin_file(self, topic: Topic, size: int) -> None:
+        """Have a thread begin a file for what has gathered for a topic, whose log is held."""
+        error: Exception | None = None
+        try:
+            with trio.CancelScope(shield=True):  # what was submitted is stored
+                await trio.to_thread.run_sync(self._begin_file_now, topic, limiter=self._threads)
+        except Exception as exc:
+            error = exc
+        if error is not None and (group := self._gathered.pop(topic, None)) is not None:
+            group.complete(self._refusal(topic, error, size))
+        self._release(topic)
+
+    def _begin_file_now(self, topic: Topic) -> None:
+        if reason := self._spare_room.begin_append():
+            raise PublishRefused(reason)
+        try:
+            topic.log.begin_file()
+        finally:
+            self._spare_room.end_append()
+
+    async def _hold(self, topic: Topic) -> None:
+        """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
+        if topic in self._held:
+            await self._stand_in_line(topic)
+        else:
+            self._held[topic] = deque()
+            self._due.pop(topic, None)
+        try:
+            while topic in self._written:
+                await self._change(topic)
+        except BaseException:
+            self._release(topic)
+            raise
+
+    async def _stand_in_line(self, topic: Topic) -> None:
+        turn = trio.Event()
+        line = self._held[topic]
+        line.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._release(topic)
+            else:
+                line.remove(turn)
+            raise
+
+    def _release(self, topic: Topic) -> None:
+        """Let the next in line have a topic's log, or write what has gathered."""
+        if line := self._held[topic]:
+            line.popleft().set()
+            return
+        del self._held[topic]
+        self._go_on(topic)
+        if not self.in_round:
+            self._write_soon()
+
+    async def _change(self, topic: Topic) -> None:
+        """Wait until a sync of the topic's log has ended, or nobody has the log any more."""
+        await self._waiting.setdefault(topic, trio.Event()).wait()
+
     async def idle(self, topic: Topic) -> None:
-        """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
-        self._write_gathered()
-        await self._commits.idle(topic)
+        """Wait until nothing is being stored or synced; none is until the caller's next checkpoint."""
+        while True:
+            self._write_gathered()
+            if topic in self._due:  # the turn was over
+                await trio.lowlevel.checkpoint()
+            elif topic in self._gathered or topic in self._written or topic in self._held:
+                await self._change(topic)
+            elif self._committer.is_at(topic):
+                await self._committer.idle(topic)
+            else:
+                return
 
     def forget(self, topic: Topic) -> None:
         """Let go of a topic that is being deleted."""
@@ -458,10 +604,11 @@ class Publisher:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True
         self._write_gathered()
-        self.start_commits()
-        await self._commits.all_idle()
+        self.begin_syncs()
+        while topic := next(iter([*self._gathered, *self._written, *self._held]), None):
+            await self.idle(topic)
         await self._sync_all()
-        self._commits.end()
+        self._committer.end()
 
 
 def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:

@@ -241,9 +241,7 @@ class Server:
 
     # ------------------------------------------------------------------ publishing and delivery
 
-    async def publish(
-        self, topic_name: str, publications: Sequence[Publication], *, gather: bool = False
-    ) -> None:
+    async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
         """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
         while True:
             topic = self._topic_to_publish(topic_name)
@@ -254,7 +252,7 @@ class Server:
             else:
                 break
         try:
-            await self.publisher.publish(topic, publications, gather=gather)
+            await self.publisher.publish(topic, publications)
         except PublishRefused:
             await self._forget_new(topic)
             raise
@@ -324,7 +322,7 @@ class Server:
 
     def _idle(self) -> bool:
         """Nobody has sent anything: do what could wait. True: there may be more of it."""
-        self.publisher.start_commits()
+        self.publisher.begin_syncs()
         line = self._in_line or self._waiting
         if not line:
             return False

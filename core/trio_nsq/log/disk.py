@@ -74,7 +74,8 @@ class DiskLog:
         self._segments: tuple[Segment, ...] = ()
         self._replacing = Lock()
         self._identity: Identity | None = None  # made with the first segment
-        self._next_sequence = first_sequence
+        self._next_sequence = self._written_sequence = first_sequence
+        self.writes = 0
         self._stragglers: Stragglers | None = None  # replaced, likewise
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
@@ -124,7 +125,7 @@ class DiskLog:
         if STRAGGLERS in names:
             self._stragglers = Stragglers.open(self._open_files, self.folder, self._identity.incarnation)
         self._segments[-1].recover()
-        self._next_sequence = self._segments[-1].next_sequence
+        self._next_sequence = self._written_sequence = self._segments[-1].next_sequence
 
     def _identify(self, paths: Sequence[Path], *, there: bool) -> None:
         """Find out which files are the log's own, and note it; `there`: that was noted before, be it damaged by now."""
@@ -207,6 +208,10 @@ class DiskLog:
         return self._next_sequence
 
     @property
+    def written_sequence(self) -> int:
+        return self._written_sequence
+
+    @property
     def size_bytes(self) -> int:
         stragglers = self._stragglers
         return sum(segment.size for segment in self._segments) + (stragglers.size if stragglers else 0)
@@ -243,18 +248,37 @@ class DiskLog:
         last = self._segments[-1]
         if last.header.incarnation is None:
             return False  # of format 1: only programs that made such files append to them
-        return last.size + size <= self._segment_bytes or last.is_empty
+        return last.written_size + size <= self._segment_bytes or last.is_empty
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        check_order(batches, self._next_sequence)
-        size = sum([batch.record_bytes for batch in batches])
-        self._segment_for(size).append(batches, sync=sync)
-        self._next_sequence = batches[-1].next_sequence
+        if self.begins_file(sum([batch.record_bytes for batch in batches])):
+            check_order(batches, self._written_sequence)
+            self.begin_file()
+        self.write(batches)
+        if sync:
+            try:
+                self.sync()
+            except BaseException:
+                self.take_back()
+                raise
+        self.commit(self._written_sequence)
 
-    def _segment_for(self, size: int) -> Segment:
-        if self._segments and self._fits(size):
-            return self._segments[-1]
-        return self._begin_segment()
+    def write(self, batches: Sequence[RecordBatch]) -> None:
+        check_order(batches, self._written_sequence)
+        self._segments[-1].write(batches)
+        self._written_sequence = batches[-1].next_sequence
+        self.writes += 1
+
+    def commit(self, sequence: int) -> None:
+        self._segments[-1].commit(sequence)
+        self._next_sequence = sequence
+
+    def take_back(self) -> None:
+        self._segments[-1].take_back()
+        self._written_sequence = self._next_sequence
+
+    def begin_file(self) -> None:
+        self._begin_segment()
 
     def _begin_segment(self) -> Segment:
         if self._segments:

@@ -43,8 +43,9 @@ class LogFileFacts(Protocol):
 class Log(Protocol):
     """One topic's messages, by sequence.
 
-    One caller appends at a time; meanwhile others may read, sync and discard. A reader sees whole appends only, and
-    each only once it is stored as its caller asked.
+    One caller writes, commits and takes back; meanwhile others may read, sync and discard. What is written is numbered,
+    and readers see none of it before it is committed: a broker that acknowledges only what is on stable storage writes,
+    syncs, commits, acknowledges and delivers, in this order.
     """
 
     @property
@@ -54,7 +55,17 @@ class Log(Protocol):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence the next message will get."""
+        """The sequence after the last committed message."""
+        ...
+
+    @property
+    def written_sequence(self) -> int:
+        """The sequence that the next written message gets; the same as `next_sequence` when all is committed."""
+        ...
+
+    @property
+    def writes(self) -> int:
+        """How often something was written since the log was opened: it never goes back. Any thread may look."""
         ...
 
     @property
@@ -76,28 +87,59 @@ class Log(Protocol):
         ...
 
     def begins_file(self, size: int) -> bool:
-        """Whether an append of so many bytes of records begins a new file, and so has to wait for the disk."""
+        """Whether so many bytes of records need a new file, which has to wait for the disk: see `begin_file`."""
+        ...
+
+    def begin_file(self) -> None:
+        """Begin a new file: what is written next goes there. All that is written must be committed.
+
+        What was written before is on stable storage then. Waits for the disk; nothing is written meanwhile.
+
+        Raises:
+            LogWriteError: It has not begun.
+        """
+        ...
+
+    def write(self, batches: Sequence[RecordBatch]) -> None:
+        """Write batches behind all that is written, the first of which starts at `written_sequence`.
+
+        A crash of the machine may lose them until the next `sync`. If `begins_file`, call `begin_file` before.
+
+        Raises:
+            LogWriteError: None of them is stored, and the log is as it was. Should the broker die before another
+                write succeeds, they may be found stored after all.
+            ValueError: They do not begin at `written_sequence`, or have gaps.
+        """
+        ...
+
+    def commit(self, sequence: int) -> None:
+        """Let readers see what is written below a sequence, where a write ended."""
+        ...
+
+    def take_back(self) -> None:
+        """Forget all that is written and not committed. Not while a sync is under way.
+
+        If the disk refuses, the bytes stay in the file until the next write: a broker that dies before may find them.
+        """
         ...
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        """Store batches, the first of which starts at `next_sequence`, each where the one before it ended.
+        """Write batches, sync if asked, and commit. All that was written before must be committed.
 
         Args:
             batches: At least one.
             sync: Return only when they are on stable storage.
 
         Raises:
-            LogWriteError: None of them is stored, and the log is as it was. Should the broker die before another
-                write succeeds, they may be found stored after all.
-            ValueError: They do not begin at `next_sequence`, or have gaps.
+            LogWriteError, ValueError: As `write`.
         """
         ...
 
     def sync(self) -> None:
-        """Return when all that was appended before the call is on stable storage.
+        """Return when all that was written before the call is on stable storage.
 
         Raises:
-            LogWriteError: It is not yet. It remains readable, and the next sync, also an append's, makes up for it.
+            LogWriteError: It is not yet. What is committed remains readable, and the next sync makes up for it.
         """
         ...
 

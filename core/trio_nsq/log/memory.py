@@ -33,6 +33,8 @@ class MemoryLog:
         self._gone = 0  # so many at the beginning of `_batches` are only place holders
         self._first_sequence = self._next_sequence = first_sequence
         self._size_bytes = 0
+        self._written: list[RecordBatch] = []
+        self.writes = 0
 
     @property
     def first_sequence(self) -> int:
@@ -41,6 +43,10 @@ class MemoryLog:
     @property
     def next_sequence(self) -> int:
         return self._next_sequence
+
+    @property
+    def written_sequence(self) -> int:
+        return self._written[-1].next_sequence if self._written else self._next_sequence
 
     @property
     def size_bytes(self) -> int:
@@ -82,10 +88,28 @@ class MemoryLog:
         """Never."""
         return False
 
+    def begin_file(self) -> None:
+        """Nothing to do."""
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` means nothing here."""
-        check_order(batches, self._next_sequence)
-        self._batches.extend(batches)
+        self.write(batches)
+        self.commit(self.written_sequence)
+
+    def write(self, batches: Sequence[RecordBatch]) -> None:
+        check_order(batches, self.written_sequence)
+        self._written += batches
+        self.writes += 1
+
+    def take_back(self) -> None:
+        self._written.clear()
+
+    def commit(self, sequence: int) -> None:
+        batches = [batch for batch in self._written if batch.next_sequence <= sequence]
+        if not batches:
+            return
+        del self._written[: len(batches)]
+        self._batches += batches
         self._next_sequence = batches[-1].next_sequence
         self._size_bytes += sum(batch.record_bytes for batch in batches)
         newest = len(self._batches) - 1

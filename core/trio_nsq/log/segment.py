@@ -11,6 +11,7 @@ is ever delivered after a crash.
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from errno import EIO
@@ -84,11 +85,12 @@ class _Window:
 class Segment:
     """A file of record batches, for reading, and for appending if it is the log's last.
 
-    Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and known; bytes past
-    `size` are never read. One thread may append while others read or sync.
+    Make one with `create` or `open`. `size` and `next_sequence` describe what is whole and committed; bytes past
+    `size` are never read. One thread may write while others read or sync.
 
     Attributes:
         header: What the file begins with.
+        written_size: As `size`, with what is written and not committed.
     """
 
     def __init__(self, files: Files, file: LogFile, header: FileHeader) -> None:
@@ -96,7 +98,10 @@ class Segment:
         self.header = header
         self.base_sequence = header.base_sequence
         self.next_sequence = header.base_sequence
-        self.size = header.size
+        self.size = self.written_size = header.size
+        self._written: deque[tuple[Sequence[RecordBatch], int]] = (
+            deque()
+        )  # not committed, and where each write ends
         self._files = files
         self._file = file
         self._reader = Reader(files, file)
@@ -198,7 +203,7 @@ class Segment:
         if found.damaged:
             logger.error("%s: its header is damaged; its records are read all the same", path)
         segment = cls(files, file, found.header)
-        segment.size = segment._synced_to = size
+        segment.size = segment.written_size = segment._synced_to = size
         segment._last_ns = None
         return segment
 
@@ -209,8 +214,8 @@ class Segment:
 
     # ------------------------------------------------------------------ writing
 
-    def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        """As `Log.append`, to this file. Raises LogWriteError, having taken back what was written."""
+    def write(self, batches: Sequence[RecordBatch]) -> None:
+        """As `Log.write`, to this file. Raises LogWriteError, having taken back what was written."""
         if self._torn:
             self._cut()
         parts: list[bytes] = []
@@ -218,61 +223,70 @@ class Segment:
             parts += (encode_header(batch, self._seed), batch.messages.data)
             if batch.note:
                 parts.append(batch.note)
-        start = end = self.size
+        start = self.written_size
         try:
             self._file.hold(True)
-        except OSError as exc:
-            raise LogWriteError(self.path, exc) from exc
-        try:
             with self._file as fd:
                 self._files.write(fd, start, parts)
-            if sync:
-                self._sync()
+            self.written_size = start + sum([batch.record_bytes for batch in batches])
+            self._file.hold(True)  # a sync beside the write may have let go of it
         except BaseException as exc:
-            self._take_back()
+            self._cut_back()
             if isinstance(exc, OSError):
                 raise LogWriteError(self.path, exc) from exc
             raise
-        for batch in batches:
-            self._index.note(batch.base_sequence, end)
-            end += batch.record_bytes
-        self._index.up_to = end
-        if start <= self.header.size:
-            self.first_ns = batches[0].timestamp_ns
-        self._last_ns = batches[-1].timestamp_ns
-        # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
-        self.next_sequence = batches[-1].next_sequence
-        self.size = end
-        if sync:
-            self._synced_to = end
-        self._file.hold(not sync)  # a sync beside the append may have let go of it
+        self._written.append((batches, self.written_size))
 
-    def _take_back(self) -> None:
+    def commit(self, sequence: int) -> None:
+        """As `Log.commit`."""
+        written = self._written
+        while written and written[0][0][-1].next_sequence <= sequence:
+            batches, end = written.popleft()
+            start = at = self.size
+            for batch in batches:
+                self._index.note(batch.base_sequence, at)
+                at += batch.record_bytes
+            self._index.up_to = end
+            if start <= self.header.size:
+                self.first_ns = batches[0].timestamp_ns
+            self._last_ns = batches[-1].timestamp_ns
+            # A reader looks at `size` first. So what it then finds in the file is never beyond `next_sequence`.
+            self.next_sequence = batches[-1].next_sequence
+            self.size = end
+
+    def take_back(self) -> None:
+        """As `Log.take_back`."""
+        self._written.clear()
+        self.written_size = self.size
+        self._synced_to = min(self._synced_to, self.size)
+        self._cut_back()
+
+    def _cut_back(self) -> None:
         try:
             self._cut()
         except LogWriteError as exc:
-            # `size` says what counts: nothing wrong is read meanwhile, and the next append begins with a cut.
-            logger.error("%s, nor cut it back to %d bytes", exc, self.size)
+            # `size` says what counts: nothing wrong is read meanwhile, and the next write begins with a cut.
+            logger.error("%s, nor cut it back to %d bytes", exc, self.written_size)
 
     def _cut(self) -> None:
         """Make the file end where what counts ends."""
         self._torn = True
         try:
             with self._file as fd:
-                self._files.truncate(fd, self.size)
+                self._files.truncate(fd, self.written_size)
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._torn = False
 
     def sync(self) -> None:
-        """Return when what was appended before is on stable storage. Raises LogWriteError."""
-        size = self.size
+        """Return when what was written before is on stable storage. Raises LogWriteError."""
+        size = self.written_size
         try:
             self._sync()
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._synced_to = max(self._synced_to, size)
-        if self._synced_to == self.size and not self._torn:
+        if self._synced_to == self.written_size and not self._torn:
             self._file.hold(False)
 
     def seal(self) -> None:
@@ -290,7 +304,7 @@ class Segment:
         """
         with self._sync_lock, self._file as fd:
             if self._sync_failed:
-                offset, end = self._synced_to, self.size
+                offset, end = self._synced_to, self.written_size
                 while offset < end:
                     data = self._files.read(fd, min(_SCAN_BYTES, end - offset), offset)
                     if not data:
@@ -304,7 +318,7 @@ class Segment:
     def close(self) -> None:
         """Give the file back; who is reading it may finish."""
         if self._torn and self._release.alive:
-            self._take_back()
+            self._cut_back()
         self._release()
 
     def remove(self) -> None:
@@ -352,7 +366,7 @@ class Segment:
                 self._keep(batch)
                 batch = _RecoveredBatch()
                 end = following
-        self.size = self._index.up_to = end
+        self.size = self.written_size = self._index.up_to = end
         if end < size:
             logger.warning("%s: cut %d bytes of an unfinished record at byte %d", self.path, size - end, end)
             self._cut()

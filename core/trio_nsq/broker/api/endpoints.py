@@ -251,7 +251,7 @@ class Endpoints:
         try:
             if batch is not None:
                 return _PUBLISHED if await self._once.publish(topic, batch, sets, due_ns) else _REPEATED
-            await self._server.publish(topic, [Publication(sets, due_ns)], gather=True)
+            await self._server.publish(topic, [Publication(sets, due_ns)])
             return _OK
         except PublishRefused as exc:
             raise _refusal(exc) from exc

@@ -132,7 +132,7 @@ class Connection:
         self._handed_over = trio.Event()
         self._publishes: list[Publish] = []  # to one topic, to be stored together
         self._next: Command | CommandError | None = None  # what was read, and comes after them
-        self._submitting = self._storing = False
+        self._storing = False
         self._stored = trio.Event()  # for the task, if it has the client
         self._takes_room = False  # of the server's bodies, or waits for it
         self._scope = trio.CancelScope()
@@ -502,17 +502,12 @@ class Connection:
         self._send_waiting()  # now: what is being published is to come after the answer
         if not self.guard.idle:
             return False
-        self._storing = self._submitting = True
         try:
-            if not self.server.submit(topic_name, self._publications(), self._note_stored):
-                self._storing = False
+            self._storing = self.server.submit(topic_name, self._publications(), self._note_stored)
         except PublishRefused as exc:
             self._answer_publishes(exc)
-            self._storing = False
             return True
-        finally:
-            self._submitting = False
-        return not self._storing and not self._publishes
+        return False
 
     def _publications(self) -> list[Publication]:
         return [
@@ -524,8 +519,6 @@ class Connection:
         """Answer what was published. Whoever has the client then goes on; without the task, that is here."""
         self._storing = False
         self._answer_publishes(error)
-        if self._submitting:
-            return
         if self._holder is _TASK:
             self._stored.set()
             return

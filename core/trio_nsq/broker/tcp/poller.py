@@ -106,7 +106,7 @@ class Poller:
             os.eventfd_write(self._wake_fd, 1)
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
-        """In a thread: have something called in the next round, or, while `run` does not run, by trio."""
+        """In any thread: have something called in the next round, or, while `run` does not run, by trio."""
         with self._waking:
             if self._epoll is not None:
                 self._calls.append((call, args))
@@ -181,7 +181,7 @@ class Poller:
         self._begin_round()
         self._in_round = True
         try:
-            while self._calls:
+            for _ in range(len(self._calls)):  # what these call soon comes in the next round
                 call, args = self._calls.popleft()
                 call(*args)
             while True:
