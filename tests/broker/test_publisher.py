@@ -749,7 +749,9 @@ async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fai
         await until(lambda: len(errors) == 4)
         assert errors[3] is None
         kept = (
-            [b"x", b"later"] if fails == "sync" else [b"x", b"synced", b"written", b"written, too", b"later"]
+            [b"x", b"synced", b"later"]
+            if fails == "sync"
+            else [b"x", b"synced", b"written", b"written, too", b"later"]
         )
         bodies = [body for record in one.topic.log.read(0) for body in record.messages.bodies()]
         assert bodies == kept
