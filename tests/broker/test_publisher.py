@@ -796,3 +796,122 @@ async def test_what_one_turn_has_no_time_for_is_written_in_the_next(
         assert 5 < busy.stored <= 20
         busy.goes_on = False
         await settle()
+
+
+async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeeded(tmp_path: Path) -> None:
+    files = TopicsFiles()
+    async with running_publisher(tmp_path, sync="interval") as running:
+        one = running.add("t", files)
+        one.publish()
+        await until(lambda: one.stored == 1)
+        told: dict[str, bool] = {}
+
+        async def sync(which: str) -> None:
+            told[which] = await running.publisher.sync(one.topic)
+
+        gate = files.gates["t"] = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sync, "first")
+            await until(lambda: files.syncing == ["t"])
+            one.publish()
+            await until(lambda: one.stored == 2)
+            nursery.start_soon(sync, "second")  # that takes another one
+            await settle()
+            files.failing = {"t"}  # but not the one under way
+            gate.set()
+        assert told == {"first": True, "second": False}
+        assert not await running.publisher.sync(one.topic)
+        files.failing = set()
+        assert await running.publisher.sync(one.topic)
+
+
+async def test_nobody_is_told_that_something_is_synced_which_a_later_sync_serves(tmp_path: Path) -> None:
+    files = TopicsFiles()
+    async with running_publisher(tmp_path, sync="interval") as running:
+        one = running.add("t", files)
+        one.publish()
+        await until(lambda: one.stored == 1)
+        told: list[bool] = []
+
+        async def sync() -> None:
+            told.append(await running.publisher.sync(one.topic))
+
+        first = files.gates["t"] = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sync)
+            await until(lambda: files.syncing == ["t"])
+            one.publish()
+            await until(lambda: one.stored == 2)
+            nursery.start_soon(sync)
+            await settle()
+            second = files.gates["t"] = threading.Event()
+            first.set()
+            await until(lambda: len(told) == 1 and files.syncing == ["t"])
+            nursery.start_soon(sync)  # what it asks for is being synced
+            await settle()
+            before, files.gates = told.copy(), {}
+            second.set()
+        assert (before, told) == ([True], [True] * 3)
+
+
+async def test_what_was_synced_is_not_refused_with_what_failed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "_TELL_S", 1000)
+    files = TopicsFiles()
+    async with running_publisher(tmp_path) as running:
+        set_threads(monkeypatch, 1)
+        first, one, slow = everybody = [running.add(name, files) for name in ("t1", "t2", "t3")]
+        for each in everybody:
+            each.publish()
+        await until(lambda: all(each.stored == 1 for each in everybody) and not running.publisher.is_busy)
+        errors: list[PublishRefused | None] = []
+
+        def publish() -> None:
+            publication = Publication([pack_messages([b"x"])])
+            running.publisher.submit(one.topic, [publication], errors.append)
+
+        files.gates = {"t1": threading.Event(), "t3": threading.Event()}
+        first.publish()
+        await until(lambda: files.syncing == ["t1"])
+        publish()
+        slow.publish()
+        await settle()
+        files.gates["t1"].set()  # now the thread has both others
+        await until(lambda: files.syncing == ["t3"])  # the one is synced, and nobody told yet
+        set_threads(monkeypatch, 2)
+        files.failing = {"t2"}
+        publish()
+        await settle()
+        files.gates["t3"].set()
+        await until(lambda: len(errors) == 2)
+        assert [error is None for error in errors] == [True, False]
+
+
+async def test_a_sync_that_is_asked_for_is_not_told_of_the_failure_of_the_one_before(tmp_path: Path) -> None:
+    files = TopicsFiles()
+    async with running_publisher(tmp_path, sync="interval") as running:
+        one = running.add("t", files)
+        one.publish()
+        await until(lambda: one.stored == 1)
+        told: dict[str, bool] = {}
+
+        async def sync(which: str) -> None:
+            told[which] = await running.publisher.sync(one.topic)
+
+        class FailsLater(threading.Event):
+            """The sync that waits for it fails."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                super().wait(timeout)
+                raise OSError(errno.EIO, "broken")
+
+        gate = files.gates["t"] = FailsLater()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sync, "first")
+            await until(lambda: files.syncing == ["t"])
+            nursery.start_soon(sync, "second")
+            await settle()
+            files.gates = {}
+            gate.set()
+        assert told == {"first": False, "second": True}

@@ -8,7 +8,7 @@ The threads stay: to begin one takes as long as a sync.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Condition, Lock
 from time import perf_counter
@@ -27,7 +27,7 @@ syncs of several files at once take little longer than one."""
 _SMOOTHING = 1 / 16
 """How much one sync counts in the average of what they take."""
 _ROUNDS_AT_A_TIME = 16
-"""After so many rounds a thread gives its topics back to the queue: no thread keeps many while others have none."""
+"""After so many rounds a thread lets go of its topics: no thread keeps many while others have none."""
 _GATHER_S = 0.001
 """A sync is put off for at most this long because clients have more to send."""
 _TELL_S = 0.005
@@ -40,15 +40,19 @@ class Synced:
 
     Attributes:
         topic: Whose log.
+        request: The last request, by its number, that the sync served.
         writes: As many writes, counted by `Log.writes`, are on stable storage, unless there is an `error`.
         took_s: How long the sync took.
-        error: Why it failed; then nobody syncs the log again before `GroupCommitter.release`.
+        error: Why it failed. The log is not synced again before this is told.
+        goes_on: The thread syncs the log again at once.
     """
 
     topic: Topic
+    request: int
     writes: int
     took_s: float
     error: Exception | None
+    goes_on: bool = False
 
 
 class GroupCommitter:
@@ -74,13 +78,16 @@ class GroupCommitter:
         self._on_synced = on_synced
         self._call_soon = call_soon
         self._lock = Lock()  # of all that follows, but for what says otherwise
-        self._requested: dict[Topic, None] = {}  # a sync that begins from now on serves these
+        self._requested: dict[
+            Topic, int
+        ] = {}  # a sync that begins from now on serves these: the last request
+        self._requests = 0
         self._queue: dict[Topic, None] = {}  # these wait for a thread
         self._queue_grew = Condition(self._lock)  # threads wait for it while the queue is empty
-        self._busy: dict[Topic, None] = {}  # in the queue, with a thread, or failed and not released
         self._threads = self._idle_threads = 0  # how many there are, and how many of them have nothing to do
         self._ending = False
         # For the event loop alone.
+        self._busy: dict[Topic, None] = {}  # in the queue, with a thread, or not told of yet
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         self._queued_s = 0.0  # since when something waits for `begin`
         self._sync_s = 0.0  # what a sync takes, on average
@@ -88,15 +95,21 @@ class GroupCommitter:
 
     # ------------------------------------------------------------------ in the event loop
 
-    def request(self, topic: Topic) -> None:
-        """Have a sync begin that serves all that was written to the topic's log before."""
+    def request(self, topic: Topic) -> int:
+        """Have a sync begin that serves all that was written to a topic's log before. Returns the request's number."""
         with self._lock:
-            self._requested[topic] = None
-            if topic in self._busy:
-                return
+            self._requests = number = self._requests + 1
+            self._requested[topic] = number
+        if topic not in self._busy:
+            self._start(topic)
+        return number
+
+    def _start(self, topic: Topic) -> None:
+        self._busy[topic] = None
+        with self._lock:
             if not self._queue:
                 self._queued_s = perf_counter()
-            self._busy[topic] = self._queue[topic] = None
+            self._queue[topic] = None
         if not self.waits:
             self.begin()
 
@@ -142,14 +155,6 @@ class GroupCommitter:
             self._ending = True
             self._queue_grew.notify_all()
 
-    def release(self, topic: Topic) -> None:
-        """Allow syncs again after one that failed."""
-        with self._lock:
-            del self._busy[topic]
-            is_requested = topic in self._requested
-        if is_requested:
-            self.request(topic)
-
     @property
     def is_busy(self) -> bool:
         """A thread is at some topic's log, or soon will be."""
@@ -164,12 +169,25 @@ class GroupCommitter:
         while topic in self._busy:
             await self._idle.setdefault(topic, trio.Event()).wait()
 
+    async def all_idle(self) -> None:
+        """Wait until no thread is at any log."""
+        for topic in list(self._busy):
+            await self.idle(topic)
+
     def _tell(self, results: Sequence[Synced]) -> None:
         for result in results:
             self._sync_s += _SMOOTHING * (result.took_s - self._sync_s)
         self._on_synced(results)
-        for topic in [topic for topic in self._idle if topic not in self._busy]:
-            self._idle.pop(topic).set()
+        for result in results:
+            if not result.goes_on:
+                self._let_go(result.topic)
+
+    def _let_go(self, topic: Topic) -> None:
+        del self._busy[topic]
+        if topic in self._requested:  # meanwhile
+            self._start(topic)
+        elif (idle := self._idle.pop(topic, None)) is not None:
+            idle.set()
 
     # ------------------------------------------------------------------ in a thread
 
@@ -206,24 +224,16 @@ class GroupCommitter:
         return taken
 
     def _sync_all(self, topics: Sequence[Topic], *, is_last: bool) -> list[Topic]:
-        """Sync these, and tell of it; returns those for which another sync was requested meanwhile.
-
-        With `is_last` those go back to the queue, and none is returned.
-        """
+        """Sync these, and tell of it; returns those that this thread syncs again, none of them with `is_last`."""
         again: list[Topic] = []
         results: list[Synced] = []
         began_s = perf_counter()
         for topic in topics:
             result = self._sync(topic)
+            if result.error is None and not is_last and topic in self._requested:
+                again.append(topic)
+                result = replace(result, goes_on=True)
             results.append(result)
-            with self._lock:
-                if result.error is None:
-                    if topic not in self._requested:
-                        del self._busy[topic]
-                    elif is_last:
-                        self._queue[topic] = None
-                    else:
-                        again.append(topic)
             if perf_counter() > began_s + _TELL_S:
                 self._call_soon(self._tell, results)
                 results, began_s = [], perf_counter()
@@ -233,7 +243,7 @@ class GroupCommitter:
 
     def _sync(self, topic: Topic) -> Synced:
         with self._lock:
-            self._requested.pop(topic, None)
+            request = self._requested.pop(topic)
         writes = topic.log.writes
         began_s = perf_counter()
         error: Exception | None = None
@@ -241,4 +251,4 @@ class GroupCommitter:
             topic.log.sync()
         except Exception as exc:
             error = exc
-        return Synced(topic, writes, perf_counter() - began_s, error)
+        return Synced(topic, request, writes, perf_counter() - began_s, error)

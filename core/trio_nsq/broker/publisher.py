@@ -55,15 +55,18 @@ class _Unsynced:
     Attributes:
         messages, size: What no sync was requested for yet: messages, and bytes of their records.
         requested_messages, requested_size: The same of what a sync was requested for.
+        last_request: The number of the last request.
     """
 
     messages: int = 0
     size: int = 0
     requested_messages: int = 0
     requested_size: int = 0
+    last_request: int = 0
 
-    def request(self) -> None:
+    def note_requested(self, number: int) -> None:
         """A sync is requested for all there is."""
+        self.last_request = number
         self.requested_messages += self.messages
         self.requested_size += self.size
         self.messages = self.size = 0
@@ -77,9 +80,9 @@ class _Unsynced:
 
 @dataclass(slots=True)
 class _SyncWait:
-    """Somebody waits until so many writes, as `Log.writes` counts, are on stable storage."""
+    """Somebody waits for the sync that serves a request."""
 
-    number: int
+    request: int
     done: trio.Event = field(default_factory=trio.Event)
     is_synced: bool = False
 
@@ -365,7 +368,6 @@ class Publisher:
                     delivering.append(topic)
             else:
                 self._refuse_written(topic, result.error)
-                self._committer.release(topic)
             if self._options.sync == "interval":
                 self._note_scheduled(result)
             self._go_on(topic)
@@ -473,10 +475,9 @@ class Publisher:
     async def _sync(self, topic: Topic) -> bool:
         if (unsynced := self._unsynced.get(topic)) is None:
             return True
-        unsynced.request()
-        wait = _SyncWait(topic.log.writes)
+        wait = _SyncWait(self._committer.request(topic))
+        unsynced.note_requested(wait.request)
         self._sync_waits.setdefault(topic, []).append(wait)
-        self._committer.request(topic)
         await wait.done.wait()
         return wait.is_synced
 
@@ -486,13 +487,15 @@ class Publisher:
         if result.error is None:
             self.sync_duration.observe(result.took_s)
             self.health = ""
-            if unsynced is not None and not unsynced.messages:
+            if unsynced is not None and result.writes == topic.log.writes:
                 del self._unsynced[topic]
-        elif unsynced is not None:
+            elif unsynced is not None and result.request == unsynced.last_request:
+                unsynced.requested_messages = unsynced.requested_size = 0
+        elif unsynced is not None and result.request == unsynced.last_request:
             unsynced.note_failed()
         waits = self._sync_waits.pop(topic, [])
         for wait in waits:
-            if result.error is not None or wait.number <= result.writes:
+            if wait.request <= result.request:
                 wait.is_synced = result.error is None
                 wait.done.set()
         if later := [wait for wait in waits if not wait.done.is_set()]:
@@ -608,6 +611,7 @@ class Publisher:
         while topic := next(iter([*self._gathered, *self._written, *self._held]), None):
             await self.idle(topic)
         await self._sync_all()
+        await self._committer.all_idle()
         self._committer.end()
 
 

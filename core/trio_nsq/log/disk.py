@@ -113,6 +113,7 @@ class DiskLog:
                 self._files.unlink(path)
             except OSError as exc:
                 raise LogWriteError(path, exc) from exc
+        self._drop_left_over()
         if self._identity.note(segment.header for segment in self._segments):
             self._note(self._identity)
         if unusable:
@@ -126,6 +127,21 @@ class DiskLog:
             self._stragglers = Stragglers.open(self._open_files, self.folder, self._identity.incarnation)
         self._segments[-1].recover()
         self._next_sequence = self._written_sequence = self._segments[-1].next_sequence
+
+    def _drop_left_over(self) -> None:
+        """Remove an empty last file that was begun in vain: the file before it was written to afterwards."""
+        if len(self._segments) < 2 or not self._segments[-1].is_empty:
+            return
+        before, last = self._segments[-2:]
+        if not before.holds_beyond(last.base_sequence):
+            return
+        logger.warning("%s: removed, it holds no record, and the file before it goes on", last.path)
+        try:
+            self._files.unlink(last.path)
+        except OSError as exc:
+            raise LogWriteError(last.path, exc) from exc
+        last.close()
+        self._segments = self._segments[:-1]
 
     def _identify(self, paths: Sequence[Path], *, there: bool) -> None:
         """Find out which files are the log's own, and note it; `there`: that was noted before, be it damaged by now."""
@@ -248,7 +264,7 @@ class DiskLog:
         last = self._segments[-1]
         if last.header.incarnation is None:
             return False  # of format 1: only programs that made such files append to them
-        return last.written_size + size <= self._segment_bytes or last.is_empty
+        return last.written_size + size <= self._segment_bytes or last.written_size <= last.header.size
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         if self.begins_file(sum([batch.record_bytes for batch in batches])):

@@ -116,6 +116,9 @@ class Segment:
         self._synced_to = header.size
         self._sync_failed = False
         self._sync_lock = Lock()
+        self._holding = (
+            Lock()
+        )  # whoever changes what is written, or lets go of the file because all is synced
         self._torn = False  # a failed append could not be taken back: there are bytes past `size`
         self.first_ns = 0
         self._last_ns: int | None = 0  # None: not known yet
@@ -228,8 +231,11 @@ class Segment:
             self._file.hold(True)
             with self._file as fd:
                 self._files.write(fd, start, parts)
-            self.written_size = start + sum([batch.record_bytes for batch in batches])
-            self._file.hold(True)  # a sync beside the write may have let go of it
+                with self._holding:
+                    self.written_size = start + sum([batch.record_bytes for batch in batches])
+                    self._file.hold(
+                        True
+                    )  # a sync beside the write may have let go of it, but it is still open
         except BaseException as exc:
             self._cut_back()
             if isinstance(exc, OSError):
@@ -286,8 +292,9 @@ class Segment:
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
         self._synced_to = max(self._synced_to, size)
-        if self._synced_to == self.written_size and not self._torn:
-            self._file.hold(False)
+        with self._holding:
+            if self._synced_to == self.written_size and not self._torn:
+                self._file.hold(False)
 
     def seal(self) -> None:
         """Return when the file is as it will stay and on stable storage. Raises LogWriteError."""
@@ -375,6 +382,13 @@ class Segment:
         self.sync()
         if end == start:
             self._sync_name()  # it may have been killed before it did that
+
+    def holds_beyond(self, sequence: int) -> bool:
+        """Whether there is a whole header of a record with this sequence or later. Raises LogReadError."""
+        return any(
+            header.next_sequence > sequence
+            for _, header, _ in self._walk(self.header.size, _SCAN_BYTES, _NO_LIMIT)
+        )
 
     def _keep(self, batch: "_RecoveredBatch") -> None:
         """Take up the records of a batch whose sequences stay used; make all of them unreadable if some are damaged."""

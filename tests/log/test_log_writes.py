@@ -1,0 +1,134 @@
+"""A log that is written to, synced and committed side by side, and files that a failure leaves."""
+
+import threading
+from collections.abc import Callable, Sequence
+from errno import EIO, EMFILE
+from pathlib import Path
+
+import pytest
+
+from log.support import batch, contents
+from trio_nsq.log import DiskLog, Files, LogWriteError
+from trio_nsq.log.open_files import LogFile, OpenFiles
+
+
+class BesideAWrite(Files):
+    """A real file system where something happens while something is written, and files cannot always be opened."""
+
+    beside: Callable[[], None] | None = None
+    opens = True
+    closed = 0
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        super().write(fd, offset, parts)
+        if self.beside is not None:
+            beside, self.beside = self.beside, None
+            beside()
+
+    def open(self, path: Path) -> int:
+        if not self.opens:
+            raise OSError(EMFILE, "Too many open files")
+        return super().open(path)
+
+    def close(self, fd: int) -> None:
+        self.closed += 1
+        super().close(fd)
+
+
+def test_a_write_beside_which_a_sync_ends_is_stored_or_it_is_not(tmp_path: Path) -> None:
+    """The sync lets go of the file, which others then need the room of, and which cannot be opened again."""
+    files = BesideAWrite()
+    log = DiskLog(tmp_path / "t", open_files=OpenFiles(files, 0))
+    first = [batch(0, b"first")]
+    log.append(first, sync=False)
+    files.beside, files.opens = log.sync, False
+    kept = first
+    try:
+        log.append([batch(1, b"second")], sync=False)
+        kept = [*kept, batch(1, b"second")]
+    except LogWriteError:
+        pass
+    files.opens = True
+    last = [batch(log.next_sequence, b"last")]
+    log.append(last, sync=True)
+    assert contents(log) == [*kept, *last]
+    log.close()
+    assert contents(DiskLog(tmp_path / "t")) == [*kept, *last]
+
+
+class BesideALetGo(OpenFiles):
+    """Something happens just when a file is let go of."""
+
+    beside: Callable[[], None] | None = None
+
+    def hold(self, file: LogFile, held: bool) -> None:
+        if not held and self.beside is not None:
+            beside, self.beside = self.beside, None
+            beside()
+        super().hold(file, held)
+
+
+def test_a_file_stays_open_while_something_of_it_is_not_synced(tmp_path: Path) -> None:
+    files = BesideAWrite()
+    open_files = BesideALetGo(files, 0)
+    log = DiskLog(tmp_path / "t", open_files=open_files)
+    log.append([batch(0, b"first")], sync=False)
+    files.closed = 0
+    threads: list[threading.Thread] = []
+
+    def write() -> None:
+        log.write([batch(1, b"written when the sync has ended")])
+
+    def write_beside() -> None:
+        threads.append(threading.Thread(target=write, daemon=True))
+        threads[0].start()
+        threads[0].join(0.2)  # it may have to wait for this one
+
+    open_files.beside = write_beside
+    log.sync()
+    threads[0].join()
+    assert files.closed == 0
+
+
+def test_what_is_not_committed_counts_for_the_size_of_a_file(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "t", segment_bytes=1000)
+    log.begin_file()
+    log.write([batch(0, bytes(800))])
+    assert log.begins_file(800)
+    log.commit(1)
+    assert log.begins_file(800)
+
+
+class NoNewNames(Files):
+    """New names cannot be made durable, nor removed."""
+
+    fails = False
+
+    def sync_folder(self, path: Path) -> None:
+        if self.fails:
+            raise OSError(EIO, "broken")
+        super().sync_folder(path)
+
+    def unlink(self, path: Path) -> None:
+        if self.fails:
+            raise OSError(EIO, "broken")
+        super().unlink(path)
+
+
+def test_what_is_stored_after_a_file_was_begun_in_vain_is_kept(tmp_path: Path) -> None:
+    """The empty file stays, and the one before it goes on past its sequence."""
+    files = NoNewNames()
+    log = DiskLog(tmp_path / "t", segment_bytes=1000, files=files)
+    log.append([batch(0, bytes(800))], sync=True)
+    files.fails = True
+    with pytest.raises(LogWriteError):
+        log.append([batch(1, bytes(800))], sync=True)
+    files.fails = False
+    log.append([batch(1, b"acknowledged")], sync=True)
+    assert len(list((tmp_path / "t").glob("*.log"))) == 2
+    again = DiskLog(tmp_path / "t", segment_bytes=1000)
+    assert contents(again) == contents(log)
+    again.append([batch(2, bytes(800))], sync=True)
+    assert contents(DiskLog(tmp_path / "t")) == contents(again)
+    for each in (log, again):
+        each.close()
