@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +11,10 @@ import trustme
 from hypothesis import HealthCheck, settings
 
 from broker.support import waits_for_commits
+
+# A shell starts background jobs with SIGINT ignored, and so would be the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The examples are the same each time, however long one takes. `make soak` draws others, by the seed that it prints.
 settings.register_profile(
