@@ -133,10 +133,20 @@ def run_process() -> NoReturn:
         except OSError:
             # What could not be written now cannot be written by the interpreter at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) and _has_arrow_threads():
+        os._exit(code)
     # If SIGINT comes while Python executes a string, as it does to make a dataclass, Python notes that, and
     # `python -m qcli` would end by SIGINT and not with this code. The next string resets the note.
     exec("")
     sys.exit(code)
+
+
+def _has_arrow_threads() -> bool:
+    """Whether threads of Arrow may still work on what was interrupted: they abort the process when Python ends.
+
+    Where Spark was begun, it has to be ended in order, and Arrow works elsewhere.
+    """
+    return "pyarrow" in sys.modules and "pyspark" not in sys.modules
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
