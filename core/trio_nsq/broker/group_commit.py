@@ -31,7 +31,7 @@ _ROUNDS_AT_A_TIME = 16
 _GATHER_S = 0.001
 """A sync is put off for at most this long because clients have more to send."""
 _TELL_S = 0.005
-"""What is synced is told after so much time at the latest: nobody waits for all the other topics of a thread."""
+"""A thread reports its results after this long at the latest, before it has synced all of its topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class GroupCommitter:
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         self._queued_s = 0.0  # since when something waits for `begin`
         self._sync_s = 0.0  # what a sync takes, on average
-        self._idle: dict[Topic, trio.Event] = {}  # somebody waits until the topic is not busy
+        self._idle: dict[Topic, trio.Event] = {}  # set when the topic is no longer busy
 
     # ------------------------------------------------------------------ in the event loop
 

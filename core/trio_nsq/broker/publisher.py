@@ -3,8 +3,8 @@
 Publications of a topic gather while clients are served. At the end of the round the event loop writes what has gathered
 for a topic with one write. Then, always in this order, what was written is
 
-1. synced: with `--sync=always` a thread does that, see `GroupCommitter`. With `--sync=interval`, and for ephemeral
-   topics, nobody waits for it: a sync follows on a schedule;
+1. synced: with `--sync=always` a thread does that, see `GroupCommitter`. With `--sync=interval` the next steps do not
+   wait for it: syncs follow a schedule. Ephemeral topics are not synced;
 2. committed: readers of the log see it, and the topic takes it over;
 3. acknowledged: its publishers are told, and can prepare the next meanwhile;
 4. delivered.
@@ -80,7 +80,7 @@ class _Unsynced:
 
 @dataclass(slots=True)
 class _SyncWait:
-    """Somebody waits for the sync that serves a request."""
+    """A caller of `sync` waits for the sync that serves its request."""
 
     request: int
     done: trio.Event = field(default_factory=trio.Event)
@@ -150,9 +150,9 @@ class Publisher:
         self._due: dict[Topic, None] = {}  # what has gathered there can be written
         self._is_called = False  # `_write_gathered` is going to be
         self._written: dict[Topic, deque[_Write]] = {}  # waits for a sync, in order; none is empty
-        # Nothing is written to these logs: somebody has the log, and these are next.
+        # Logs that nothing is written to: a task holds each of them, and these tasks are next.
         self._held: dict[Topic, deque[trio.Event]] = {}
-        self._waiting: dict[Topic, trio.Event] = {}  # somebody waits until something changes for the topic
+        self._waiting: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._unsynced: dict[Topic, _Unsynced] = {}  # only with `--sync=interval`
         self._sync_waits: dict[Topic, list[_SyncWait]] = {}
         self._sync_soon = trio.Event()
@@ -293,7 +293,7 @@ class Publisher:
         group = self._gathered[topic]
         if topic.log.begins_file(group.size):
             if topic not in self._written:  # else when that is committed
-                self._nursery.start_soon(self._begin_file, topic, group.size)
+                self._nursery.start_soon(self._begin_file, topic)
                 self._held[topic] = deque()
             return False
         del self._gathered[topic]
@@ -420,7 +420,7 @@ class Publisher:
             write.group.complete(reason)
 
     def _go_on(self, topic: Topic) -> None:
-        """Something changed for a topic: a sync has ended, or nobody has its log any more."""
+        """Continue with a topic after a sync of its log or a hold on it has ended."""
         if topic in self._gathered and topic not in self._held:
             self._due[topic] = None
         if (waiting := self._waiting.pop(topic, None)) is not None:
@@ -525,7 +525,7 @@ class Publisher:
             self._release(topic)
         return True
 
-    async def _begin_file(self, topic: Topic, size: int) -> None:
+    async def _begin_file(self, topic: Topic) -> None:
         """Have a thread begin a file for what has gathered for a topic, whose log is held."""
         error: Exception | None = None
         try:
@@ -534,7 +534,7 @@ class Publisher:
         except Exception as exc:
             error = exc
         if error is not None and (group := self._gathered.pop(topic, None)) is not None:
-            group.complete(self._refusal(topic, error, size))
+            group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
     def _begin_file_now(self, topic: Topic) -> None:
@@ -583,7 +583,7 @@ class Publisher:
             self._write_soon()
 
     async def _change(self, topic: Topic) -> None:
-        """Wait until a sync of the topic's log has ended, or nobody has the log any more."""
+        """Wait until a sync of the topic's log, or the last hold on it, has ended."""
         await self._waiting.setdefault(topic, trio.Event()).wait()
 
     async def idle(self, topic: Topic) -> None:

@@ -116,10 +116,9 @@ class Segment:
         self._synced_to = header.size
         self._sync_failed = False
         self._sync_lock = Lock()
-        self._holding = (
-            Lock()
-        )  # whoever changes what is written, or lets go of the file because all is synced
-        self._torn = False  # a failed append could not be taken back: there are bytes past `size`
+        # Around each change of `written_size`, and around letting go of the file because all of that is synced.
+        self._holding = Lock()
+        self._torn = False  # a failed write could not be taken back: there are bytes past `size`
         self.first_ns = 0
         self._last_ns: int | None = 0  # None: not known yet
 
