@@ -20,7 +20,7 @@ from broker.support import PATIENCE_S, dpub, identify, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
 from trio_nsq import __version__
-from trio_nsq.broker.figures.histogram import Histogram
+from trio_nsq.broker.monitoring.histogram import Histogram
 from trio_nsq.log import Files
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

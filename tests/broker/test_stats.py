@@ -14,7 +14,7 @@ from broker.test_auth import authenticated
 from broker.test_auth import options as auth_options
 from broker.test_http_api import Api, running_api
 from broker.test_upgrades import negotiate, upgrade
-from trio_nsq.broker.figures.process import ProcessFigures
+from trio_nsq.broker.monitoring.process import ProcessFigures
 
 MEMORY = [
     "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",

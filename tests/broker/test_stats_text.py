@@ -12,7 +12,7 @@ import pytest
 from broker.support import identify
 from broker.test_http_api import running_api
 from trio_nsq import __version__
-from trio_nsq.broker.figures.stats_text import go_duration, render_text, short_duration
+from trio_nsq.broker.monitoring.stats_text import go_duration, render_text, short_duration
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from broker.support import connected, running_broker, settle
 from broker.test_http_api import running_api
 from trio_nsq.broker.errors import StartupError
-from trio_nsq.broker.figures.statsd import figures, lines, packets, percent
+from trio_nsq.broker.monitoring.statsd import figures, lines, packets, percent
 
 # ---------------------------------------------------------------------- names and values
 

@@ -20,10 +20,10 @@ from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveT
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import channel as channel_module
 from trio_nsq.broker.state import topic as topic_module
-from trio_nsq.broker.state.aside import Aside
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.channel_state import ChannelState
 from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.state.withdrawn import Aside
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import encode_finish
 

@@ -16,7 +16,6 @@ from ..log import LogError, LogReadError
 from ..protocol import pack_messages
 from .errors import PublishRefused, SaveError
 from .publication import Publication
-from .state.aside import Aside
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
@@ -24,6 +23,7 @@ from .state.note import Origin, Reason, note_of_dead_letters, origins
 from .state.settings import SettingsError
 from .state.topic import Topic
 from .state.wanted import Wanted
+from .state.withdrawn import Aside
 
 if TYPE_CHECKING:
     from .server import Server

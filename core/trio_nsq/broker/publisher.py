@@ -27,8 +27,8 @@ from ..log import LogError, RecordBatch, is_disk_full
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ..protocol import MessageSet
 from .errors import PublishRefused, TopicFull
-from .figures.histogram import Histogram
 from .group_commit import GroupCommitter, Synced
+from .monitoring.histogram import Histogram
 from .options import BrokerOptions
 from .publication import Group, Publication
 from .state.broker import MessageIds

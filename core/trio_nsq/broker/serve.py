@@ -16,7 +16,7 @@ from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
 from .admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from .api.server import HTTPServer
-from .figures.statsd import StatsdClient
+from .monitoring.statsd import StatsdClient
 from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server

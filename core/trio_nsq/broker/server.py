@@ -23,14 +23,13 @@ from .bodies import Bodies
 from .cold_reads import ColdReads
 from .dead_letters import DEAD_LETTERS, DeadLetterMover, refuse_loop
 from .errors import DeletedError, LimitReached, PublishRefused, SaveError, StartupError
-from .figures.process import ProcessFigures
+from .monitoring.process import ProcessFigures
 from .options import BrokerOptions
 from .positions import Position
 from .publication import Publication
 from .publisher import Publisher
 from .readers import Readers
 from .recovery import TopicLoader
-from .state.aside import Aside
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
 from .state.channel_state import ChannelState
@@ -38,8 +37,9 @@ from .state.consumer import Consumer
 from .state.moving import forget
 from .state.seeking import Move
 from .state.topic import Checkpoint, Topic
+from .state.withdrawn import Aside
+from .storage.checkpointer import Saver
 from .storage.data_folder import ID_RESERVE, DataFolder
-from .storage.saver import Saver
 from .tcp.connection import Connection
 from .tcp.poller import Poller
 

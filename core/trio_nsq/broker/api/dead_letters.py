@@ -21,9 +21,9 @@ from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS, store_durably
 from ..errors import PublishRefused, SaveError
 from ..publication import Publication
-from ..state.aside import Aside
 from ..state.channel import Channel
 from ..state.note import Origin, Reason, note_of_channel, origins
+from ..state.withdrawn import Aside
 from .deferred import find_sequences, ids_given
 from .json_lines import message_line
 from .read import NDJSON

@@ -15,8 +15,8 @@ from ...log import LogError
 from ...protocol import CommandError, MessageSet, pack_messages, walk_messages
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import DeletedError, PublishRefused, SaveError
-from ..figures.stats import broker_stats
-from ..figures.stats_text import render_text
+from ..monitoring.stats import broker_stats
+from ..monitoring.stats_text import render_text
 from ..once import OncePublisher
 from ..publication import Publication, SetsForRecords
 from .config import ConfigEndpoints
@@ -38,7 +38,7 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
-    from ..figures.metrics import MetricsExposition
+    from ..monitoring.metrics import MetricsExposition
     from ..server import Server
 
 _INT32 = Struct(">i")
@@ -140,7 +140,7 @@ class Endpoints:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         if self._metrics is None:
-            from ..figures.metrics import MetricsExposition  # with a library that few brokers need
+            from ..monitoring.metrics import MetricsExposition  # with a library that few brokers need
 
             self._metrics = MetricsExposition(self._server)
         return await self._metrics.scrape(request)

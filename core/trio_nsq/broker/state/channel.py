@@ -21,7 +21,6 @@ from ...log import LogReadError, ReadWouldWaitError
 from ...protocol import is_ephemeral
 from ...protocol.commands import FINISH_LINE_BYTES
 from ...protocol.frames import MESSAGE_FRAME_BYTES
-from .aside import Aside, SetAside
 from .batch import Batch
 from .channel_state import ChannelState
 from .consumer import Consumer
@@ -34,6 +33,7 @@ from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
 from .wanted import Found, Wanted
+from .withdrawn import Aside, SetAside
 
 if TYPE_CHECKING:
     from .topic import Topic

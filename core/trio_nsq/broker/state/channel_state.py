@@ -5,10 +5,10 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from .aside import Aside
 from .batch import Batch
 from .deferred import Block, DeferredMessages
 from .in_flight import InFlightCopy
+from .withdrawn import Aside
 
 _ROWS_PER_STEP = 500
 _PACKED_PER_ROW = 20

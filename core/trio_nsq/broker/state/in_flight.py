@@ -17,9 +17,9 @@ from itertools import islice
 from operator import attrgetter
 
 from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
-from .aside import Aside
 from .batch import Batch
 from .note import Reason
+from .withdrawn import Aside
 
 LOOKED_AT = 1000
 """Deliveries, or messages at the head of a queue, among which the oldest is looked for: that has a bounded cost."""
