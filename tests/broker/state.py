@@ -137,7 +137,7 @@ class Fixture:
     def pump(self, channel: Channel) -> list[tuple[Consumer, list[Received]]]:
         """Deliver what can be delivered; what each grant held, in order."""
         delivered: list[tuple[Consumer, list[Received]]] = []
-        while (grants := channel.dispatch(self.now_ns)) or channel.stopped_short:
+        while (grants := channel.dispatch(self.now_ns)) or channel.budget_exhausted:
             delivered += [(consumer, decode(payload)) for consumer, payload in grants]
         return delivered
 

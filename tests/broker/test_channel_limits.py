@@ -187,7 +187,7 @@ def test_what_is_dropped_at_once_is_bounded_and_goes_on_later() -> None:
     at(fixture, 5000)
     fixture.subscriber()
     dropped: list[int] = []
-    while not dropped or channel.stopped_short:
+    while not dropped or channel.budget_exhausted:
         before = channel.expired_count
         assert channel.dispatch(fixture.now_ns) == []
         dropped.append(channel.expired_count - before)
@@ -207,11 +207,11 @@ def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -
     fixture.subscriber()
     turns = 0
     while not (grants := channel.dispatch(fixture.now_ns)):
-        assert channel.stopped_short
+        assert channel.budget_exhausted
         turns += 1
     assert turns == 600 // 256
     assert len(grants) == 1
-    assert not channel.stopped_short
+    assert not channel.budget_exhausted
 
 
 # ---------------------------------------------------------------------- limits

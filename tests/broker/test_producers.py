@@ -23,7 +23,7 @@ def known(producers: Producers) -> list[str]:
 def test_the_greatest_number_counts() -> None:
     producers = Producers()
     for sequence, number in enumerate((3, 7, 5)):
-        producers.note(LastBatch("p", number, sequence), NOW_NS)
+        producers.record(LastBatch("p", number, sequence), NOW_NS)
     assert producers.state() == [("p", 7, 1)]
     assert [producers.has_published("p", number, NOW_NS) for number in (0, 6, 7, 8)] == [
         True,
@@ -39,19 +39,19 @@ def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "MAX_PRODUCERS", 3)
     producers = Producers()
     for sequence, name in enumerate("abc"):
-        producers.note(LastBatch(name, 1, sequence), NOW_NS)
+        producers.record(LastBatch(name, 1, sequence), NOW_NS)
     assert producers.number_of("a") == 1  # to ask is not to use
     later_ns = NOW_NS + HOUR_NS
-    producers.note(LastBatch("b", 2, 3), later_ns - 2)
+    producers.record(LastBatch("b", 2, 3), later_ns - 2)
     assert not producers.has_room("d", later_ns - 1)
     assert producers.has_room("d", later_ns)
-    producers.note(LastBatch("d", 1, 4), later_ns)
+    producers.record(LastBatch("d", 1, 4), later_ns)
     assert known(producers) == ["c", "b", "d"]
     assert producers.has_published("c", 1, later_ns)  # somebody sends it again
     assert not producers.has_room("e", later_ns)
     assert all(producers.has_room(name, later_ns) for name in "bcd")
     later_ns += HOUR_NS
-    producers.note(LastBatch("e", 1, 5), later_ns)
+    producers.record(LastBatch("e", 1, 5), later_ns)
     assert known(producers) == ["d", "c", "e"]
     assert list(producers.forgotten) == ["a", "b"]
     after = Producers()
@@ -65,10 +65,10 @@ def test_none_is_forgotten_that_was_used_lately() -> None:
     """Though there are a few too many: they were all admitted at the same time."""
     producers = Producers()
     for number in range(10_005):
-        producers.note(LastBatch(f"p{number}", 1, number), NOW_NS)
+        producers.record(LastBatch(f"p{number}", 1, number), NOW_NS)
     assert known(producers) == [f"p{number}" for number in range(10_005)]
     assert not producers.has_room("new", NOW_NS + HOUR_NS - 1)
-    producers.note(LastBatch("p7", 2, 10_005), NOW_NS + HOUR_NS)
+    producers.record(LastBatch("p7", 2, 10_005), NOW_NS + HOUR_NS)
     assert known(producers) == [*(f"p{number}" for number in range(5, 10_005) if number != 7), "p7"]
 
 
@@ -79,7 +79,7 @@ def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) 
     producers.restore([("a", 1, 0), ("b", 1, 1), ("c", 1, 2)], [], 3)
     assert known(producers) == ["a", "b", "c"]
     assert producers.has_room("d", NOW_NS)
-    producers.note(LastBatch("d", 1, 3), NOW_NS)
+    producers.record(LastBatch("d", 1, 3), NOW_NS)
     assert known(producers) == ["c", "d"]
 
 
@@ -121,8 +121,8 @@ def test_numbered_batches_are_no_dead_letters() -> None:
     fixture = Fixture()
     state = saved(fixture)
     publish(fixture, "p", 1)
-    assert not fixture.topic.unsettled
-    assert not fixture.restarted(state).topic.unsettled
+    assert not fixture.topic.unconfirmed
+    assert not fixture.restarted(state).topic.unconfirmed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Checkpoint, Topic
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.retention import (
-    Keeper,
+    RetentionManager,
     RetentionSchedule,
     kept_from,
     look_again_ns,
@@ -145,7 +145,7 @@ def test_the_schedule_does_not_grow_with_every_look() -> None:
 
 
 class Kept:
-    """A topic with a log of two files, the second of them empty, and its keeper.
+    """A topic with a log of two files, the second of them empty, and its retention manager.
 
     The first file is begun at NOW and has a message of this time, and another from five minutes later.
     """
@@ -162,7 +162,7 @@ class Kept:
         self.log = DiskLog(folder, files=files, now_ns=lambda: self.now_ns)
         self.topic = Topic("t", self.log, BatchCache(0), 0, 0, settings)
         self.topic.add_channel("c")
-        self.keeper = Keeper(lambda: self.now_ns, self.roll)
+        self.retention = RetentionManager(lambda: self.now_ns, self.roll)
 
     async def roll(self, topic: Topic) -> bool:
         raise AssertionError
@@ -172,7 +172,7 @@ class Kept:
 
     def is_due(self) -> bool:
         """Whether the topic is to be looked at now."""
-        return self.keeper.schedule.take_due(self.now_ns) == ["t"]
+        return self.retention.schedule.take_due(self.now_ns) == ["t"]
 
     def checkpoint(self) -> Checkpoint:
         checkpoint = self.topic.checkpoint()
@@ -181,7 +181,7 @@ class Kept:
         return checkpoint
 
     def save(self) -> int | None:
-        return self.keeper.discard(self.topic, self.checkpoint(), self.now_ns)
+        return self.retention.discard(self.topic, self.checkpoint(), self.now_ns)
 
 
 @pytest.fixture
@@ -197,27 +197,27 @@ FORTY = TopicSettings(retention_time_ms=40 * MINUTE)
 @pytest.mark.parametrize("kept", [FORTY], indirect=True)
 async def test_a_topic_that_was_loaded_is_looked_at_when_its_first_file_may_be_too_old(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.keeper.found(kept.topic)
+    kept.retention.found(kept.topic)
     kept.set_clock(39.9)
     assert not kept.is_due()
     kept.set_clock(40)
     assert kept.is_due()
-    assert not await kept.keeper.has_work(kept.topic)  # the last message is not that old
+    assert not await kept.retention.has_work(kept.topic)  # the last message is not that old
     kept.set_clock(44.9)
     assert not kept.is_due()
     kept.set_clock(45.1)
     assert kept.is_due()
-    assert await kept.keeper.has_work(kept.topic)
+    assert await kept.retention.has_work(kept.topic)
     assert kept.save() is None
     assert kept.log.first_sequence == 2
 
 
 @pytest.mark.parametrize("kept", [FORTY, TopicSettings()], indirect=True)
 async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
-    kept.keeper.found(kept.topic)
+    kept.retention.found(kept.topic)
     kept.set_clock(100)
     assert not kept.is_due()
-    assert not await kept.keeper.has_work(kept.topic)
+    assert not await kept.retention.has_work(kept.topic)
     assert kept.save() is None
     assert kept.log.first_sequence == 0
 
@@ -225,38 +225,38 @@ async def test_what_a_channel_needs_is_not_looked_at(kept: Kept) -> None:
 @pytest.mark.parametrize("kept", [TopicSettings(), TopicSettings(retention_bytes=1000)], indirect=True)
 async def test_of_a_topic_that_was_loaded_goes_at_once_what_is_not_to_be_kept(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.keeper.found(kept.topic)
+    kept.retention.found(kept.topic)
     assert kept.is_due()
-    assert await kept.keeper.has_work(kept.topic)
+    assert await kept.retention.has_work(kept.topic)
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(-1), TopicSettings(retention_bytes=9000)], indirect=True)
 async def test_a_topic_that_was_loaded_and_keeps_all_is_not_looked_at(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
-    kept.keeper.found(kept.topic)
+    kept.retention.found(kept.topic)
     kept.set_clock(10**6)
     assert not kept.is_due()
 
 
 @pytest.mark.parametrize("kept", [TopicSettings(ttl_ms=60 * MINUTE)], indirect=True)
 async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) -> None:
-    kept.keeper.found(kept.topic)
+    kept.retention.found(kept.topic)
     kept.set_clock(5 + 60 / 16)
     assert kept.is_due()
-    assert not await kept.keeper.has_work(kept.topic)
+    assert not await kept.retention.has_work(kept.topic)
     assert not kept.is_due()
     kept.set_clock(60.1)
     assert kept.is_due()
-    assert await kept.keeper.has_work(kept.topic)
+    assert await kept.retention.has_work(kept.topic)
     assert kept.topic.channels["c"].expired_count == 1
     kept.set_clock(65.1)
     assert kept.is_due()
-    assert await kept.keeper.has_work(kept.topic)
+    assert await kept.retention.has_work(kept.topic)
     assert kept.topic.channels["c"].expired_count == 2
     kept.save()
     kept.set_clock(10**6)
     assert kept.is_due()
-    assert not await kept.keeper.has_work(kept.topic)
+    assert not await kept.retention.has_work(kept.topic)
     assert not kept.is_due()  # nothing waits
 
 
@@ -281,7 +281,7 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
     files.heal()
     assert kept.save() == again_ns  # not yet
     assert not kept.log.has_stragglers
-    assert await kept.keeper.has_work(kept.topic)  # the file has been passed
+    assert await kept.retention.has_work(kept.topic)  # the file has been passed
     kept.now_ns = again_ns
     assert kept.save() is None
     assert kept.log.first_sequence == 2

@@ -18,8 +18,8 @@ class LimitedMachine(TopicMachine):
         self.real.topic.expire_before(sequence)
         self.forget_waiting(sequence)
         for name, naive in self.naive.channels.items():
-            drop(naive, [n for n in fresh(naive) if n < min(sequence, self.real.topic.distribution_point)])
-            assert self.real.topic.channels[name].cursor >= min(sequence, self.real.topic.distribution_point)
+            drop(naive, [n for n in fresh(naive) if n < min(sequence, self.real.topic.high_watermark)])
+            assert self.real.topic.channels[name].cursor >= min(sequence, self.real.topic.high_watermark)
 
     @rule(most=st.integers(1, 10))
     def make_room(self, most: int) -> None:

@@ -23,7 +23,7 @@ from trio_nsq.broker.state import topic as topic_module
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.channel_state import ChannelState
 from trio_nsq.broker.state.topic import Topic
-from trio_nsq.broker.state.withdrawn import Aside
+from trio_nsq.broker.state.withdrawn import Withdrawn
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import encode_finish
 
@@ -67,7 +67,7 @@ TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topi
 # What was stored, how many messages, when they are due, and the only channel that gets them.
 Stored = tuple[list[RecordBatch], int, int, str | None]
 # What somebody has taken from which channel, and the model's copies of it.
-Taken = tuple[NaiveChannel, Channel, list[Aside], dict[int, Copy]]
+Taken = tuple[NaiveChannel, Channel, list[Withdrawn], dict[int, Copy]]
 
 
 def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
@@ -209,7 +209,7 @@ class TopicMachine(RuleBasedStateMachine):
             return
         _, naive, real = picked
         topic = self.real.topic
-        first, point = topic.log.first_sequence, topic.end if naive.private else topic.distribution_point
+        first, point = topic.log.first_sequence, topic.end if naive.private else topic.high_watermark
         to = first + (point - first + 2) * place // 100
         expected = real.move_for(to)
         assert real.seek(to, self.real.now_ns) == expected
@@ -269,7 +269,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert sorted(message.sequence for message in taken) == sorted(expected)
         self.note_taken(naive, real, taken)
 
-    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[Aside]) -> None:
+    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[Withdrawn]) -> None:
         copies = {message.sequence: naive.copies[message.sequence] for message in taken}
         for message in taken:
             copy = copies[message.sequence]

@@ -2,8 +2,8 @@
 
 A message is a dead letter first and finished afterwards: it is stored in the dead-letter topic, as durably as can be,
 before its channel lets go of it. A crash in between leaves it in both. So its record in the dead-letter topic tells
-where it comes from, and a restart has those channels forget what has arrived there (`settle`). It looks at all dead
-letters since the last that are known to be out of their channels' saved states: see `Topic.settle`.
+where it comes from, and a restart has those channels forget what has arrived there (`confirm_moved_letters`). It looks
+at all dead letters since the last that are known to be out of their channels' saved states: see `Topic.confirm_moved`.
 """
 
 import logging
@@ -23,7 +23,7 @@ from .state.note import Origin, Reason, note_of_dead_letters, origins
 from .state.settings import SettingsError
 from .state.topic import Topic
 from .state.wanted import Wanted
-from .state.withdrawn import Aside
+from .state.withdrawn import Withdrawn
 
 if TYPE_CHECKING:
     from .server import Server
@@ -109,11 +109,11 @@ class DeadLetterMover:
         channel.dead_letter_count += channel.dispose(moved)
         self._put_back(channel, taken)  # those that were too many
         if letters:
-            self._note_buried(channel.topic, topic_name, note)
+            self._record_moved(channel.topic, topic_name, note)
         return ""
 
     async def _batches(
-        self, topic: Topic, messages: Sequence[Aside]
+        self, topic: Topic, messages: Sequence[Withdrawn]
     ) -> tuple[dict[int, Batch | None], LogReadError | None]:
         """The batches that hold these messages; without those that are to be read another time, or cannot be."""
         batches = {each.sequence: each.held or topic.in_memory(each.sequence) for each in messages}
@@ -124,19 +124,19 @@ class DeadLetterMover:
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
 
-    def _put_back(self, channel: Channel, messages: Iterable[Aside]) -> None:
+    def _put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
         channel.put_back(messages)
         self._server.pump(channel)  # the settings may have changed: then they are ready
 
-    def _note_buried(self, origin: Topic, topic_name: str, note: bytes) -> None:
+    def _record_moved(self, origin: Topic, topic_name: str, note: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
         topic = self._server.broker.topics.get(topic_name)
         if topic is None:
             return
         if origin.ephemeral or not self._server.serves(origin):
-            topic.settle(note)
+            topic.confirm_moved(note)
         else:
-            origin.buried.append((topic, note))
+            origin.moved_dead_letters.append((topic, note))
             self._server.broker.changed.add(origin.name)
 
 
@@ -156,15 +156,15 @@ async def store_durably(server: "Server", topic_name: str, publication: Publicat
 
 
 def _read(
-    channel: Channel, messages: Iterable[Aside], batches: Mapping[int, Batch | None]
-) -> tuple[list[tuple[Aside, Origin, bytes]], list[Aside]]:
+    channel: Channel, messages: Iterable[Withdrawn], batches: Mapping[int, Batch | None]
+) -> tuple[list[tuple[Withdrawn, Origin, bytes]], list[Withdrawn]]:
     """The first of these messages with all that is known of them, not too many bytes, and those that are damaged.
 
     Those without a batch, which could not be read now, do not keep others from being moved.
     """
     topic = channel.topic
-    letters: list[tuple[Aside, Origin, bytes]] = []
-    gone: list[Aside] = []
+    letters: list[tuple[Withdrawn, Origin, bytes]] = []
+    gone: list[Withdrawn] = []
     size = 0
     for message in messages:
         if message.sequence not in batches:
@@ -191,7 +191,7 @@ def _read(
     return letters, gone
 
 
-def settle(broker: Broker, only: str | None = None) -> None:
+def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
     """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
 
     If only one topic was opened just now, no letters are looked at but those in it and those from it.
@@ -199,15 +199,15 @@ def settle(broker: Broker, only: str | None = None) -> None:
     What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
     """
     for topic in broker.topics.values():
-        for note in list(topic.unsettled):
+        for note in list(topic.unconfirmed):
             try:
-                _settle(broker, topic, note, only)
+                _confirm_moved(broker, topic, note, only)
             except Exception:
                 # A defect of ours: it keeps neither the broker nor other topics from starting.
                 logger.exception("topic %s: dead letters may come to it a second time", topic.name)
 
 
-def _settle(broker: Broker, topic: Topic, note: bytes, only: str | None) -> None:
+def _confirm_moved(broker: Broker, topic: Topic, note: bytes, only: str | None) -> None:
     found = origins(note)
     if only is not None and topic.name != only and not (found and found[0].topic == only):
         return
@@ -216,26 +216,26 @@ def _settle(broker: Broker, topic: Topic, note: bytes, only: str | None) -> None
     origin = broker.topics.get(found[0].topic) if found else None
     channel = origin.channels.get(found[0].channel) if origin is not None else None
     if origin is None or channel is None:
-        topic.settle(note)
+        topic.confirm_moved(note)
     elif _forget(channel, found):
-        origin.buried.append((topic, note))
+        origin.moved_dead_letters.append((topic, note))
         broker.changed.add(origin.name)
 
 
 def forget_origin(broker: Broker, name: str) -> None:
     """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
     for topic in broker.topics.values():
-        for note in list(topic.unsettled):
+        for note in list(topic.unconfirmed):
             found = origins(note)
             if found and found[0].topic == name:
-                topic.settle(note)
+                topic.confirm_moved(note)
 
 
 def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
     """Returns whether each of them could be looked at; the others stay."""
     ids = {origin.sequence: origin.id for origin in found}
     taken = channel.withdraw(ids)
-    same: list[Aside] = []
+    same: list[Withdrawn] = []
     error: LogReadError | None = None
     try:
         for each in taken:

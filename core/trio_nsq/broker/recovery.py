@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from ..log import Log, LogError, is_disk_full
-from .dead_letters import forget_origin, settle
+from .dead_letters import confirm_moved_letters, forget_origin
 from .state.broker import Broker
 from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
@@ -54,7 +54,7 @@ class TopicLoader:
                 self._add(*self._restore(name))
             except Exception as exc:
                 self._give_up(name, exc)
-        settle(self._broker)
+        confirm_moved_letters(self._broker)
         for topic in self._broker.topics.values():
             self._loaded(topic)
 
@@ -80,7 +80,7 @@ class TopicLoader:
                 topic.log.close()
                 return
             self._add(topic, is_saved)
-            settle(self._broker, name)
+            confirm_moved_letters(self._broker, name)
         except Exception as exc:
             self._give_up(name, exc)
             return

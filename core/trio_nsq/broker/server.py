@@ -37,8 +37,8 @@ from .state.consumer import Consumer
 from .state.moving import forget
 from .state.seeking import Move
 from .state.topic import Checkpoint, Topic
-from .state.withdrawn import Aside
-from .storage.checkpointer import Saver
+from .state.withdrawn import Withdrawn
+from .storage.checkpointer import Checkpointer
 from .storage.data_folder import ID_RESERVE, DataFolder
 from .tcp.connection import Connection
 from .tcp.poller import Poller
@@ -164,7 +164,9 @@ class Server:
         )
         self.readers = Readers(self.serves)
         self.cold_reads = ColdReads(nursery, self.serves_channel, self.pump, self._note_read)
-        self._saver = Saver(self.broker, folder, ids, time.time_ns, self.publisher.roll, self.publisher.sync)
+        self._checkpointer = Checkpointer(
+            self.broker, folder, ids, time.time_ns, self.publisher.roll, self.publisher.sync
+        )
         self._dead_letters = DeadLetterMover(self, nursery)
         self._loader = TopicLoader(self.broker, folder, self._make_log, self._loaded, lambda: self._stopping)
         self._loader.load_all()
@@ -191,7 +193,7 @@ class Server:
         )
 
     def _loaded(self, topic: Topic) -> None:
-        self._saver.keeper.found(topic)
+        self._checkpointer.retention.found(topic)
         for channel in topic.channels.values():
             self._dead_letters.look_at(channel)
         self._timer_moved.set()
@@ -296,7 +298,7 @@ class Server:
         pumped = 0
         in_round = self.publisher.in_round
         for channel in topic.channels.values():
-            if channel in self._waiting or not channel.hungry:
+            if channel in self._waiting or not channel.has_ready_consumer:
                 continue
             if in_round and channel.can_wait:
                 self._waiting[channel] = time.perf_counter() + _WAITING_S
@@ -390,7 +392,7 @@ class Server:
             if channel.others_wait_for_read:
                 self.cold_reads.begin(channel)
             if not grants:
-                if channel.stopped_short:
+                if channel.budget_exhausted:
                     self._line_up(channel)
                 break
             sent += len(grants)
@@ -528,7 +530,7 @@ class Server:
             coming = self._coming.setdefault(topic, set())
             coming.add(name)
             try:
-                await self._saver.change(topic, plan, apply, with_others=True)
+                await self._checkpointer.change(topic, plan, apply, with_others=True)
             except DeletedError:
                 continue  # the topic was deleted meanwhile
             except SaveError:
@@ -580,7 +582,7 @@ class Server:
         self._deleting[topic.name] = _Deletion(only_if_unused)
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
-                async with self._saver.locked(topic):
+                async with self._checkpointer.locked(topic):
                     await self._delete(topic, only_if_unused)
         finally:
             self._deleting.pop(topic.name).done.set()
@@ -605,7 +607,7 @@ class Server:
         self.publisher.forget(topic)
         self.broker.delete_topic(topic)
         self.readers.topic_grew(topic)
-        self._saver.forget(topic)
+        self._checkpointer.forget(topic)
         if retired is not None:
             await trio.to_thread.run_sync(self._folder.remove_retired, retired)
 
@@ -622,11 +624,13 @@ class Server:
                 topic.unpause()
                 self.pump_topic(topic)
 
-        await self._saver.change(topic, lambda checkpoint: checkpoint.change_topic(paused=paused), apply)
+        await self._checkpointer.change(
+            topic, lambda checkpoint: checkpoint.change_topic(paused=paused), apply
+        )
 
     async def empty_topic(self, topic: Topic) -> None:
         """Drop what waits in a topic itself, durably; its channels keep theirs."""
-        await self._saver.change(topic, topic.plan_empty, topic.empty)
+        await self._checkpointer.change(topic, topic.plan_empty, topic.empty)
 
     async def forget_producer(self, topic: Topic, producer: str) -> None:
         """Forget what a producer has published to a topic, durably: its numbers may begin again."""
@@ -634,7 +638,9 @@ class Server:
         def plan(checkpoint: Checkpoint) -> None:
             checkpoint.forget_producer(producer)
 
-        await self._saver.change(topic, plan, lambda: topic.producers.forget(producer), with_others=True)
+        await self._checkpointer.change(
+            topic, plan, lambda: topic.producers.forget(producer), with_others=True
+        )
 
     async def configure_topic(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic, durably. Also raises SettingsError."""
@@ -646,7 +652,7 @@ class Server:
             topic.configure(changes)
             self.pump_topic(topic)  # there may be more than there may be now
 
-        await self._saver.change(topic, plan, apply)
+        await self._checkpointer.change(topic, plan, apply)
 
     async def pause(self, channel: Channel, paused: bool) -> None:
         """Send nothing more to a channel's clients, or go on, durably; what is in their buffers goes out."""
@@ -696,7 +702,7 @@ class Server:
             await self.save(channel.topic)  # one that came due meanwhile is kept, and the state lacks it
         return cancelled
 
-    async def dispose(self, channel: Channel, messages: Sequence[Aside]) -> int:
+    async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
         """Be done with messages that were withdrawn, durably; if that fails, put them back.
 
         Returns:
@@ -733,7 +739,7 @@ class Server:
             else:
                 checkpoint.change_channel(state)
 
-        await self._saver.change(topic, plan, apply)
+        await self._checkpointer.change(topic, plan, apply)
 
     async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
         """Move a channel, durably, or find out what that would do.
@@ -748,10 +754,10 @@ class Server:
         topic = channel.topic
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
-            if topic.buried:
+            if topic.moved_dead_letters:
                 await self.save(topic)
             await self._save_dead_letters()
-        async with self._saver.locked(topic):  # which might be deleting what the channel goes back to
+        async with self._checkpointer.locked(topic):  # which might be deleting what the channel goes back to
             if not self.serves_channel(channel):
                 raise DeletedError(channel.name)
             oldest = topic.log.first_sequence
@@ -779,7 +785,7 @@ class Server:
             move = channel.move_of(preparation)
             if dry_run:
                 return move
-            await self._saver.change_locked(channel.topic, plan, apply)
+            await self._checkpointer.change_locked(channel.topic, plan, apply)
         finally:
             channel.give_up_move()
         self.pump(channel)
@@ -837,7 +843,7 @@ class Server:
                 for name in names:
                     self._channel(topic.name, name)
 
-            await self._saver.change(topic, plan, apply)
+            await self._checkpointer.change(topic, plan, apply)
         except (SaveError, DeletedError):
             pass  # an error is logged; what cannot be saved is not made
         except Exception:
@@ -849,16 +855,16 @@ class Server:
     # ------------------------------------------------------------------ saved state
 
     async def save(self, topic: Topic) -> None:
-        """As `Saver.save`. Raises SaveError."""
-        await self._saver.save(topic)
+        """As `Checkpointer.save`. Raises SaveError."""
+        await self._checkpointer.save(topic)
 
     async def save_new(self, topic: Topic) -> None:
-        """As `Saver.save_new`. Raises SaveError."""
-        await self._saver.save_new(topic)
+        """As `Checkpointer.save_new`. Raises SaveError."""
+        await self._checkpointer.save_new(topic)
 
     async def save_on_schedule(self) -> None:
         """Save what changed every so often; runs until cancelled."""
-        await self._saver.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
+        await self._checkpointer.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
 
     async def open_again_on_schedule(self) -> None:
         """As `TopicLoader.open_again_on_schedule`."""
@@ -868,7 +874,7 @@ class Server:
     def health(self) -> str:
         """`OK`, or `NOK - ` and what the last write failed with, or which topic is unavailable."""
         room = self._folder.spare_room
-        error = self.publisher.health or room.failed_with or room.shortage or self._saver.error
+        error = self.publisher.health or room.failed_with or room.shortage or self._checkpointer.error
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
@@ -919,9 +925,11 @@ class Server:
         await self._deserted.wait()  # a closed connection waits for nobody but the disk
         for deletion in list(self._deleting.values()):
             await deletion.done.wait()
-        await self._saver.save_all()
+        await self._checkpointer.save_all()
         for topic in list(self.broker.topics.values()):
-            async with self._saver.locked(topic):  # an HTTP client may just be having it saved once more
+            async with self._checkpointer.locked(
+                topic
+            ):  # an HTTP client may just be having it saved once more
                 topic.log.close()
 
 

@@ -167,7 +167,7 @@ def topic_state(
         topic: What nsqd says of it.
         log: All its messages.
         plans: The state of each of its channels, in their order.
-        point: The distribution point: messages from there on have not been given to the channels.
+        point: The high watermark: messages from there on have not been given to the channels.
     """
     ours = Topic(topic.name, log, BatchCache(0), 0)
     ours.paused = True  # lest what waits be distributed

@@ -23,7 +23,7 @@ from ..errors import PublishRefused, SaveError
 from ..publication import Publication
 from ..state.channel import Channel
 from ..state.note import Origin, Reason, note_of_channel, origins
-from ..state.withdrawn import Aside
+from ..state.withdrawn import Withdrawn
 from .deferred import find_sequences, ids_given
 from .json_lines import message_line
 from .read import NDJSON
@@ -199,7 +199,7 @@ class DeadLetterEndpoints:
         selection = await self._selection(request, channel)
         left = whole_number(request, "max_messages", least=1)
         reader = _LetterReader(self._server, channel, selection, left)
-        taken: list[Aside] = []
+        taken: list[Withdrawn] = []
         try:
             while reader.goes_on:
                 letters = await reader.next()

@@ -148,7 +148,7 @@ class Broker:
         self.changed.add(topic.name)
         self._forget(channel)
         self.on_names_changed(topic.name, channel.name)
-        waited_for = channel.private and topic.distribution_point < topic.end
+        waited_for = channel.private and topic.high_watermark < topic.end
         if topic.ephemeral and not topic.channels and not waited_for:
             self.delete_topic(topic)
 

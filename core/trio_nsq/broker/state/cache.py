@@ -41,7 +41,7 @@ class BatchCache:
         self.size_bytes += batch.size_bytes
         self._make_room()
 
-    def note_grown(self, by_bytes: int) -> None:
+    def record_growth(self, by_bytes: int) -> None:
         """The batch that was used last has become larger."""
         self.size_bytes += by_bytes
         self._make_room()

@@ -1,8 +1,8 @@
 """A channel: a cursor over its topic's log, and what is not finished below the cursor.
 
-Every message below the cursor is finished unless it is in flight with a consumer, requeued, deferred, or set aside
-because it was given up, or for an operator (see `SetAside`). So the
-state of a channel is as small as what is unfinished, however long the log. What lies ahead of the cursor but will
+Every message below the cursor is finished unless it is in flight with a consumer, requeued, deferred, or withdrawn
+because it was given up, or for an operator (see `WithdrawnMessages`). So the state of a channel is as small as what is
+unfinished, however long the log. What lies ahead of the cursor but will
 not be delivered from there (deferred by its publisher, or emptied from the topic) is a *hole*: the cursor passes over.
 
 Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliveries go out as data.
@@ -33,7 +33,7 @@ from .quantiles import RecentSketch
 from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
 from .wanted import Found, Wanted
-from .withdrawn import Aside, SetAside
+from .withdrawn import Withdrawn, WithdrawnMessages
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -80,8 +80,8 @@ class Channel:
         consumers: In the order they came.
         ephemeral: It goes with its last consumer, and is not kept over a restart.
         settings: Those in force.
-        stopped_short: The last `dispatch` came to so many messages that are not to be delivered, because they are too
-            old, damaged, or for others, that it gave up for this time: there may be more behind them.
+        budget_exhausted: The last `dispatch` passed over as many messages as one call may, because they are too old,
+            damaged, or for others. There may be more behind them.
         others_wait_for_read: The last `dispatch` could deliver something, but other messages have to be read from disk
             first, see `wanted`.
     """
@@ -98,7 +98,7 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.given_up_count = 0
-        self.stopped_short = False
+        self.budget_exhausted = False
         self.others_wait_for_read = False
         self.consumers: dict[Consumer, None] = {}
         self.ephemeral = is_ephemeral(name)
@@ -116,7 +116,7 @@ class Channel:
         # Each entry ends with the batch that holds the message if nothing but memory has it, see `Delivery.held`.
         self._requeued: deque[tuple[int, int, Batch | None]] = deque()  # (sequence, attempts so far, held)
         self._deferred = DeferredMessages()
-        self._aside = SetAside()
+        self._withdrawn = WithdrawnMessages()
         self._cursor = Cursor(cursor)
         # The first deadline at the head of any consumer's deliveries, or earlier.
         self._next_timeout_ns: int | None = None
@@ -147,12 +147,12 @@ class Channel:
     @property
     def _point(self) -> int:
         """The sequence up to which messages belong to it."""
-        return self.topic.end if self.private else self.topic.distribution_point
+        return self.topic.end if self.private else self.topic.high_watermark
 
     @property
     def depth(self) -> int:
-        """Messages that are neither in flight nor deferred: ready to be delivered, or set aside."""
-        return self.ready_count + len(self._aside)
+        """Messages that are neither in flight nor deferred: ready to be delivered, or withdrawn."""
+        return self.ready_count + len(self._withdrawn)
 
     @property
     def ready_count(self) -> int:
@@ -173,7 +173,7 @@ class Channel:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
         self.settings, self._changes = self._changed_settings(changes)
         self._state = None
-        for message in self._aside.take_all_waiting():
+        for message in self._withdrawn.take_all_waiting():
             self._come_back(message)
 
     def settings_with(self, changes: Mapping[str, Any]) -> ChannelSettings:
@@ -184,7 +184,7 @@ class Channel:
         """Count the messages that other settings would drop at once: dead letters that are not moved yet."""
         if not settings.max_attempts or settings.dead_letter_topic:
             return 0
-        return self._aside.given_up_after(settings.max_attempts)
+        return self._withdrawn.given_up_after(settings.max_attempts)
 
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
         settings, said = change(ChannelSettings(), self._changes, changes)
@@ -193,7 +193,7 @@ class Channel:
         return settings, said
 
     @property
-    def hungry(self) -> bool:
+    def has_ready_consumer(self) -> bool:
         """Some consumer could take messages if there were any."""
         return bool(self._ready) and not self._paused
 
@@ -205,7 +205,7 @@ class Channel:
     @property
     def _fresh(self) -> int:
         # As `_point`, without its call: asked for several times for each delivery.
-        point = self.topic.end if self.private else self.topic.distribution_point
+        point = self.topic.end if self.private else self.topic.high_watermark
         return point - self._cursor.position - self._cursor.hole_messages
 
     @property
@@ -228,7 +228,7 @@ class Channel:
         """(sequence, attempts) of everything below the cursor that is neither finished nor deferred."""
         for sequence, attempts, _ in self._requeued:
             yield sequence, attempts
-        for message in self._aside:
+        for message in self._withdrawn:
             yield message.sequence, message.attempts
         for consumer in self.consumers:
             for sequence, delivery in consumer.in_flight:
@@ -251,7 +251,7 @@ class Channel:
         consumer: then the lowest of the first thousand of them counts.
         """
         found = [sequence for sequence, _, _ in islice(self._requeued, LOOKED_AT)]
-        found += [message.sequence for message in islice(self._aside, LOOKED_AT)]
+        found += [message.sequence for message in islice(self._withdrawn, LOOKED_AT)]
         for consumer in self.consumers:
             if (sequence := consumer.in_flight.oldest) is not None:
                 found.append(sequence)
@@ -284,7 +284,7 @@ class Channel:
         self._deferred.add(due_ns, sequences, 0, held)
         self.skip(sequences.start, sequences.stop)
         if self._preparation is not None:
-            self._preparation.note_arrived(sequences, due_ns, held)
+            self._preparation.record_arrived(sequences, due_ns, held)
 
     def skip(self, start: int, end: int) -> None:
         """Let the cursor pass over [start, end). See `arrived_deferred` for the order of calls."""
@@ -328,7 +328,7 @@ class Channel:
     def add(self, consumer: Consumer) -> None:
         """Let a consumer compete for the messages."""
         self.consumers[consumer] = None
-        self._note_buffer(consumer, 1)
+        self._count_buffer(consumer, 1)
         self.refresh(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -339,7 +339,7 @@ class Channel:
         if consumer in self.consumers:
             self._state = None
             del self.consumers[consumer]
-            self._note_buffer(consumer, -1)
+            self._count_buffer(consumer, -1)
             self._ready.pop(consumer, None)
             if self.settings.max_attempts:
                 for sequence, delivery in consumer.in_flight:
@@ -353,18 +353,18 @@ class Channel:
                 self._batches.clear()  # nobody will ask for what was read ahead
                 self._again.clear()
 
-    def _note_buffer(self, consumer: Consumer, more: int) -> None:
+    def _count_buffer(self, consumer: Consumer, more: int) -> None:
         self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
         self._buffers = +self._buffers
         self._buffer_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
         self._buffer_ns = min([time_ns for _, time_ns in self._buffers], default=0)
 
-    def _come_back(self, message: Aside, due_ns: int = 0) -> None:
+    def _come_back(self, message: Withdrawn, due_ns: int = 0) -> None:
         """Deliver a message again, at `due_ns` or, if that is 0, as soon as may be; or give it up."""
         sequence, attempts, reason, held = message
         if reason is not None and 0 < self.settings.max_attempts <= attempts:
             if self.settings.dead_letter_topic:
-                self._aside.give_up(message)
+                self._withdrawn.give_up(message)
             else:
                 self.given_up_count += 1
         elif due_ns:
@@ -545,14 +545,14 @@ class Channel:
 
         Returns:
             Frames to be sent, and to whom; empty when there is nothing to send or nobody to send it to. What is
-            returned counts as in flight. Call again until it is empty, and later if it `stopped_short`.
+            returned counts as in flight. Call again until it is empty, and later if it `budget_exhausted`.
 
         Raises:
             LogReadError: The operating system refused. Nothing was put in flight, and nothing is lost.
             ReadWouldWaitError: The next messages have to be read from disk first, see `wanted`. Likewise.
         """
         grants: list[Grant] = []
-        self.stopped_short = self.others_wait_for_read = False
+        self.budget_exhausted = self.others_wait_for_read = False
         self._ahead_ns = ahead_ns
         if not self.can_deliver:
             return grants
@@ -617,7 +617,7 @@ class Channel:
         looks = _REQUEUED_AT_ONCE
         while self._requeued and len(frames) < count:
             if not looks:
-                self.stopped_short = True
+                self.budget_exhausted = True
                 break
             looks -= 1
             sequence, attempts, held = self._requeued[0]
@@ -664,7 +664,7 @@ class Channel:
                 if batch is not None and self._passes(batch, now_ns):
                     passes -= 1
                     if not passes:
-                        self.stopped_short = True
+                        self.budget_exhausted = True
                         break
                     continue
             except LogReadError:
@@ -823,7 +823,7 @@ class Channel:
         forgotten: list[deque[Any]] = [self._requeued, self._cursor.restart(self._point)]
         self._requeued = deque()
         self._deferred = DeferredMessages()
-        self._aside.clear()
+        self._withdrawn.clear()
         self._next_timeout_ns = None
         self._capped.clear()
         self._batches.clear()
@@ -856,7 +856,7 @@ class Channel:
         return self.move_of(preparation)
 
     def seek(self, sequence: int, now_ns: int) -> Move:
-        """Begin anew at `sequence`, or at the distribution point if that is lower, as though it had been made there.
+        """Begin anew at `sequence`, or at the high watermark if that is lower, as though it had been made there.
 
         Every message from there on is delivered, attempts counted from 1, whatever has become of it; only those that
         their publisher deferred, and that are not due at `now_ns`, wait for their time. With every message before it
@@ -886,7 +886,7 @@ class Channel:
         self._preparation = preparation
         requeued = list(self._requeued)
         unfinished = chain(
-            [(sequence for sequence, _, _ in requeued), [message.sequence for message in self._aside]],
+            [(sequence for sequence, _, _ in requeued), [message.sequence for message in self._withdrawn]],
             ([sequence for sequence, _ in consumer.in_flight] for consumer in list(self.consumers)),
         )
         return preparation.steps(self._cursor, self._deferred, unfinished)
@@ -911,7 +911,7 @@ class Channel:
         deferred = preparation.deferred
         if keeps_before:
             deferred.merge(self._deferred.before(to))
-        given_up, taken = self._aside.take_all_waiting(), list(self._aside)
+        given_up, taken = self._withdrawn.take_all_waiting(), list(self._withdrawn)
         kept: list[tuple[int, int, Batch | None]] = []
         if keeps_before:
             kept = self._unfinished_before(to)
@@ -922,10 +922,10 @@ class Channel:
             self.arrived_deferred(sequences, due_ns, held)
         if keeps_before:
             self._requeued.extend(kept)
-            self._aside.hold(message for message in taken if message.sequence < to)
+            self._withdrawn.hold(message for message in taken if message.sequence < to)
             for message in given_up:
                 if message.sequence < to:
-                    self._aside.give_up(message)
+                    self._withdrawn.give_up(message)
         yield
         yield from forget(forgotten)
 
@@ -938,16 +938,16 @@ class Channel:
             ]
         return found
 
-    # ------------------------------------------------------------------ messages that are set aside
+    # ------------------------------------------------------------------ messages that are withdrawn
 
     @property
     def given_up(self) -> int:
         """Messages that wait to be taken to the dead-letter topic."""
-        return self._aside.waiting
+        return self._withdrawn.waiting
 
-    def take_given_up(self, at_most: int) -> list[Aside]:
+    def take_given_up(self, at_most: int) -> list[Withdrawn]:
         """Take some of these, to move them. Then `dispose` of them, or `put_back` what could not be moved."""
-        return self._aside.take(at_most)
+        return self._withdrawn.take(at_most)
 
     def find_waiting(self, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
         """Find where ready and deferred messages lie, in steps. Others may have their turn between them.
@@ -970,41 +970,41 @@ class Channel:
             yield
         yield from runs.join(found)
 
-    def withdraw(self, sequences: Collection[int]) -> list[Aside]:
+    def withdraw(self, sequences: Collection[int]) -> list[Withdrawn]:
         """Take those of these messages that are not in flight: nobody gets them meanwhile. Then as above."""
         self._state = None
         wanted = set(sequences)
-        found = [Aside(*entry[:2], None, entry[2]) for entry in self._requeued if entry[0] in wanted]
+        found = [Withdrawn(*entry[:2], None, entry[2]) for entry in self._requeued if entry[0] in wanted]
         if found:
             self._requeued = deque(entry for entry in self._requeued if entry[0] not in wanted)
-        found += self._aside.take_of(wanted)
+        found += self._withdrawn.take_of(wanted)
         found += [
-            Aside(sequence, attempts, None, held)
+            Withdrawn(sequence, attempts, None, held)
             for sequence, attempts, held in self._deferred.withdraw(wanted)
         ]
         wanted.difference_update([message.sequence for message in found])
         found += self._withdraw_fresh(sorted(wanted))
-        self._aside.hold(found)
+        self._withdrawn.hold(found)
         return found
 
-    def _withdraw_fresh(self, wanted: list[int]) -> list[Aside]:
+    def _withdraw_fresh(self, wanted: list[int]) -> list[Withdrawn]:
         """Make holes where these are, as far as the cursor is yet to come there."""
         found = self._cursor.ahead_among(wanted, self._point)
         if found:
             self._cursor.skip_among(found)
         ephemeral = self.topic.ephemeral
         held = map(self.topic.batch_holding, found) if ephemeral else repeat(None)
-        return [Aside(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
+        return [Withdrawn(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
 
-    def dispose(self, messages: Iterable[Aside]) -> int:
+    def dispose(self, messages: Iterable[Withdrawn]) -> int:
         """Be done with messages that were taken; returns how many of them were not dropped meanwhile."""
         self._state = None
-        return len(self._aside.release(messages))
+        return len(self._withdrawn.release(messages))
 
-    def put_back(self, messages: Iterable[Aside]) -> None:
+    def put_back(self, messages: Iterable[Withdrawn]) -> None:
         """Have messages again that were taken, but for those that were dropped meanwhile."""
         self._state = None
-        for message in self._aside.release(messages):
+        for message in self._withdrawn.release(messages):
             self._come_back(message)
 
     def cancel(self, sequences: Collection[int]) -> list[int]:
@@ -1026,7 +1026,7 @@ class Channel:
         changes: dict[str, Any] | None = None,
         cursor: Cursor | None = None,
         deferred: DeferredMessages | None = None,
-        aside: Iterable[Aside] | None = None,
+        withdrawn: Iterable[Withdrawn] | None = None,
     ) -> ChannelState:
         """The state, with these in place of the channel's own."""
         cursor = self._cursor if cursor is None else cursor
@@ -1040,7 +1040,7 @@ class Channel:
             tuple(self._requeued),
             tuple([consumer.in_flight.copy() for consumer in self.consumers if consumer.in_flight.count]),
             (self._deferred if deferred is None else deferred).copy(),
-            tuple(self._aside if aside is None else aside),
+            tuple(self._withdrawn if withdrawn is None else withdrawn),
         )
 
     # The state that the channel would have after a change: it is saved before the change is made.
@@ -1061,7 +1061,7 @@ class Channel:
 
     def state_if_empty(self) -> ChannelState:
         """After `empty`."""
-        return ChannelState(self.name, self._paused, self._changes, self.topic.distribution_point)
+        return ChannelState(self.name, self._paused, self._changes, self.topic.high_watermark)
 
     def state_if_moved(self, preparation: Preparation) -> ChannelState:
         """After `move`."""
@@ -1072,14 +1072,14 @@ class Channel:
             deferred.add(due_ns, sequences, 0, held)
             cursor.skip(sequences.start, sequences.stop)
         kept: list[tuple[int, int, Batch | None]] = []
-        aside: list[Aside] = []
+        withdrawn: list[Withdrawn] = []
         if preparation.keeps_before and to > 0:
             deferred.merge(self._deferred.before(to))
             kept = self._unfinished_before(to)
-            aside = [message for message in self._aside if message.sequence < to]
+            withdrawn = [message for message in self._withdrawn if message.sequence < to]
         return ChannelState(
             self.name, self._paused, self._changes, cursor.position,
-            cursor.holes, tuple(kept), (), deferred.copy(), tuple(aside),
+            cursor.holes, tuple(kept), (), deferred.copy(), tuple(withdrawn),
         )  # fmt: skip
 
     def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
@@ -1088,17 +1088,19 @@ class Channel:
         deferred.withdraw(sequences)
         return self._make_state(deferred=deferred)
 
-    def state_if_disposed(self, messages: Iterable[Aside]) -> ChannelState:
+    def state_if_disposed(self, messages: Iterable[Withdrawn]) -> ChannelState:
         """After `dispose`."""
         gone = {message.sequence for message in messages}
-        return self._make_state(aside=[message for message in self._aside if message.sequence not in gone])
+        return self._make_state(
+            withdrawn=[message for message in self._withdrawn if message.sequence not in gone]
+        )
 
     @classmethod
     def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":
         """The channel of a snapshot.
 
         Args:
-            topic: Its topic; the distribution point is restored already.
+            topic: Its topic; the high watermark is restored already.
             state: What became of a `ChannelState`, out of JSON.
             log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
                 `--sync=interval`, and is then cut back to it.
@@ -1118,6 +1120,6 @@ class Channel:
             if s < log_end
         )
         for sequence, attempts, reason in unfinished:
-            channel._come_back(Aside(sequence, attempts, reason))
+            channel._come_back(Withdrawn(sequence, attempts, reason))
         channel._deferred = DeferredMessages.restore(state["deferred"], log_end)
         return channel

@@ -8,7 +8,7 @@ from typing import Any
 from .batch import Batch
 from .deferred import Block, DeferredMessages
 from .in_flight import InFlightCopy
-from .withdrawn import Aside
+from .withdrawn import Withdrawn
 
 _ROWS_PER_STEP = 500
 _PACKED_PER_ROW = 20
@@ -24,7 +24,7 @@ class ChannelState:
 
     Args:
         name, paused, settings, cursor: The channel's.
-        holes, requeued, in_flight, deferred, aside: Copies of the channel's, which become this object's own;
+        holes, requeued, in_flight, deferred, withdrawn: Copies of the channel's, which become this object's own;
             `in_flight` is that of each consumer.
 
     Attributes:
@@ -36,12 +36,12 @@ class ChannelState:
     """
 
     __slots__ = (
-        "_aside",
         "_deferred",
         "_head",
         "_holes",
         "_in_flight",
         "_requeued",
+        "_withdrawn",
         "cursor",
         "first_needed",
         "name",
@@ -58,7 +58,7 @@ class ChannelState:
         requeued: Sequence[tuple[int, int, Batch | None]] = (),
         in_flight: Sequence[InFlightCopy] = (),
         deferred: Sequence[Block] = (),
-        aside: Sequence[Aside] = (),
+        withdrawn: Sequence[Withdrawn] = (),
     ) -> None:
         self.parts: list[bytes] = []
         self.name = name
@@ -68,7 +68,7 @@ class ChannelState:
         self._requeued = requeued
         self._in_flight = in_flight
         self._deferred = deferred
-        self._aside = aside
+        self._withdrawn = withdrawn
 
     def encode(self) -> Iterator[int]:
         """Set `parts` and `first_needed`, in steps; yields after each how many messages it was about."""
@@ -77,7 +77,7 @@ class ChannelState:
         holes = unfinished = "[]"
         if self._holes:
             holes, _ = yield from encode_rows(iter(self._holes), 0)
-        if self._requeued or self._in_flight or self._aside:
+        if self._requeued or self._in_flight or self._withdrawn:
             unfinished, lowest = yield from encode_rows(self._unfinished(), 0)
             self.first_needed = min(self.first_needed, lowest)
         blocks: list[bytes] = []
@@ -90,7 +90,7 @@ class ChannelState:
         head = json.dumps(values, separators=(",", ":"))[:-1]
         before = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":['
         self.parts = [before.encode(), *blocks, b"]}"]
-        self._holes = self._requeued = self._in_flight = self._deferred = self._aside = ()
+        self._holes = self._requeued = self._in_flight = self._deferred = self._withdrawn = ()
 
     def sequences(self) -> Iterator[int]:
         """Of all that is unfinished or deferred, once `encode` has come to its end."""
@@ -103,7 +103,7 @@ class ChannelState:
             yield sequence, attempts
         for in_flight in self._in_flight:
             yield from in_flight
-        for message in self._aside:
+        for message in self._withdrawn:
             reason = () if message.reason is None else (message.reason.value,)
             yield message.sequence, message.attempts, *reason
 

@@ -19,7 +19,7 @@ from operator import attrgetter
 from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
 from .batch import Batch
 from .note import Reason
-from .withdrawn import Aside
+from .withdrawn import Withdrawn
 
 LOOKED_AT = 1000
 """Deliveries, or messages at the head of a queue, among which the oldest is looked for: that has a bounded cost."""
@@ -116,9 +116,9 @@ class Delivery:
             line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
         )
 
-    def returned(self, sequence: int, reason: Reason) -> Aside:
+    def returned(self, sequence: int, reason: Reason) -> Withdrawn:
         """One of these messages, on its way back to the channel."""
-        return Aside(sequence, self.attempts, reason, self.held)
+        return Withdrawn(sequence, self.attempts, reason, self.held)
 
 
 _LEFT = attrgetter("left")

@@ -44,7 +44,7 @@ class Preparation:
     """Computes the state that a channel will have after a seek, in steps.
 
     The channel keeps working meanwhile. Changes to messages from `to` on do not matter: the channel delivers all of
-    them again. New deferred messages do matter: the channel reports them with `note_arrived`.
+    them again. New deferred messages do matter: the channel reports them with `record_arrived`.
 
     Args:
         to: The sequence that the channel moves to.
@@ -56,7 +56,7 @@ class Preparation:
         deferred: Deferred messages from `to` on.
         holes, hole_messages: The holes of the channel's new `Cursor`, and how many messages are in them.
         before: Unfinished messages before `to`.
-        late: Deferred messages that arrived since this began, as `note_arrived` was given them.
+        late: Deferred messages that arrived since this began, as `record_arrived` was given them.
     """
 
     def __init__(self, to: int, point: int, keeps_before: bool, now_ns: int) -> None:
@@ -71,7 +71,7 @@ class Preparation:
         self.late: list[tuple[range, int, Batch | None]] = []
         self._runs = Runs()  # of the new holes
 
-    def note_arrived(self, sequences: range, due_ns: int, held: Batch | None) -> None:
+    def record_arrived(self, sequences: range, due_ns: int, held: Batch | None) -> None:
         """Note deferred messages that the channel just got."""
         self.late.append((sequences, due_ns, held))
 

@@ -61,7 +61,7 @@ class Producers:
         """Whether a batch of this producer can be remembered without forgetting one that was used lately."""
         return producer in self._last or len(self._last) < MAX_PRODUCERS or self._is_old(now_ns)
 
-    def note(self, last: LastBatch, at_ns: int) -> None:
+    def record(self, last: LastBatch, at_ns: int) -> None:
         """Remember a batch that is in the log since then.
 
         Those that are unused longest are forgotten if there are too many, and nobody has used them for `KEPT_S`.

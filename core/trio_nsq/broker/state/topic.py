@@ -1,6 +1,6 @@
 """A topic: one log, the channels over it, and the point up to which the channels may read.
 
-The *distribution point* is the sequence up to which messages belong to the channels. It is the end of the topic,
+The *high watermark* is the sequence up to which messages belong to the channels. It is the end of the topic,
 except while the topic is paused or has no channel: then it stays put, and what arrives waits behind it for the
 first channel, or for the pause to end.
 
@@ -67,11 +67,11 @@ class Checkpoint:
         waiting: A copy of the topic's.
         producers: As `Producers.state`.
         durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
-        buried: A copy of the topic's.
+        moved_dead_letters: A copy of the topic's.
         settings: The topic's.
 
     Attributes:
-        buried: See `Topic.buried`.
+        moved_dead_letters: See `Topic.moved_dead_letters`.
         settings: Those that are in force once it is saved.
         names_batches: It tells what producers have published, so the log has to have that before this is on disk.
         parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
@@ -87,11 +87,11 @@ class Checkpoint:
         producers: list[LastBatch],
         durable: list[ChannelState],
         ephemeral: list[ChannelState],
-        buried: "list[tuple[Topic, bytes]]",
+        moved_dead_letters: "list[tuple[Topic, bytes]]",
         settings: TopicSettings,
     ) -> None:
         self.parts: list[bytes] = []
-        self.buried = buried
+        self.moved_dead_letters = moved_dead_letters
         self.settings = settings
         self.names_batches = bool(producers)
         self.first_needed = self.all_needed = 0
@@ -127,7 +127,7 @@ class Checkpoint:
             del self._producers[at], self._head["producers_used"][at]
 
     def forget_waiting(self) -> None:
-        """Save no message that waits for its time behind the distribution point."""
+        """Save no message that waits for its time behind the high watermark."""
         self._waiting = WaitingMessages()
 
     # ------------------------------------------------------------------ on the way to disk
@@ -234,8 +234,8 @@ class Topic:
         may_refuse: Whether `why_full` ever says anything, or it is held back.
         may_drop: Whether `make_room` ever does anything.
         producers: What those that number their batches have published.
-        buried: Dead letters of its channels: the dead-letter topic that has them, and the note they have there. They
-            are not in the channels any more, but the state saved last does not know yet.
+        moved_dead_letters: Dead letters that left its channels since the last checkpoint, which still has them: the
+            dead-letter topic they are in, and the note they have there.
         waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
@@ -266,7 +266,7 @@ class Topic:
         self.ephemeral = is_ephemeral(name)
         self.has_distributed_deferred = False
         self.waits_for_disk = True
-        self.distribution_point = self._first = log.first_sequence
+        self.high_watermark = self._first = log.first_sequence
         self._end = log.next_sequence
         self._cache = cache
         self._mem_queue_size = mem_queue_size
@@ -281,13 +281,13 @@ class Topic:
         # The same of batches that were read, the latest last.
         self._read: deque[tuple[int, int]] = deque(maxlen=_READ_BATCHES)
         self._last_held: Batch | None = None  # requeued messages tend to be neighbours
-        # Deferred by their publisher, or for one channel only, and behind the distribution point.
+        # Deferred by their publisher, or for one channel only, and behind the high watermark.
         self._waiting = WaitingMessages()
         self.producers = Producers()
-        self.buried: list[tuple[Topic, bytes]] = []
+        self.moved_dead_letters: list[tuple[Topic, bytes]] = []
         # The first sequence of the dead letters here, by their note, whose channels may yet have them in their saved
         # states, ascending.
-        self._unsettled: dict[bytes, int] = {}
+        self._unconfirmed: dict[bytes, int] = {}
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
@@ -304,14 +304,14 @@ class Topic:
     @property
     def depth(self) -> int:
         """Messages waiting for a channel, or for the pause to end."""
-        point = self.distribution_point
+        point = self.high_watermark
         # A bounded memory may have lost the place of a deferred message, though not the message.
         return self._end - point - self._waiting.messages_from(point)
 
     @property
     def is_finished(self) -> bool:
         """Nothing of its log will be read again: no message waits, is deferred or in flight, in any channel."""
-        return self.oldest_waiting == self._settled == self._end and not any(
+        return self.oldest_waiting == self._confirmed_before == self._end and not any(
             channel.depth or channel.deferred_count or channel.in_flight_count
             for channel in self.channels.values()
         )
@@ -319,7 +319,7 @@ class Topic:
     @property
     def backend_depth(self) -> int:
         """The part of `depth` that would have to be read from disk."""
-        return min(self.depth, max(0, self.cached_from - self.distribution_point))
+        return min(self.depth, max(0, self.cached_from - self.high_watermark))
 
     @property
     def end(self) -> int:
@@ -343,7 +343,7 @@ class Topic:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
             if record.note:
-                self._take_note(record)
+                self._record_metadata(record)
         if not (len(records) == 1 and self._extend_newest(records[0])):
             self._remember_all(records)
         if self._private:
@@ -360,18 +360,18 @@ class Topic:
             else:
                 self._remember(batch)
 
-    def _take_note(self, record: RecordBatch) -> None:
+    def _record_metadata(self, record: RecordBatch) -> None:
         if batch := batch_number(record.note):
-            self.producers.note(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
+            self.producers.record(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
         elif not record.due_ns:
             # A channel that was moved back may give up the very same again: it goes to the end.
-            self._unsettled.pop(record.note, None)
-            self._unsettled[record.note] = record.base_sequence
+            self._unconfirmed.pop(record.note, None)
+            self._unconfirmed[record.note] = record.base_sequence
 
     def _remember(self, batch: Batch) -> None:
         self._cache.put(self.name, batch)
         self._recent.append((batch.base_sequence, batch.next_sequence))
-        self._note_recent(len(batch))
+        self._record_recent(len(batch))
 
     def _extend_newest(self, record: RecordBatch) -> bool:
         """Remember a record with those before it, if they have not been delivered yet: that makes deliveries large."""
@@ -381,12 +381,12 @@ class Topic:
         newest = self._cache.get((self.name, first))
         if newest is None or not (grown_bytes := newest.absorb(record, *self._largest_merged)):
             return False
-        self._cache.note_grown(grown_bytes)
+        self._cache.record_growth(grown_bytes)
         self._recent[-1] = first, newest.next_sequence
-        self._note_recent(record.count)
+        self._record_recent(record.count)
         return True
 
-    def _note_recent(self, count: int) -> None:
+    def _record_recent(self, count: int) -> None:
         self._recent_messages += count
         # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
         while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
@@ -398,24 +398,24 @@ class Topic:
         """Take note of what a log that is bounded has dropped at its beginning."""
         if self.log.first_sequence > self._first:
             self._first = self.log.first_sequence
-            self.distribution_point = max(self.distribution_point, self._first)
+            self.high_watermark = max(self.high_watermark, self._first)
             for channel in self.channels.values():
                 channel.move_to(self._first)
 
     def distribute(self) -> None:
-        """Let the channels have what is behind the distribution point, unless it is frozen."""
-        end, point = self._end, self.distribution_point
+        """Let the channels have what is behind the high watermark, unless it is frozen."""
+        end, point = self._end, self.high_watermark
         channels = self._shared if self._private else self.channels.values()
         if self.paused or not channels:
             return
         if not self._waiting:
-            self.distribution_point = end
+            self.high_watermark = end
             for channel in channels:
                 channel.arrived(end - point)
             return
         self.has_distributed_deferred = True
         count = self.depth
-        self.distribution_point = end
+        self.high_watermark = end
         _give(channels, count, list(self._waiting))
         self._waiting = WaitingMessages()
 
@@ -440,7 +440,7 @@ class Topic:
         return self._oldest_of(self.channels.values())
 
     def _oldest_of(self, channels: Iterable[Channel]) -> int:
-        return min([self.distribution_point, *[channel.cursor for channel in channels]])
+        return min([self.high_watermark, *[channel.cursor for channel in channels]])
 
     def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
         """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
@@ -522,7 +522,7 @@ class Topic:
 
     def _count_before(self, sequence: int) -> int:
         """How many of the messages that `depth` counts are below `sequence`."""
-        point = self.distribution_point
+        point = self.high_watermark
         if (sequence := min(sequence, self._end)) <= point:
             return 0
         return sequence - point - self._waiting.messages_from(point) + self._waiting.messages_from(sequence)
@@ -549,7 +549,7 @@ class Topic:
 
     def _after_waiting(self, count: int) -> int:
         """The sequence after the first `count` of the messages that `depth` counts."""
-        to = self.distribution_point
+        to = self.high_watermark
         for waiting in self._waiting:
             start = waiting.sequences.start
             if to + count < start:
@@ -559,18 +559,18 @@ class Topic:
         return to + count
 
     def _pass_over(self, sequence: int) -> int:
-        """Move the distribution point, and count what that drops. What waits for its time does so further on."""
+        """Move the high watermark, and count what that drops. What waits for its time does so further on."""
         for waiting in self._waiting:
             if waiting.sequences.start < sequence < waiting.sequences.stop:
                 sequence = waiting.sequences.stop
         sequence = min(sequence, self._end)
-        point = self.distribution_point
+        point = self.high_watermark
         if sequence <= point:
             return 0
         before = self.depth
         for channel in self._shared:
             channel.skip(point, sequence)
-        self.distribution_point = sequence
+        self.high_watermark = sequence
         return before - self.depth
 
     # ------------------------------------------------------------------ reading
@@ -687,7 +687,7 @@ class Topic:
     def add_channel(self, name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name.
 
-        If there is none it is made: at the distribution point, or, a private one, at the end of the topic. One that is
+        If there is none it is made: at the high watermark, or, a private one, at the end of the topic. One that is
         there stays as it is, private or not.
         """
         channel = self.channels.get(name)
@@ -696,7 +696,7 @@ class Topic:
         if private:
             channel = self.channels[name] = self._private[name] = Channel(self, name, self._end, private=True)
         else:
-            channel = self.channels[name] = Channel(self, name, self.distribution_point)
+            channel = self.channels[name] = Channel(self, name, self.high_watermark)
             self.distribute()
         return channel
 
@@ -711,7 +711,7 @@ class Topic:
             channel.empty()  # an alarm may yet keep it in memory for a while
 
     def pause(self) -> None:
-        """Freeze the distribution point."""
+        """Freeze the high watermark."""
         self.paused = True
 
     def unpause(self) -> None:
@@ -728,22 +728,22 @@ class Topic:
         """Have a checkpoint save what `empty` would do."""
         for channel in self.channels.values():
             if not channel.ephemeral:
-                checkpoint.change_channel(channel.state_if_skipped(self.distribution_point, self._end))
+                checkpoint.change_channel(channel.state_if_skipped(self.high_watermark, self._end))
         checkpoint.forget_waiting()
         checkpoint.change_topic(distribution_point=self._end)
 
     def empty(self) -> None:
-        """Drop what is behind the distribution point; channels keep what they have."""
+        """Drop what is behind the high watermark; channels keep what they have."""
         for channel in self._shared:
-            channel.skip(self.distribution_point, self._end)
+            channel.skip(self.high_watermark, self._end)
         self._waiting = WaitingMessages()
-        self.distribution_point = self._end
+        self.high_watermark = self._end
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
-        for topic, note in self.buried:
-            topic.settle(note)  # no saved state has them any more
-        self.buried.clear()
+        for topic, note in self.moved_dead_letters:
+            topic.confirm_moved(note)  # no saved state has them any more
+        self.moved_dead_letters.clear()
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self._recent.clear()
@@ -778,16 +778,16 @@ class Topic:
                 "name": self.name,
                 "paused": self.paused,
                 "settings": self._changes,
-                "distribution_point": self.distribution_point,
+                "distribution_point": self.high_watermark,
                 "end": self._end,
-                "settled": self._settled,
+                "settled": self._confirmed_before,
                 "producers_used": self.producers.used_s(),
             },
             self._waiting.copy(),
             self.producers.state(),
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
-            self.buried.copy(),
+            self.moved_dead_letters.copy(),
             self.settings,
         )
 
@@ -795,21 +795,21 @@ class Topic:
         """Take note that a checkpoint is on disk; returns the topics that have to be saved for that reason."""
         if self.held_back:
             self.hold_back("")
-        del self.buried[: len(checkpoint.buried)]
-        for topic, note in checkpoint.buried:
-            topic.settle(note)
-        return list({topic: None for topic, _ in checkpoint.buried})
+        del self.moved_dead_letters[: len(checkpoint.moved_dead_letters)]
+        for topic, note in checkpoint.moved_dead_letters:
+            topic.confirm_moved(note)
+        return list({topic: None for topic, _ in checkpoint.moved_dead_letters})
 
     # ------------------------------------------------------------------ dead letters
 
     @property
-    def _settled(self) -> int:
-        return next(iter(self._unsettled.values()), self._end)
+    def _confirmed_before(self) -> int:
+        return next(iter(self._unconfirmed.values()), self._end)
 
     @property
-    def unsettled(self) -> Mapping[bytes, int]:
+    def unconfirmed(self) -> Mapping[bytes, int]:
         """The dead letters here that may be in the saved states of their channels, too: note and first sequence."""
-        return self._unsettled
+        return self._unconfirmed
 
     def id_at(self, sequence: int) -> str | None:
         """The id of a message, 16 hex digits; None if the log has not got it. Raises LogReadError; for any thread."""
@@ -818,9 +818,9 @@ class Topic:
                 return f"{record.first_id + sequence - record.base_sequence:016x}"
         return None
 
-    def settle(self, note: bytes) -> None:
+    def confirm_moved(self, note: bytes) -> None:
         """Take note that dead letters are not in the saved state of the channel they come from any more."""
-        self._unsettled.pop(note, None)
+        self._unconfirmed.pop(note, None)
 
     def snapshot(self) -> dict[str, Any]:
         """The same at once, as JSON data: for a topic that nobody waits for."""
@@ -845,22 +845,22 @@ class Topic:
             LogReadError: The operating system refused.
         """
         end, scanned, ahead = self._end, self._first, False
-        unsettled = scanned
+        unconfirmed = scanned
         if state is not None:
             try:
                 ahead = int(state["end"]) > end
                 scanned = min(int(state["end"]), end)
-                unsettled = min(int(state.get("settled", scanned)), scanned)
+                unconfirmed = min(int(state.get("settled", scanned)), scanned)
                 self._take_up(state)
             except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as exc:
                 raise StateError(f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)) from exc
-        self._scan(scanned, unsettled)
+        self._scan(scanned, unconfirmed)
         self.distribute()
         return ahead
 
-    def _scan(self, new: int, unsettled: int) -> None:
+    def _scan(self, new: int, unconfirmed: int) -> None:
         """Look for what is not in the saved state, from one sequence on, and for dead letters, from another on."""
-        for header in self.log.headers(min(new, unsettled)):
+        for header in self.log.headers(min(new, unconfirmed)):
             note = b""
             if header.note_bytes:
                 read = self.log.read(header.base_sequence, 1)
@@ -870,9 +870,9 @@ class Topic:
                 self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
             if batch := batch_number(note):
                 if header.base_sequence >= new:
-                    self.producers.note(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
-            elif note and not header.due_ns and header.base_sequence >= unsettled:
-                self._unsettled[note] = header.base_sequence
+                    self.producers.record(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
+            elif note and not header.due_ns and header.base_sequence >= unconfirmed:
+                self._unconfirmed[note] = header.base_sequence
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:
@@ -882,7 +882,7 @@ class Topic:
         end = self._end
         self.paused = bool(state["paused"])
         self.configure(state.get("settings", {}))
-        self.distribution_point = max(self._first, min(int(state["distribution_point"]), end))
+        self.high_watermark = max(self._first, min(int(state["distribution_point"]), end))
         for first, after, due_ns, *only in state["waiting_deferred"]:
             if first < end:
                 sequences = range(int(first), min(int(after), end))

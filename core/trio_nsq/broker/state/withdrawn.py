@@ -1,4 +1,4 @@
-"""Messages of a channel that are set aside: neither ready, in flight nor deferred, while the broker moves them."""
+"""Messages of a channel that are withdrawn: neither ready, in flight nor deferred, while the broker moves them."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -8,8 +8,8 @@ from .batch import Batch
 from .note import Reason
 
 
-class Aside(NamedTuple):
-    """A message that is set aside.
+class Withdrawn(NamedTuple):
+    """A message that is withdrawn.
 
     Attributes:
         sequence: Its place in the topic.
@@ -24,20 +24,20 @@ class Aside(NamedTuple):
     held: Batch | None = None
 
 
-class SetAside:
-    """All of them. Those that were given up wait here until somebody takes them, who then says what became of them.
+class WithdrawnMessages:
+    """A channel's messages withdrawn from delivery; exhausted ones wait for the dead-letter mover.
 
-    Iterating gives all, taken or not.
+    Iterating yields all of them, whether the mover has taken them or not.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Aside] = deque()
-        self._taken: dict[int, Aside] = {}
+        self._waiting: deque[Withdrawn] = deque()
+        self._taken: dict[int, Withdrawn] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._taken)
 
-    def __iter__(self) -> Iterator[Aside]:
+    def __iter__(self) -> Iterator[Withdrawn]:
         yield from self._taken.values()
         yield from self._waiting
 
@@ -50,28 +50,28 @@ class SetAside:
         """Count the messages that were given up after this number of deliveries or more, taken or not."""
         return sum(message.reason is not None and message.attempts >= attempts for message in self)
 
-    def give_up(self, message: Aside) -> None:
+    def give_up(self, message: Withdrawn) -> None:
         """Let a message wait."""
         self._waiting.append(message)
 
-    def take(self, at_most: int) -> list[Aside]:
+    def take(self, at_most: int) -> list[Withdrawn]:
         """Take messages, those that waited longest."""
         found = [self._waiting.popleft() for _ in range(min(at_most, len(self._waiting)))]
         self.hold(found)
         return found
 
-    def take_of(self, sequences: Collection[int]) -> list[Aside]:
+    def take_of(self, sequences: Collection[int]) -> list[Withdrawn]:
         """Take those of these messages that wait."""
         found = [message for message in self._waiting if message.sequence in sequences]
         if found:
             self._waiting = deque(message for message in self._waiting if message.sequence not in sequences)
         return found
 
-    def hold(self, messages: Iterable[Aside]) -> None:
+    def hold(self, messages: Iterable[Withdrawn]) -> None:
         """Count messages that do not wait here as taken."""
         self._taken.update((message.sequence, message) for message in messages)
 
-    def release(self, messages: Iterable[Aside]) -> list[Aside]:
+    def release(self, messages: Iterable[Withdrawn]) -> list[Withdrawn]:
         """Forget messages that were taken; returns those that were not forgotten meanwhile."""
         # A message that was dropped may be here once more: its channel was moved back, and it was taken again.
         released = [message for message in messages if self._taken.get(message.sequence) is message]
@@ -79,7 +79,7 @@ class SetAside:
             del self._taken[message.sequence]
         return released
 
-    def take_all_waiting(self) -> list[Aside]:
+    def take_all_waiting(self) -> list[Withdrawn]:
         """Forget those that wait, and return them."""
         waiting = list(self._waiting)
         self._waiting.clear()

@@ -14,7 +14,7 @@ from ..errors import DeletedError, SaveError
 from ..state.broker import Broker, MessageIds
 from ..state.topic import Checkpoint, Topic
 from .data_folder import ID_RESERVE, DataFolder
-from .retention import Keeper
+from .retention import RetentionManager
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -27,7 +27,7 @@ _TOPICS_AT_ONCE = 100
 
 
 class _Change:
-    """A change of a topic on its way to disk; arguments as of `Saver.change`.
+    """A change of a topic on its way to disk; arguments as of `Checkpointer.change`.
 
     Attributes:
         done: It was made or refused.
@@ -74,7 +74,7 @@ def _first_of(changes: Sequence[_Change]) -> Sequence[_Change]:
     return list(takewhile(attrgetter("with_others"), changes))
 
 
-class Saver:
+class Checkpointer:
     """Saves topics: at once where somebody waits for it, the others on a schedule.
 
     Args:
@@ -82,12 +82,12 @@ class Saver:
         folder: Where to.
         ids: The ids of messages; more are reserved before they are used up.
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
-        roll: See `Keeper`.
+        roll: See `RetentionManager`.
         sync: Brings what a topic has accepted to stable storage; returns whether it did, an error being noted.
 
     Attributes:
         error: Empty, or what the last write failed with.
-        keeper: See there.
+        retention: See there.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Saver:
         self._sync = sync
         self._threads = trio.CapacityLimiter(_THREADS)
         self._spare_room = folder.spare_room
-        self.keeper = Keeper(now_ns, roll, lambda: self._spare_room.is_short)
+        self.retention = RetentionManager(now_ns, roll, lambda: self._spare_room.is_short)
         self._now_ns = now_ns
         self._broker = broker
         self._folder = folder
@@ -205,7 +205,7 @@ class Saver:
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with changes, and make these."""
         try:
-            await self.keeper.look(topic)
+            await self.retention.look(topic)
             self._saved[topic] = next(self._tickets)
             self._broker.changed.discard(topic.name)
             checkpoint = topic.checkpoint()
@@ -227,7 +227,7 @@ class Saver:
             if not isinstance(exc, OSError):  # a defect of ours: it ends neither the broker nor the next save
                 logger.exception("topic %s: internal error", topic.name)
             reason = exc.strerror if isinstance(exc, OSError) else "internal error"
-            self._note_error(f"cannot save the state of topic {topic.name}: {reason}")
+            self._report_error(f"cannot save the state of topic {topic.name}: {reason}")
             for change in changes:
                 change.fail(SaveError(self.error))
             raise SaveError(self.error) from exc
@@ -237,23 +237,23 @@ class Saver:
             # By what happened since the checkpoint; and the second copy of the state lacks the change.
             self._broker.changed.add(topic.name)
         self._broker.changed.update(other.name for other in topic.saved(checkpoint))
-        self.keeper.schedule.look_at(topic.name, look_at_ns)
+        self.retention.schedule.look_at(topic.name, look_at_ns)
         if error is None:
             self.error = ""
         else:
-            self._note_error(str(error))
+            self._report_error(str(error))
             self._broker.changed.add(topic.name)  # it is tried again at the next checkpoint
 
     def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
         """Save a topic's state, and let its log lose what nobody needs any more.
 
         Returns:
-            As `Keeper.discard`, and what went wrong there: the state is saved all the same, and that is what callers
-            wait for.
+            As `RetentionManager.discard`, and what went wrong there: the state is saved all the same, and that is what
+            callers wait for.
         """
         self._folder.write_state(topic.name, checkpoint.content)
         try:
-            return self.keeper.discard(topic, checkpoint, self._now_ns()), None
+            return self.retention.discard(topic, checkpoint, self._now_ns()), None
         except LogError as exc:
             return None, exc
 
@@ -268,7 +268,7 @@ class Saver:
         self._saved.pop(topic, None)
         self._locks.pop(topic, None)
 
-    def _note_error(self, text: str) -> None:
+    def _report_error(self, text: str) -> None:
         if self.error != text:
             logger.error("%s", text)
         self.error = text
@@ -302,21 +302,21 @@ class Saver:
         if not self._spare_room.is_short:
             return
         for number, topic in enumerate(list(self._broker.topics.values())):
-            if not topic.ephemeral and self.keeper.has_room_to_give(topic):
+            if not topic.ephemeral and self.retention.has_room_to_give(topic):
                 self._broker.changed.add(topic.name)
             if number % _TOPICS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
 
     async def _look_at_due(self) -> None:
         """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
-        for name in self.keeper.schedule.take_due(self._now_ns()):
+        for name in self.retention.schedule.take_due(self._now_ns()):
             topic = self._broker.topics.get(name)
             if topic is None or name in self._broker.changed:
                 continue
             async with self.locked(topic):
                 is_there = self._broker.topics.get(name) is topic
                 try:
-                    if is_there and not topic.ephemeral and await self.keeper.has_work(topic):
+                    if is_there and not topic.ephemeral and await self.retention.has_work(topic):
                         self._broker.changed.add(name)
                 except Exception:
                     # A defect of ours: the save that follows says what is wrong, and the others are looked at.
@@ -355,7 +355,7 @@ class Saver:
                 await trio.to_thread.run_sync(self._folder.reserve_ids, below, limiter=self._threads)
             except OSError as exc:
                 # Tried again at the next checkpoint; until then there is what was reserved before.
-                self._note_error(f"cannot write to {self._folder.path}: {exc.strerror}")
+                self._report_error(f"cannot write to {self._folder.path}: {exc.strerror}")
             else:
                 self._ids.reserved = below
                 self.error = ""

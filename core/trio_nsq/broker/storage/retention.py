@@ -144,7 +144,7 @@ class RetentionSchedule:
         return list(due)
 
 
-class Keeper:
+class RetentionManager:
     """Lets messages go whose time is over. One for a broker.
 
     Args:
