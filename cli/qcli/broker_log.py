@@ -90,11 +90,11 @@ def note_beginning(topic: str, reader: TopicReader, first: str | None) -> None:
 
 def is_for_all(batch: RecordBatch) -> bool:
     """Whether it was published to the topic, and not brought back for one of its channels."""
-    if not (batch.note and batch.due_ns):
+    if not (batch.metadata and batch.due_ns):
         return True
-    from trio_nsq.broker.state.note import only_channel
+    from trio_nsq.broker.state.record_metadata import only_channel
 
-    return only_channel(batch.note) is None
+    return only_channel(batch.metadata) is None
 
 
 def note_gap(topic: str, first: int, end: int, reason: str) -> bool:

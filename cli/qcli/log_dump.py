@@ -267,9 +267,9 @@ def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
 
 
 def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
-    from trio_nsq.broker.state.note import batch_number
+    from trio_nsq.broker.state.record_metadata import batch_number
 
-    bodies, numbered = batch.messages.bodies(), batch_number(batch.note)
+    bodies, numbered = batch.messages.bodies(), batch_number(batch.metadata)
     name = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
     return json_lines(
         {

@@ -10,7 +10,7 @@ from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.broker.state.deferred import DeferredMessages
-from trio_nsq.broker.state.note import note_of_channel
+from trio_nsq.broker.state.record_metadata import metadata_for_channel
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
@@ -107,9 +107,9 @@ class Fixture:
         With `only` it is for that channel alone.
         """
         due_ns = self.now_ns + defer_ms * MS if defer_ms or only is not None else 0
-        note = note_of_channel(only) if only is not None else b""
+        metadata = metadata_for_channel(only) if only is not None else b""
         first_id = self.ids.take(len(bodies))
-        record = next_record(self.topic, pack_messages(bodies), first_id, due_ns, note)
+        record = next_record(self.topic, pack_messages(bodies), first_id, due_ns, metadata)
         self.log.append([record], sync=False)
         return [record]
 
@@ -268,7 +268,7 @@ def packed(rows: Iterable[tuple[int, int, int]]) -> list[str]:
 
 
 def next_record(
-    topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0, note: bytes = b""
+    topic: Topic, messages: MessageSet, first_id: int, due_ns: int = 0, metadata: bytes = b""
 ) -> RecordBatch:
     """A record batch that fits at the end of the topic's log; it is not stored yet."""
-    return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages, note)
+    return RecordBatch(topic.log.next_sequence, first_id, TIMESTAMP, due_ns, messages, metadata)

@@ -9,7 +9,7 @@ import pytest
 
 from broker.state import Fixture, Received, Subscriber, disk_log
 from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.note import Reason, only_channel
+from trio_nsq.broker.state.record_metadata import Reason, only_channel
 from trio_nsq.broker.state.settings import SettingsError
 
 
@@ -458,6 +458,6 @@ def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_m
 def test_a_note_tells_the_channel() -> None:
     fixture = Fixture()
     (stored,) = fixture.store(b"x", only="two")
-    assert only_channel(stored.note) == "two"
+    assert only_channel(stored.metadata) == "two"
     assert only_channel(b"") is None
     assert stored.due_ns == fixture.now_ns

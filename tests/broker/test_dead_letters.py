@@ -16,7 +16,7 @@ from broker.state import Fixture, next_record
 from broker.support import PATIENCE_S, RawClient, Received, connected, identify, mpub, until
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker.state.note import Origin, Reason, note_of_dead_letters
+from trio_nsq.broker.state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from trio_nsq.log import Files
 from trio_nsq.protocol import pack_messages
 
@@ -543,8 +543,8 @@ def test_letters_that_come_a_second_time_are_looked_for_in_their_last_place() ->
     """A channel that was moved back may give up the very same again."""
     fixture = Fixture(name="dead")
     for sequence in (5, 6, 5):
-        note = note_of_dead_letters([Origin("t", "c", "0" * 16, sequence, 1, 0, Reason.REQUEUED)])
-        record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), note=note)
+        metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, sequence, 1, 0, Reason.REQUEUED)])
+        record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), metadata=metadata)
         fixture.log.append([record], sync=False)
         fixture.topic.accept([record])
     assert list(fixture.topic.unconfirmed.values()) == [1, 2]

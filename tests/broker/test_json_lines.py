@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.broker.api.json_lines import gap_line, message_line, message_lines
-from trio_nsq.broker.state.note import Origin, Reason, note_of_channel, note_of_dead_letters
+from trio_nsq.broker.state.record_metadata import (
+    Origin,
+    Reason,
+    metadata_for_channel,
+    metadata_for_dead_letters,
+)
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
@@ -38,7 +43,7 @@ def test_each_message_has_its_line(bodies: list[bytes], data: st.DataObject) -> 
 
 
 def test_what_only_one_channel_gets_says_so() -> None:
-    batch = RecordBatch(0, 1, 7, 9, pack_messages([b"a"]), note_of_channel("c"))
+    batch = RecordBatch(0, 1, 7, 9, pack_messages([b"a"]), metadata_for_channel("c"))
     (line,) = lines_of(batch, range(1))
     assert list(line.items()) == [
         ("topic", "t#ephemeral"),
@@ -53,8 +58,8 @@ def test_what_only_one_channel_gets_says_so() -> None:
 
 
 def test_other_notes_do_not_show() -> None:
-    note = note_of_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)])
-    (line,) = lines_of(RecordBatch(0, 1, 7, 0, pack_messages([b"a"]), note), range(1))
+    metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)])
+    (line,) = lines_of(RecordBatch(0, 1, 7, 0, pack_messages([b"a"]), metadata), range(1))
     assert list(line) == ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "body"]
 
 

@@ -12,7 +12,7 @@ import trio
 from broker.state import Fixture
 from broker.support import connected, running_broker
 from broker.test_http_limits import answer, with_length
-from trio_nsq.broker.state.note import batch_number
+from trio_nsq.broker.state.record_metadata import batch_number
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.bulk import COMPILED
@@ -68,7 +68,7 @@ async def test_a_batch_number_is_in_the_first_record_only(tmp_path: Path) -> Non
         for _ in range(2):
             await client.send(with_length(path, body))
             assert await answer(client) == OK
-    assert [batch_number(record.note) for record in stored(tmp_path)] == [("p", 7), None]
+    assert [batch_number(record.metadata) for record in stored(tmp_path)] == [("p", 7), None]
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
         await client.send(with_length(path, body))
         assert await answer(client) == OK

@@ -7,8 +7,13 @@ import pytest
 
 from broker.state import SECOND, TIMESTAMP, Fixture, next_record
 from trio_nsq.broker.state import producers as module
-from trio_nsq.broker.state.note import batch_number, is_about_messages, note_of_batch, note_of_channel
 from trio_nsq.broker.state.producers import LastBatch, Producers
+from trio_nsq.broker.state.record_metadata import (
+    batch_number,
+    is_about_messages,
+    metadata_for_batch,
+    metadata_for_channel,
+)
 from trio_nsq.broker.state.topic import StateError
 from trio_nsq.protocol import pack_messages
 
@@ -84,15 +89,19 @@ def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_note_is_read_as_what_it_was_written() -> None:
-    note = note_of_batch("load:1", 2**63 - 1)
-    assert batch_number(note) == ("load:1", 2**63 - 1)
-    assert [batch_number(each) for each in (b"", note_of_channel("producer"))] == [None, None]
-    assert [is_about_messages(each) for each in (note, b"", note_of_channel("c"))] == [False, False, True]
+    metadata = metadata_for_batch("load:1", 2**63 - 1)
+    assert batch_number(metadata) == ("load:1", 2**63 - 1)
+    assert [batch_number(each) for each in (b"", metadata_for_channel("producer"))] == [None, None]
+    assert [is_about_messages(each) for each in (metadata, b"", metadata_for_channel("c"))] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def publish(fixture: Fixture, producer: str, number: int) -> None:
-    note = note_of_batch(producer, number)
-    record = next_record(fixture.topic, pack_messages([b"a", b"b"]), fixture.ids.take(2), note=note)
+    metadata = metadata_for_batch(producer, number)
+    record = next_record(fixture.topic, pack_messages([b"a", b"b"]), fixture.ids.take(2), metadata=metadata)
     fixture.log.append([record], sync=False)
     fixture.topic.accept([record])
 

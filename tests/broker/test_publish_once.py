@@ -125,7 +125,7 @@ async def test_without_a_number_all_is_as_it_was(tmp_path: Path) -> None:
             answer = await api._client.post(path, params={"topic": "t", "defer": HOUR_MS}, content=b"x")
             assert (answer.text, answer.headers.get("NSQ-Batch")) == ("OK", None)
     log = DiskLog(tmp_path / "d" / "topics" / "t.topic")
-    assert [(record.note, bool(record.due_ns)) for record in log.read(0)] == [(b"", True), (b"", False)]
+    assert [(record.metadata, bool(record.due_ns)) for record in log.read(0)] == [(b"", True), (b"", False)]
     log.close()
     assert "producers" not in json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
 

@@ -12,7 +12,7 @@ from cli.support import Cli, Run, lines
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
 from qcli.log_positions import Position, moment, position
-from trio_nsq.broker.state.note import note_of_batch
+from trio_nsq.broker.state.record_metadata import metadata_for_batch
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -59,7 +59,9 @@ def test_numbered_batches(log_here: Run, tmp_path: Path) -> None:
     folder = tmp_path / "t.topic"
     folder.mkdir()
     log = DiskLog(folder, files=HastyFiles())
-    noted = RecordBatch(0, 1, START_S * 10**9, 0, pack_messages([b"a", b"b"]), note_of_batch("load:1", 7))
+    noted = RecordBatch(
+        0, 1, START_S * 10**9, 0, pack_messages([b"a", b"b"]), metadata_for_batch("load:1", 7)
+    )
     append_each(log, [noted, batch(2, b"c")])
     log.close()
     found = [json.loads(line) for line in log_here("dump", str(folder), "--format", "json").out.splitlines()]

@@ -14,7 +14,12 @@ from cli.ours import only_ours
 from cli.support import Cli, Run, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.broker_log import is_for_all
-from trio_nsq.broker.state.note import Origin, Reason, note_of_channel, note_of_dead_letters
+from trio_nsq.broker.state.record_metadata import (
+    Origin,
+    Reason,
+    metadata_for_channel,
+    metadata_for_dead_letters,
+)
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -172,17 +177,19 @@ def test_idle_timeout(qcli: Cli, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "due_ns", "expected"),
+    ("metadata", "due_ns", "expected"),
     [
         (b"", 0, True),
         (b"", 5, True),
-        (note_of_channel("c"), 5, False),
-        (note_of_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)]), 0, True),
+        (metadata_for_channel("c"), 5, False),
+        (metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)]), 0, True),
     ],
 )
-def test_what_was_brought_back_for_one_channel_is_left_out(note: bytes, due_ns: int, expected: bool) -> None:
+def test_what_was_brought_back_for_one_channel_is_left_out(
+    metadata: bytes, due_ns: int, expected: bool
+) -> None:
     """It was published to the topic once before."""
-    assert is_for_all(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), note)) is expected
+    assert is_for_all(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), metadata)) is expected
 
 
 # ---------------------------------------------------------------------- what is missing

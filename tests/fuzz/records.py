@@ -14,10 +14,12 @@ HEADER_FIELDS = ">IB"
 
 
 class Payloads:
-    """Records whose checksums are right: count and bytes of the note, which the header says, before the payload."""
+    """Records whose checksums are right: count and bytes of the metadata, which the header says, before the payload."""
 
     name = "payloads"
-    memory_per_byte = 10  # a copy without the note, and for an empty message of four bytes a place in a list
+    memory_per_byte = (
+        10  # a copy without the metadata, and for an empty message of four bytes a place in a list
+    )
     memory_bytes = 8_000
 
     def valid(self, rng: Random) -> list[bytes]:
@@ -25,11 +27,11 @@ class Payloads:
             rng.choice((b"", b"x", b"\0\0\0\1", b"y" * 300, rng.randbytes(rng.randrange(40))))
             for _ in range(rng.choice((1, 1, 2, 3, 5, 20)))
         ]
-        note = rng.choice((b"", b"", b"note", b"\0\0\0\0"))
+        metadata = rng.choice((b"", b"", b"note", b"\0\0\0\0"))
         return [
-            pack(HEADER_FIELDS, len(bodies), len(note)),
+            pack(HEADER_FIELDS, len(bodies), len(metadata)),
             *(pack(">i", len(body)) + body for body in bodies),
-            note,
+            metadata,
         ]
 
     def check(self, data: bytes, rng: Random) -> None:
@@ -38,7 +40,7 @@ class Payloads:
         header, payload = given
         bodies: list[bytes] = []
         at = 0
-        end = len(payload) - header.note_bytes
+        end = len(payload) - header.metadata_bytes
         while len(bodies) < header.count and at + 4 <= end:
             (size,) = unpack_from(">i", payload, at)
             if not 0 <= size <= end - at - 4:
@@ -51,7 +53,7 @@ class Payloads:
             return
         assert record is not None, f"{bodies} are refused"
         assert record.messages.bodies() == bodies
-        assert (record.messages.data, record.note) == (payload[:end], payload[end:])
+        assert (record.messages.data, record.metadata) == (payload[:end], payload[end:])
         lines, frames = Batch([record]).take(0, len(bodies), 2**31)
         ids = [b"%016x" % (FIRST_ID + index) for index in range(len(bodies))]
         assert lines == b"".join(b"FIN %s\n" % each for each in ids)
@@ -68,10 +70,10 @@ class Payloads:
 def _given(data: bytes) -> tuple[RecordHeader, bytes] | None:
     if len(data) < 5:
         return None
-    count, note_bytes = unpack_from(HEADER_FIELDS, data)
+    count, metadata_bytes = unpack_from(HEADER_FIELDS, data)
     payload = data[5:]
     if not count:
         return None  # `decode_header` lets none through
     return RecordHeader(
-        0, count, len(payload), FIRST_ID, TIMESTAMP_NS, 0, crc32(payload), note_bytes
+        0, count, len(payload), FIRST_ID, TIMESTAMP_NS, 0, crc32(payload), metadata_bytes
     ), payload

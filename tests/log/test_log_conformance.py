@@ -58,13 +58,13 @@ def test_an_empty_log(log: Log) -> None:
 
 def test_notes_are_kept_with_their_messages(log: Log) -> None:
     batches = [
-        replace(batch(0, b"a"), note=b"of one"),
+        replace(batch(0, b"a"), metadata=b"of one"),
         batch(1, b"b"),
-        replace(batch(2, b"c", b"d"), note=b"of two"),
+        replace(batch(2, b"c", b"d"), metadata=b"of two"),
     ]
     log.append(batches, sync=True)
     assert contents(log) == batches
-    assert [header.note_bytes for header in log.headers(0)] == [6, 0, 6]
+    assert [header.metadata_bytes for header in log.headers(0)] == [6, 0, 6]
     assert [header.record_bytes for header in log.headers(0)] == [one.record_bytes for one in batches]
     assert RawStreamReader().receive_data(b"".join(encode_raw(log.read_raw(0), b""))) == batches
 

@@ -55,20 +55,20 @@ def test_decoding() -> None:
 
 
 def test_a_note_lies_behind_the_messages() -> None:
-    noted = replace(BATCH, note=b"note")
+    noted = replace(BATCH, metadata=b"note")
     header = decode_header(encode_header(noted, SEED), 0, SEED)
     assert header is not None
-    assert (header.length, header.note_bytes, header.record_bytes) == (15, 4, 71)
+    assert (header.length, header.metadata_bytes, header.record_bytes) == (15, 4, 71)
     assert header.payload_crc == noted.payload_crc == crc32(PAYLOAD + b"note")
     assert noted.record_bytes == 71
     assert decode_payload(header, PAYLOAD + b"note") == noted
 
 
-@pytest.mark.parametrize("note_bytes", [0, 1, 3, 5, 15, 16, 2**32 - 1])
-def test_a_note_of_another_length_than_the_header_says_is_damage(note_bytes: int) -> None:
-    header = decode_header(encode_header(replace(BATCH, note=b"note"), SEED), 0, SEED)
+@pytest.mark.parametrize("metadata_bytes", [0, 1, 3, 5, 15, 16, 2**32 - 1])
+def test_metadata_of_another_length_than_the_header_says_is_damage(metadata_bytes: int) -> None:
+    header = decode_header(encode_header(replace(BATCH, metadata=b"note"), SEED), 0, SEED)
     assert header is not None
-    assert decode_payload(replace(header, note_bytes=note_bytes), PAYLOAD + b"note") is None
+    assert decode_payload(replace(header, metadata_bytes=metadata_bytes), PAYLOAD + b"note") is None
 
 
 def test_a_header_of_another_file_is_none_of_this_one() -> None:

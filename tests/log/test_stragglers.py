@@ -115,7 +115,7 @@ def test_a_note_that_its_messages_do_not_need_stays_behind(tmp_path: Path) -> No
     noted = [RecordBatch(n, 7 + n, 8, 9, pack_messages([b"a", b"b"]), b"%d" % n) for n in (0, 2)]
     log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
     append_each(log, [*noted, *(batch(n, b"x") for n in range(4, 9))])
-    log.carry_forward([1, 3], PLENTY, lambda note: note == b"2")
+    log.carry_forward([1, 3], PLENTY, lambda metadata: metadata == b"2")
     log.discard_before(7)
     assert log.read_straggler(1) == [RecordBatch(1, 8, 8, 9, pack_messages([b"b"]))]
     assert log.read_straggler(3) == noted[1:]

@@ -328,9 +328,9 @@ def test_a_compiled_function_refuses_what_it_is_not_made_for() -> None:
 # ------------------------------------------------------------------------------------------------ their use
 
 
-def naive_decode(payload: bytes, count: int, note_bytes: int) -> RecordBatch | None:
-    """A record of sequence 0 with all else 0, or None if its payload is no set of `count` messages and a note."""
-    end = len(payload) - note_bytes
+def naive_decode(payload: bytes, count: int, metadata_bytes: int) -> RecordBatch | None:
+    """A record of sequence 0 with all else 0, or None if its payload is no set of `count` messages and metadata."""
+    end = len(payload) - metadata_bytes
     at, sizes = naive_walk(payload, 0, end, count, 0, 2**31 - 1, [])
     if at != end or len(sizes) != count:
         return None
@@ -340,18 +340,18 @@ def naive_decode(payload: bytes, count: int, note_bytes: int) -> RecordBatch | N
 @settings(max_examples=150)
 @given(SETS, st.integers(1, 9), st.one_of(st.integers(0, 9), st.just(2**32 - 1)))
 @example(THREE, 3, 0)
-@example(THREE, 2, 7)  # the third is the note
+@example(THREE, 2, 7)  # the third is the metadata
 @example(THREE, 3, 1)
-@example(THREE + b"\0\0\0\0", 3, 4)  # a note that looks like a message
+@example(THREE + b"\0\0\0\0", 3, 4)  # metadata that looks like a message
 @example(THREE + b"\0\0\0\0", 4, 0)
 @example(THREE + b"\0\0\0\0", 4, 4)
 @example(b"", 1, 0)
 @example(THREE, 3, 16)
 @example(THREE, 3, 17)
 @example(b"\x80\0\0\0", 1, 0)
-def test_payloads_are_decoded_alike(payload: bytes, count: int, note_bytes: int) -> None:
-    header = RecordHeader(0, count, len(payload), 0, 0, 0, crc32(payload), note_bytes)
-    expected = naive_decode(payload, count, note_bytes)
+def test_payloads_are_decoded_alike(payload: bytes, count: int, metadata_bytes: int) -> None:
+    header = RecordHeader(0, count, len(payload), 0, 0, 0, crc32(payload), metadata_bytes)
+    expected = naive_decode(payload, count, metadata_bytes)
     for name, walk in WALKS.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("trio_nsq.log.records.read_sizes", walk)

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from cli.support import Cli, Result
 from interop.peers import Broker
 from qcli.app import run
-from trio_nsq.broker.state.note import note_of_channel
+from trio_nsq.broker.state.record_metadata import metadata_for_channel
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.broker_log import BrokerLog
@@ -116,9 +116,9 @@ def write_log(
     log = DiskLog(folder, segment_bytes=64 * 1024 * 1024, now_ns=lambda: NOON_NS)
     sequence = 0
     for index, (timestamp_ns, bodies) in enumerate(records):
-        due_ns, note = (timestamp_ns, note_of_channel("c")) if index in for_channel else (0, b"")
+        due_ns, metadata = (timestamp_ns, metadata_for_channel("c")) if index in for_channel else (0, b"")
         messages = pack_messages(bodies)
-        batch = RecordBatch(sequence, FIRST_ID + sequence, timestamp_ns, due_ns, messages, note)
+        batch = RecordBatch(sequence, FIRST_ID + sequence, timestamp_ns, due_ns, messages, metadata)
         log.append([batch], sync=False)
         sequence += len(bodies)
     log.close()

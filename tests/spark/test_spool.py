@@ -82,7 +82,7 @@ def test_a_record_holds_what_was_put_in() -> None:
     assert found.bodies == given.bodies
     record = record_of(70, ids, given.timestamps_ns, given.attempts, given.bodies)
     with pytest.raises(ValueError, match="has 3 bytes"):
-        rows_of(replace(record, note=b"abc"))
+        rows_of(replace(record, metadata=b"abc"))
 
 
 @pytest.mark.parametrize("bad", [b"x" * 16, b"12 4567890abcdef", b"\xff" * 16])

@@ -19,7 +19,7 @@ from .publication import Publication
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.note import Origin, Reason, note_of_dead_letters, origins
+from .state.record_metadata import Origin, Reason, metadata_for_dead_letters, origins
 from .state.settings import SettingsError
 from .state.topic import Topic
 from .state.wanted import Wanted
@@ -94,10 +94,10 @@ class DeadLetterMover:
             if error is not None and not letters and not gone:
                 raise error
             if letters:
-                note = note_of_dead_letters([origin for _, origin, _ in letters])
+                metadata = metadata_for_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
                 await self._server.create(topic_name, DEAD_LETTERS)
-                await store_durably(self._server, topic_name, Publication([bodies], note=note))
+                await store_durably(self._server, topic_name, Publication([bodies], metadata=metadata))
         except (PublishRefused, LogError, SaveError) as exc:
             self._put_back(channel, taken)
             return str(exc)
@@ -109,7 +109,7 @@ class DeadLetterMover:
         channel.dead_letter_count += channel.dispose(moved)
         self._put_back(channel, taken)  # those that were too many
         if letters:
-            self._record_moved(channel.topic, topic_name, note)
+            self._record_moved(channel.topic, topic_name, metadata)
         return ""
 
     async def _batches(
@@ -128,15 +128,15 @@ class DeadLetterMover:
         channel.put_back(messages)
         self._server.pump(channel)  # the settings may have changed: then they are ready
 
-    def _record_moved(self, origin: Topic, topic_name: str, note: bytes) -> None:
+    def _record_moved(self, origin: Topic, topic_name: str, metadata: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
         topic = self._server.broker.topics.get(topic_name)
         if topic is None:
             return
         if origin.ephemeral or not self._server.serves(origin):
-            topic.confirm_moved(note)
+            topic.confirm_moved(metadata)
         else:
-            origin.moved_dead_letters.append((topic, note))
+            origin.moved_dead_letters.append((topic, metadata))
             self._server.broker.changed.add(origin.name)
 
 
@@ -199,16 +199,16 @@ def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
     What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
     """
     for topic in broker.topics.values():
-        for note in list(topic.unconfirmed):
+        for metadata in list(topic.unconfirmed):
             try:
-                _confirm_moved(broker, topic, note, only)
+                _confirm_moved(broker, topic, metadata, only)
             except Exception:
                 # A defect of ours: it keeps neither the broker nor other topics from starting.
                 logger.exception("topic %s: dead letters may come to it a second time", topic.name)
 
 
-def _confirm_moved(broker: Broker, topic: Topic, note: bytes, only: str | None) -> None:
-    found = origins(note)
+def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | None) -> None:
+    found = origins(metadata)
     if only is not None and topic.name != only and not (found and found[0].topic == only):
         return
     if found and found[0].topic in broker.unavailable and found[0].topic != only:
@@ -216,19 +216,19 @@ def _confirm_moved(broker: Broker, topic: Topic, note: bytes, only: str | None) 
     origin = broker.topics.get(found[0].topic) if found else None
     channel = origin.channels.get(found[0].channel) if origin is not None else None
     if origin is None or channel is None:
-        topic.confirm_moved(note)
+        topic.confirm_moved(metadata)
     elif _forget(channel, found):
-        origin.moved_dead_letters.append((topic, note))
+        origin.moved_dead_letters.append((topic, metadata))
         broker.changed.add(origin.name)
 
 
 def forget_origin(broker: Broker, name: str) -> None:
     """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
     for topic in broker.topics.values():
-        for note in list(topic.unconfirmed):
-            found = origins(note)
+        for metadata in list(topic.unconfirmed):
+            found = origins(metadata)
             if found and found[0].topic == name:
-                topic.confirm_moved(note)
+                topic.confirm_moved(metadata)
 
 
 def _forget(channel: Channel, found: Iterable[Origin]) -> bool:

@@ -11,8 +11,8 @@ import trio
 from ..protocol import MessageSet
 from .errors import PublishRefused
 from .publication import Publication
-from .state.note import note_of_batch
 from .state.producers import KEPT_S, MAX_PRODUCERS
+from .state.record_metadata import metadata_for_batch
 
 if TYPE_CHECKING:
     from .server import Server
@@ -80,8 +80,8 @@ class OncePublisher:
         try:
             # Bounded by the disk: it may be stored, and others wait to hear of it.
             with trio.CancelScope(shield=True):
-                note = note_of_batch(name.producer, name.number)
-                await self._server.publish(topic, [Publication(sets, due_ns, note)])
+                metadata = metadata_for_batch(name.producer, name.number)
+                await self._server.publish(topic, [Publication(sets, due_ns, metadata)])
         except PublishRefused as exc:
             this.error = exc
             raise

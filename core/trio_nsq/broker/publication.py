@@ -16,12 +16,12 @@ class Publication:
         sets: The messages, in order, at least one: sets of any size. Each takes at least one record of the log, unless
             the publication has only one, and shares its record with others. `SetsForRecords` makes sets that fill one.
         due_ns: When it may be delivered, Unix nanoseconds; 0: at once.
-        note: What the broker has to know of it besides, see `note.py`; empty: nothing.
+        metadata: What the broker has to know of it besides, see `record_metadata.py`; empty: nothing.
     """
 
     sets: Sequence[MessageSet]
     due_ns: int = 0
-    note: bytes = b""
+    metadata: bytes = b""
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class Publication:
     @property
     def record_bytes(self) -> int:
         """What it takes in the log at most: if it shares its record with none."""
-        size = len(self.note)
+        size = len(self.metadata)
         for messages in self.sets:
             own = HEADER_BYTES + len(messages.data)
             if own > MAX_RECORD_BYTES or len(messages.sizes) > MAX_RECORD_MESSAGES:

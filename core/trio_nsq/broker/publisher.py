@@ -32,7 +32,7 @@ from .monitoring.histogram import Histogram
 from .options import BrokerOptions
 from .publication import Group, Publication
 from .state.broker import MessageIds
-from .state.note import is_about_messages
+from .state.record_metadata import is_about_messages
 from .state.topic import Topic
 from .storage.spare_room import SpareRoom
 
@@ -328,8 +328,8 @@ class Publisher:
     def _records(self, topic: Topic, publications: Sequence[Publication]) -> list[RecordBatch]:
         """Records for these publications, from the end of the log on; neighbours share one while it is small.
 
-        What is too large for one record has several, which recovery keeps together. But not if its note tells of each
-        of its messages, in their order: there are few of those.
+        What is too large for one record has several, which recovery keeps together. But not if its metadata tells of
+        each of its messages, in their order: there are few of those.
         """
         records: list[RecordBatch] = []
         timestamp_ns = time.time_ns()
@@ -339,7 +339,7 @@ class Publisher:
             sets: Sequence[MessageSet] = first.sets
             if len(together) > 1:
                 sets = [MessageSet.join([publication.sets[0] for publication in together])]
-            elif is_about_messages(first.note):
+            elif is_about_messages(first.metadata):
                 sets = [MessageSet.join(sets)]
             else:
                 sets = [
@@ -347,7 +347,7 @@ class Publisher:
                 ]
             count = sum([len(messages.sizes) for messages in sets])
             first_id = self._ids.take(count)
-            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.note)
+            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.metadata)
             if len(sets) == 1:
                 records.append(record)
             else:
@@ -624,7 +624,7 @@ def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[P
     open_for_more = False
     for publication in publications:
         messages = publication.sets[0]
-        plain = not (publication.due_ns or publication.note or len(publication.sets) > 1)
+        plain = not (publication.due_ns or publication.metadata or len(publication.sets) > 1)
         size += len(messages.data)
         count += len(messages.sizes)
         if open_for_more and plain and size <= MAX_RECORD_BYTES and count <= MAX_RECORD_MESSAGES:

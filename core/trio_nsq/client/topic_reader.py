@@ -329,5 +329,5 @@ def _part(batch: RecordBatch, indexes: range) -> RecordBatch:
         batch.timestamp_ns,
         batch.due_ns,
         MessageSet(data, part),
-        batch.note,
+        batch.metadata,
     )

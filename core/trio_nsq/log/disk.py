@@ -400,13 +400,13 @@ class DiskLog:
         return self._stragglers is not None
 
     def carry_forward(
-        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+        self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
         """As `Log.carry_forward`."""
         old = self._stragglers
         records: list[RecordBatch] = []
         size = 0
-        for record in self._stragglers_among(sequences, keeps_note):
+        for record in self._stragglers_among(sequences, keeps_metadata):
             records.append(record)
             size += record.record_bytes
             if size > max_bytes:
@@ -421,7 +421,7 @@ class DiskLog:
         return True
 
     def _stragglers_among(
-        self, sequences: Sequence[int], keeps_note: Callable[[bytes], bool]
+        self, sequences: Sequence[int], keeps_metadata: Callable[[bytes], bool]
     ) -> Iterator[RecordBatch]:
         """Records that hold these messages, which ascend, and not much else."""
         record: RecordBatch | None = None
@@ -429,11 +429,11 @@ class DiskLog:
         for sequence in sequences:
             if record is None or sequence >= record.next_sequence:
                 record, bodies = self._holding(sequence), ()
-                if record is not None and not keeps_note(record.note):
-                    record = replace(record, note=b"")
-                if record is not None and (record.note or record.count == 1):
-                    yield record  # a note is about all of its messages
-            if record is None or record.note or record.count == 1:
+                if record is not None and not keeps_metadata(record.metadata):
+                    record = replace(record, metadata=b"")
+                if record is not None and (record.metadata or record.count == 1):
+                    yield record  # metadata is about all of its messages
+            if record is None or record.metadata or record.count == 1:
                 continue
             if not bodies:
                 bodies = record.messages.bodies()

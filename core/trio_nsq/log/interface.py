@@ -205,7 +205,7 @@ class Log(Protocol):
         ...
 
     def carry_forward(
-        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+        self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
         """Copy messages aside, durably, so that the files that hold them may be discarded.
 
@@ -214,7 +214,7 @@ class Log(Protocol):
         Args:
             sequences: Ascending. Without any, all that was carried forward is forgotten.
             max_bytes: Of the records that hold them.
-            keeps_note: Whether a note goes with its messages, all of them then; else they go alone, without it.
+            keeps_metadata: Whether metadata goes with its messages, all of them then; else they go alone, without it.
 
         Returns:
             False if they would be more bytes; nothing is done then.

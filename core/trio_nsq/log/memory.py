@@ -79,7 +79,7 @@ class MemoryLog:
         return []
 
     def carry_forward(
-        self, sequences: Sequence[int], max_bytes: int, keeps_note: Callable[[bytes], bool] = bool
+        self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
         """As `Log.carry_forward`: nobody asks for it, as there are no files."""
         return False
@@ -180,16 +180,18 @@ def _header(batch: RecordBatch) -> RecordHeader:
     return RecordHeader(
         base_sequence=batch.base_sequence,
         count=batch.count,
-        length=len(batch.messages.data) + len(batch.note),
+        length=len(batch.messages.data) + len(batch.metadata),
         first_id=batch.first_id,
         timestamp_ns=batch.timestamp_ns,
         due_ns=batch.due_ns,
         payload_crc=batch.payload_crc,
-        note_bytes=len(batch.note),
+        metadata_bytes=len(batch.metadata),
         has_previous=batch.has_previous,
         has_next=batch.has_next,
     )
 
 
 def _raw(batch: RecordBatch) -> RawRecord:
-    return RawRecord(_HEAD, _header(batch), encode_header(batch, _SEED) + batch.messages.data + batch.note)
+    return RawRecord(
+        _HEAD, _header(batch), encode_header(batch, _SEED) + batch.messages.data + batch.metadata
+    )

@@ -2,7 +2,7 @@
 
      0      4            8             12       16      20           24
     +------+------------+-------------+--------+-------+------------+
-    | NSQB | header_crc | payload_crc | length | count | links+note |
+    | NSQB | header_crc | payload_crc | length | count | links+size |
     +------+------------+-------------+--------+-------+------------+
     24              32         40              48       56          56+length
     +---------------+----------+---------------+--------+---------+
@@ -13,10 +13,10 @@ All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so 
 can be trusted to tell how far the record reaches, even when the payload is damaged. Its computation begins with the
 file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
 when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
-behind it the note, most often empty: whatever the log's owner wishes to know of these messages besides.
+after it the metadata, most often empty: bytes that the log's owner stores with these messages.
 
-"links+note" holds the bytes of the note in its lower 30 bits. Bit 31 says that the record after it belongs to the same
-batch of messages, bit 30 that the record before it does. Recovery keeps all records of a batch or none.
+"links+size" holds the size of the metadata in its lower 30 bits. Bit 31 says that the record after it belongs to
+the same batch of messages, bit 30 that the record before it does. Recovery keeps all records of a batch or none.
 Checksums are zlib's CRC-32, as zlib-ng computes it, which takes a twelfth of the time.
 """
 
@@ -40,7 +40,7 @@ MAX_RECORD_BYTES = 256 * 1024
 is read as a whole, and damage costs all of it."""
 _HAS_NEXT = 1 << 31
 _HAS_PREVIOUS = 1 << 30
-_NOTE_BYTES = _HAS_PREVIOUS - 1
+_METADATA_BYTES = _HAS_PREVIOUS - 1
 _ANY_CRC = 0xFFFFFFFF
 
 
@@ -51,12 +51,12 @@ class RecordHeader:
     Attributes:
         base_sequence: The first message's place in the topic, counted from 0 over the topic's life.
         count: Messages, at least 1.
-        length: Bytes of the payload, the note included.
+        length: Bytes of the payload, the metadata included.
         first_id: The first message's id as a number; the others follow it without a gap.
         timestamp_ns: When it was published, Unix nanoseconds.
         due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
         payload_crc: CRC-32 of the payload.
-        note_bytes: Bytes of the note.
+        metadata_bytes: Bytes of the metadata.
         has_previous, has_next: Whether the record before it, or after it, belongs to the same batch of messages.
     """
 
@@ -67,7 +67,7 @@ class RecordHeader:
     timestamp_ns: int
     due_ns: int
     payload_crc: int
-    note_bytes: int = 0
+    metadata_bytes: int = 0
     has_previous: bool = False
     has_next: bool = False
 
@@ -86,7 +86,7 @@ class RecordHeader:
 class RecordBatch:
     """Messages published together, with their place in the topic. Fields as in `RecordHeader`. Not to be changed.
 
-    `note` is what the log's owner wrote down about them; nothing here looks into it.
+    `metadata` belongs to the log's owner; the log does not interpret it.
 
     Attributes:
         next_sequence: The sequence after this batch's last.
@@ -98,7 +98,7 @@ class RecordBatch:
     timestamp_ns: int
     due_ns: int
     messages: MessageSet
-    note: bytes = b""
+    metadata: bytes = b""
     has_previous: bool = False
     has_next: bool = False
     next_sequence: int = field(init=False, repr=False, compare=False)
@@ -106,7 +106,7 @@ class RecordBatch:
 
     def __post_init__(self) -> None:
         self.next_sequence = self.base_sequence + len(self.messages.sizes)
-        self.record_bytes = HEADER_BYTES + len(self.messages.data) + len(self.note)
+        self.record_bytes = HEADER_BYTES + len(self.messages.data) + len(self.metadata)
 
     @property
     def count(self) -> int:
@@ -116,11 +116,13 @@ class RecordBatch:
     @property
     def payload_crc(self) -> int:
         """As in the header."""
-        return crc32(self.note, crc32(self.messages.data))
+        return crc32(self.metadata, crc32(self.messages.data))
 
 
-def linked_records(first: RecordBatch, rest: Sequence[MessageSet], note: bytes = b"") -> list[RecordBatch]:
-    """Return records that recovery keeps together: `first`, and one with this note for each set that follows it.
+def linked_records(
+    first: RecordBatch, rest: Sequence[MessageSet], metadata: bytes = b""
+) -> list[RecordBatch]:
+    """Return records that recovery keeps together: `first`, and one with this metadata for each set that follows it.
 
     `rest` is not empty.
     """
@@ -134,7 +136,7 @@ def linked_records(first: RecordBatch, rest: Sequence[MessageSet], note: bytes =
                 first.timestamp_ns,
                 first.due_ns,
                 messages,
-                note,
+                metadata,
                 has_previous=True,
                 has_next=first.has_next or number < len(rest),
             )
@@ -145,11 +147,11 @@ def linked_records(first: RecordBatch, rest: Sequence[MessageSet], note: bytes =
 
 
 def split_batch(batch: RecordBatch) -> list[RecordBatch]:
-    """Return the same messages in records within the limits, unless a single message is larger; each has the note."""
+    """Return the same messages in records within the limits, unless one message is larger. Each has the metadata."""
     sets = batch.messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
     if len(sets) == 1:
         return [batch]
-    return linked_records(replace(batch, messages=sets[0]), sets[1:], batch.note)
+    return linked_records(replace(batch, messages=sets[0]), sets[1:], batch.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +181,13 @@ class RawRecord:
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:
     """The header that goes before the batch's payload, in a file of this seed."""
-    messages, note = batch.messages, batch.note
+    messages, metadata = batch.messages, batch.metadata
     payload_crc = crc32(messages.data)
     checked = _CHECKED.pack(
-        crc32(note, payload_crc) if note else payload_crc,
-        len(messages.data) + len(note),
+        crc32(metadata, payload_crc) if metadata else payload_crc,
+        len(messages.data) + len(metadata),
         len(messages.sizes),
-        len(note) + (_HAS_PREVIOUS if batch.has_previous else 0) + (_HAS_NEXT if batch.has_next else 0),
+        len(metadata) + (_HAS_PREVIOUS if batch.has_previous else 0) + (_HAS_NEXT if batch.has_next else 0),
         batch.base_sequence,
         batch.first_id,
         batch.timestamp_ns,
@@ -201,7 +203,7 @@ def encode_spoiled(header: RecordHeader, seed: int) -> bytes:
         header.payload_crc ^ _ANY_CRC,
         header.length,
         header.count,
-        header.note_bytes + links,
+        header.metadata_bytes + links,
         header.base_sequence,
         header.first_id,
         header.timestamp_ns,
@@ -214,7 +216,7 @@ def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHead
     """The header at `data[offset:]`, or None if those bytes are not an undamaged one of a file of this seed."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return None
-    _, header_crc, payload_crc, length, count, note, base, first_id, timestamp_ns, due_ns = (
+    _, header_crc, payload_crc, length, count, links, base, first_id, timestamp_ns, due_ns = (
         _HEADER.unpack_from(data, offset)
     )
     if crc32(data[offset + 8 : offset + HEADER_BYTES], seed) != header_crc or not count:
@@ -227,9 +229,9 @@ def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHead
         timestamp_ns,
         due_ns,
         payload_crc,
-        note & _NOTE_BYTES,
-        bool(note & _HAS_PREVIOUS),
-        note >= _HAS_NEXT,
+        links & _METADATA_BYTES,
+        bool(links & _HAS_PREVIOUS),
+        links >= _HAS_NEXT,
     )
 
 
@@ -238,11 +240,11 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
     if len(payload) != header.length or crc32(payload) != header.payload_crc:
         return None
     sizes: list[int] = []
-    end = len(payload) - header.note_bytes
+    end = len(payload) - header.metadata_bytes
     offset = read_sizes(payload, 0, end, header.count, 0, min(end, MAX_INT32), sizes)
     if offset != end or len(sizes) != header.count:
         return None
-    data, note = (payload[:offset], payload[offset:]) if header.note_bytes else (payload, b"")
+    data, metadata = (payload[:offset], payload[offset:]) if header.metadata_bytes else (payload, b"")
     messages = MessageSet(data, sizes)
     return RecordBatch(
         header.base_sequence,
@@ -250,7 +252,7 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
         header.timestamp_ns,
         header.due_ns,
         messages,
-        note,
+        metadata,
         header.has_previous,
         header.has_next,
     )

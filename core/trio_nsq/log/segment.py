@@ -223,8 +223,8 @@ class Segment:
         parts: list[bytes] = []
         for batch in batches:
             parts += (encode_header(batch, self._seed), batch.messages.data)
-            if batch.note:
-                parts.append(batch.note)
+            if batch.metadata:
+                parts.append(batch.metadata)
         start = self.written_size
         try:
             self._file.hold(True)

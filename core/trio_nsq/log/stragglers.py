@@ -144,7 +144,7 @@ class Stragglers:
         seed = crc32(incarnation)
         parts = [_MAGIC, _VERSION.to_bytes(4, "big"), crc32(checked).to_bytes(4, "big"), checked]
         for record in records:
-            parts += (encode_header(record, seed), record.messages.data, record.note)
+            parts += (encode_header(record, seed), record.messages.data, record.metadata)
         content = b"".join(parts)
         try:
             if old is not None:

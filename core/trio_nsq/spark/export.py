@@ -156,7 +156,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
 
 def is_for_all(batch: RecordBatch) -> bool:
     """Whether it was published to the topic, and not brought back for one of its channels: the broker notes that."""
-    return not (batch.note and batch.due_ns) or json.loads(batch.note).get("channel") is None
+    return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 
 
 class _RangeFiles:

@@ -1,7 +1,7 @@
 """Messages of a channel in a spool: how they lie in its log, and how a task reads them.
 
 A channel hands out messages in no order, each with an id, a time and attempts of its own. What came together is one
-record of the log, and these are its note, a column behind the other, all big-endian:
+record of the log, and these are its metadata, a column behind the other, all big-endian:
 
     0             8n                16n           18n
     +-------------+-----------------+-------------+
@@ -26,7 +26,7 @@ from ..protocol.messages import pack_messages
 from .layout import Partition, partition_key
 from .ranges import Span
 
-_NOTE_BYTES = 18
+_METADATA_BYTES = 18
 """For each message."""
 
 
@@ -95,20 +95,20 @@ def record_of(
 ) -> RecordBatch:
     """A record that holds these messages, at least one, from this sequence on."""
     columns = (ids, array("q", times_ns), array("H", attempts))
-    note = b"".join(map(_big_endian, columns))
-    return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), note)
+    metadata = b"".join(map(_big_endian, columns))
+    return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), metadata)
 
 
 def rows_of(batch: RecordBatch) -> SpooledRows:
     """What a record of a spool holds. Raises ValueError: it is none."""
-    count, note = batch.count, batch.note
-    if len(note) != _NOTE_BYTES * count:
-        raise ValueError(f"the note of {count} messages has {len(note)} bytes")
+    count, metadata = batch.count, batch.metadata
+    if len(metadata) != _METADATA_BYTES * count:
+        raise ValueError(f"the metadata of {count} messages has {len(metadata)} bytes")
     return SpooledRows(
         array("q", range(batch.base_sequence, batch.next_sequence)),
-        _column("Q", note[: 8 * count]),
-        _column("q", note[8 * count : 16 * count]),
-        _column("H", note[16 * count :]),
+        _column("Q", metadata[: 8 * count]),
+        _column("q", metadata[8 * count : 16 * count]),
+        _column("H", metadata[16 * count :]),
         batch.messages.bodies(),
     )
 

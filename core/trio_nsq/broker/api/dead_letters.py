@@ -22,7 +22,7 @@ from ..dead_letters import DEAD_LETTERS, store_durably
 from ..errors import PublishRefused, SaveError
 from ..publication import Publication
 from ..state.channel import Channel
-from ..state.note import Origin, Reason, note_of_channel, origins
+from ..state.record_metadata import Origin, Reason, metadata_for_channel, origins
 from ..state.withdrawn import Withdrawn
 from .deferred import find_sequences, ids_given
 from .json_lines import message_line
@@ -217,7 +217,7 @@ class DeadLetterEndpoints:
             raise HTTPError(400, "MSG_EMPTY")
         channel = find_channel(self._server, request)
         due_ns = due_given(request, self._server) or self._server.now_ns()
-        publication = Publication([pack_messages([request.body])], due_ns, note_of_channel(channel.name))
+        publication = Publication([pack_messages([request.body])], due_ns, metadata_for_channel(channel.name))
         try:
             await self._server.publish(channel.topic.name, [publication])
         except PublishRefused as exc:
@@ -252,7 +252,7 @@ class DeadLetterEndpoints:
             return 0
         publication = Publication([pack_messages(bodies)])
         if name is not None:
-            publication = Publication(publication.sets, self._server.now_ns(), note_of_channel(name))
+            publication = Publication(publication.sets, self._server.now_ns(), metadata_for_channel(name))
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
                 await store_durably(self._server, topic, publication)
@@ -355,7 +355,7 @@ class _LetterReader:
         return [letter for record in records for letter in self._in_record(record)]
 
     def _in_record(self, record: RecordBatch) -> Iterator[Letter]:
-        found, bodies = origins(record.note), _Bodies(record)
+        found, bodies = origins(record.metadata), _Bodies(record)
         while self._spans and self._spans[0][0] < record.next_sequence:
             start, end = self._spans[0]
             for sequence in range(max(start, record.base_sequence), min(end, record.next_sequence)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...log import RecordBatch
 from ...log.gaps import Gap
-from ..state.note import only_channel
+from ..state.record_metadata import only_channel
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -22,7 +22,7 @@ def message_lines(topic: str, batch: RecordBatch, indexes: range) -> Iterator[by
     head = f'{{"topic":"{topic}","id":"'
     middle = f'","timestamp_ns":{batch.timestamp_ns},"attempts":0,"sequence":'
     due = f',"due_ns":{batch.due_ns or "null"},'
-    if batch.note and batch.due_ns and (channel := only_channel(batch.note)) is not None:
+    if batch.metadata and batch.due_ns and (channel := only_channel(batch.metadata)) is not None:
         due += f'"channel":"{channel}",'
     data, sizes = batch.messages.data, batch.messages.sizes
     end = sum(sizes[: indexes.start]) + 4 * indexes.start

@@ -18,7 +18,7 @@ from ..positions import EARLIEST, Position
 from ..readers import Readers
 from ..state.batch import Batch
 from ..state.channel import Channel
-from ..state.note import only_channel
+from ..state.record_metadata import only_channel
 from ..state.seeking import STATES, Move, State, Waiting
 from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
@@ -165,7 +165,7 @@ class WaitingLines:
         if record is not self._record:
             self._record, self._bodies = record, record.messages.bodies()
         if waiting.state == "fresh" and record.due_ns:  # the channel was moved back to before it
-            if only_channel(record.note) not in (None, self._channel):
+            if only_channel(record.metadata) not in (None, self._channel):
                 return b""
             waiting = waiting._replace(due_ns=record.due_ns if record.due_ns > time.time_ns() else 0)
         index = sequence - record.base_sequence

@@ -10,7 +10,7 @@ from ...protocol.bulk import add_frames
 from ...protocol.commands import FINISH_LINE_BYTES
 from ...protocol.frames import MESSAGE_FRAME_BYTES, FrameType
 from ...protocol.messages import SizePrefixes
-from .note import only_channel
+from .record_metadata import only_channel
 
 MERGE_MESSAGES = 256
 MERGE_BYTES = 64 * 1024
@@ -66,7 +66,7 @@ class Batch:
         self.base_sequence = records[0].base_sequence
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
-        self.channel = only_channel(records[0].note) if self.due_ns else None
+        self.channel = only_channel(records[0].metadata) if self.due_ns else None
         self.size_bytes = sum([len(r.messages.data) for r in records]) + _BYTES_BESIDES * len(self)
         self._records: list[RecordBatch] | None = list(records)
         self._frames = b""

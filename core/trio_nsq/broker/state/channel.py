@@ -28,8 +28,8 @@ from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT, Delivery
 from .moving import Preparation, Runs, forget, in_steps
-from .note import Reason
 from .quantiles import RecentSketch
+from .record_metadata import Reason
 from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
 from .wanted import Found, Wanted

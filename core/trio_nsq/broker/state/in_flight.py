@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
 from .batch import Batch
-from .note import Reason
+from .record_metadata import Reason
 from .withdrawn import Withdrawn
 
 LOOKED_AT = 1000

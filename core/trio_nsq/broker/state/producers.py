@@ -1,6 +1,7 @@
 """What producers that number their batches have published in a topic: the greatest number of each.
 
-A number lies in the log with its batch (see `note`), and in the topic's saved state once the batch is behind its `end`.
+A number lies in the log with its batch (see `record_metadata`), and in the topic's saved state once the batch is
+behind its `end`.
 """
 
 from collections import OrderedDict, deque

@@ -1,4 +1,4 @@
-"""What the broker notes of messages in their record, beside their bodies: JSON objects of three kinds.
+"""Record metadata: what the broker stores with messages in their record. JSON objects of three kinds.
 
     {"channel": "billing"}
         Only this channel of the topic gets them. Their record has a due time, so that nobody reads them in their turn.
@@ -10,7 +10,7 @@
     {"producer": "load-17", "number": 4}
         A batch that is to be published once, and all of it; see `Producers`.
 
-A note lies in the record of its messages, so that both are stored or neither is. Clients see nothing of it.
+It lies in the record of its messages, so that both are stored or neither is. Clients do not see it.
 """
 
 import json
@@ -64,20 +64,20 @@ class Origin:
         }
 
 
-def only_channel(note: bytes) -> str | None:
-    """The only channel that gets the messages with this note; None: all do. Raises ValueError."""
-    channel: str | None = json.loads(note).get("channel") if note else None
+def only_channel(metadata: bytes) -> str | None:
+    """The only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
+    channel: str | None = json.loads(metadata).get("channel") if metadata else None
     return channel
 
 
-def note_of_channel(channel: str) -> bytes:
-    """The note of messages that only this channel gets."""
+def metadata_for_channel(channel: str) -> bytes:
+    """The metadata of messages that only this channel gets."""
     return json.dumps({"channel": channel}).encode()
 
 
-def origins(note: bytes) -> list[Origin]:
-    """Where the messages with this note come from, in their order; empty if they are no dead letters."""
-    letters = json.loads(note).get("dead_letters") if note else None
+def origins(metadata: bytes) -> list[Origin]:
+    """Where the messages with this metadata come from, in their order; empty if they are no dead letters."""
+    letters = json.loads(metadata).get("dead_letters") if metadata else None
     if letters is None:
         return []
     topic, channel = letters["topic"], letters["channel"]
@@ -87,8 +87,8 @@ def origins(note: bytes) -> list[Origin]:
     ]
 
 
-def note_of_dead_letters(found: Sequence[Origin]) -> bytes:
-    """The note of messages that come from there, at least one and all from the same channel."""
+def metadata_for_dead_letters(found: Sequence[Origin]) -> bytes:
+    """The metadata of messages that come from there, at least one and all from the same channel."""
     messages = [
         [each.id, each.sequence, each.attempts, each.timestamp_ns, each.reason.value] for each in found
     ]
@@ -96,19 +96,19 @@ def note_of_dead_letters(found: Sequence[Origin]) -> bytes:
     return json.dumps({"dead_letters": letters}, separators=(",", ":")).encode()
 
 
-def note_of_batch(producer: str, number: int) -> bytes:
-    """The note of a producer's batch of this number."""
+def metadata_for_batch(producer: str, number: int) -> bytes:
+    """The metadata of a producer's batch of this number."""
     return json.dumps({"producer": producer, "number": number}, separators=(",", ":")).encode()
 
 
-def batch_number(note: bytes) -> tuple[str, int] | None:
-    """The producer whose batch it is that has this note, and its number; None: nobody has numbered it."""
-    if not note.startswith(_OF_BATCH):
+def batch_number(metadata: bytes) -> tuple[str, int] | None:
+    """The producer whose batch it is that has this metadata, and its number; None: nobody has numbered it."""
+    if not metadata.startswith(_OF_BATCH):
         return None
-    found = json.loads(note)
+    found = json.loads(metadata)
     return found["producer"], found["number"]
 
 
-def is_about_messages(note: bytes) -> bool:
-    """Whether a note tells something of the messages that is needed wherever they go."""
-    return bool(note) and not note.startswith(_OF_BATCH)
+def is_about_messages(metadata: bytes) -> bool:
+    """Whether metadata tells something of the messages that is needed wherever they go."""
+    return bool(metadata) and not metadata.startswith(_OF_BATCH)

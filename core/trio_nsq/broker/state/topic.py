@@ -30,8 +30,8 @@ from .cache import BatchCache
 from .channel import Channel
 from .channel_state import ChannelState, encode_rows
 from .deferred import DeferredMessages, Waiting, WaitingMessages
-from .note import batch_number, only_channel
 from .producers import LastBatch, Producers
+from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .wanted import Found, Wanted
 
@@ -235,7 +235,7 @@ class Topic:
         may_drop: Whether `make_room` ever does anything.
         producers: What those that number their batches have published.
         moved_dead_letters: Dead letters that left its channels since the last checkpoint, which still has them: the
-            dead-letter topic they are in, and the note they have there.
+            dead-letter topic they are in, and the metadata they have there.
         waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
@@ -285,8 +285,8 @@ class Topic:
         self._waiting = WaitingMessages()
         self.producers = Producers()
         self.moved_dead_letters: list[tuple[Topic, bytes]] = []
-        # The first sequence of the dead letters here, by their note, whose channels may yet have them in their saved
-        # states, ascending.
+        # The first sequence of the dead letters here, by their metadata, whose channels may yet have them in
+        # their saved states, ascending.
         self._unconfirmed: dict[bytes, int] = {}
 
     def configure(self, changes: Mapping[str, Any]) -> None:
@@ -342,7 +342,7 @@ class Topic:
         for record in records:
             self.message_count += record.count
             self.message_bytes += record.messages.body_bytes
-            if record.note:
+            if record.metadata:
                 self._record_metadata(record)
         if not (len(records) == 1 and self._extend_newest(records[0])):
             self._remember_all(records)
@@ -361,12 +361,12 @@ class Topic:
                 self._remember(batch)
 
     def _record_metadata(self, record: RecordBatch) -> None:
-        if batch := batch_number(record.note):
+        if batch := batch_number(record.metadata):
             self.producers.record(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
         elif not record.due_ns:
             # A channel that was moved back may give up the very same again: it goes to the end.
-            self._unconfirmed.pop(record.note, None)
-            self._unconfirmed[record.note] = record.base_sequence
+            self._unconfirmed.pop(record.metadata, None)
+            self._unconfirmed[record.metadata] = record.base_sequence
 
     def _remember(self, batch: Batch) -> None:
         self._cache.put(self.name, batch)
@@ -741,8 +741,8 @@ class Topic:
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
-        for topic, note in self.moved_dead_letters:
-            topic.confirm_moved(note)  # no saved state has them any more
+        for topic, metadata in self.moved_dead_letters:
+            topic.confirm_moved(metadata)  # no saved state has them any more
         self.moved_dead_letters.clear()
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
@@ -796,8 +796,8 @@ class Topic:
         if self.held_back:
             self.hold_back("")
         del self.moved_dead_letters[: len(checkpoint.moved_dead_letters)]
-        for topic, note in checkpoint.moved_dead_letters:
-            topic.confirm_moved(note)
+        for topic, metadata in checkpoint.moved_dead_letters:
+            topic.confirm_moved(metadata)
         return list({topic: None for topic, _ in checkpoint.moved_dead_letters})
 
     # ------------------------------------------------------------------ dead letters
@@ -808,7 +808,7 @@ class Topic:
 
     @property
     def unconfirmed(self) -> Mapping[bytes, int]:
-        """The dead letters here that may be in the saved states of their channels, too: note and first sequence."""
+        """The dead letters here that may be in the saved states of their channels, too: metadata and first sequence."""
         return self._unconfirmed
 
     def id_at(self, sequence: int) -> str | None:
@@ -818,9 +818,9 @@ class Topic:
                 return f"{record.first_id + sequence - record.base_sequence:016x}"
         return None
 
-    def confirm_moved(self, note: bytes) -> None:
+    def confirm_moved(self, metadata: bytes) -> None:
         """Take note that dead letters are not in the saved state of the channel they come from any more."""
-        self._unconfirmed.pop(note, None)
+        self._unconfirmed.pop(metadata, None)
 
     def snapshot(self) -> dict[str, Any]:
         """The same at once, as JSON data: for a topic that nobody waits for."""
@@ -861,18 +861,18 @@ class Topic:
     def _scan(self, new: int, unconfirmed: int) -> None:
         """Look for what is not in the saved state, from one sequence on, and for dead letters, from another on."""
         for header in self.log.headers(min(new, unconfirmed)):
-            note = b""
-            if header.note_bytes:
+            metadata = b""
+            if header.metadata_bytes:
                 read = self.log.read(header.base_sequence, 1)
-                note = next((r.note for r in read if r.base_sequence == header.base_sequence), b"")
+                metadata = next((r.metadata for r in read if r.base_sequence == header.base_sequence), b"")
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
-                self._waiting.add(Waiting(sequences, header.due_ns, only_channel(note)))
-            if batch := batch_number(note):
+                self._waiting.add(Waiting(sequences, header.due_ns, only_channel(metadata)))
+            if batch := batch_number(metadata):
                 if header.base_sequence >= new:
                     self.producers.record(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
-            elif note and not header.due_ns and header.base_sequence >= unconfirmed:
-                self._unconfirmed[note] = header.base_sequence
+            elif metadata and not header.due_ns and header.base_sequence >= unconfirmed:
+                self._unconfirmed[metadata] = header.base_sequence
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:

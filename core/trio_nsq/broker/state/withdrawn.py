@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from .batch import Batch
-from .note import Reason
+from .record_metadata import Reason
 
 
 class Withdrawn(NamedTuple):

@@ -23,7 +23,7 @@ from zlib_ng.zlib_ng import crc32
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
 from ...wording import count_of
-from ..state.note import is_about_messages
+from ..state.record_metadata import is_about_messages
 from ..state.settings import TopicSettings
 from ..state.topic import Checkpoint, Topic
 
