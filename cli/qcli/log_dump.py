@@ -21,8 +21,8 @@ from .params import delimiter
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
-    from trio_nsq.log.scan import Finding, ScannedRecord
-    from trio_nsq.log.selection import Selection
+    from trio_nsq.log.inspection.segments import Finding, ScannedRecord
+    from trio_nsq.log.inspection.selection import Selection
 
     _RenderMessages = Callable[[Place, RecordBatch, range], bytes]
     _RenderHeader = Callable[[Place, ScannedRecord, bool], bytes]
@@ -163,7 +163,7 @@ def _check_range(first: Position | None, end: Position | None) -> None:
 
 
 def _selection(first: Position | None, end: Position | None) -> Selection:
-    from trio_nsq.log.selection import Selection
+    from trio_nsq.log.inspection.selection import Selection
 
     selection = Selection()
     if first is not None:
@@ -222,8 +222,8 @@ class _Sink:
 
 def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _RenderMessages) -> None:
     from trio_nsq.log import Files
-    from trio_nsq.log.scan import Finding
-    from trio_nsq.log.selection import select_batches
+    from trio_nsq.log.inspection.segments import Finding
+    from trio_nsq.log.inspection.selection import select_batches
 
     segments, findings = place.segments()
     for found in chain(findings, select_batches(segments, selection, Files(), place.folder)):
@@ -239,8 +239,8 @@ def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _Ren
 
 def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _RenderHeader) -> None:
     from trio_nsq.log import Files
-    from trio_nsq.log.scan import Finding
-    from trio_nsq.log.selection import select_headers
+    from trio_nsq.log.inspection.segments import Finding
+    from trio_nsq.log.inspection.selection import select_headers
 
     segments, findings = place.segments()
     path = None

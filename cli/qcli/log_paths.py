@@ -10,7 +10,7 @@ from .errors import Failure
 from .exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from trio_nsq.log.scan import Finding, SegmentPath
+    from trio_nsq.log.inspection.segments import Finding, SegmentPath
 
 NOT_A_LOG = (
     "The command line is wrong, or what it names is not there, cannot be read, or is no data folder, topic's folder or "
@@ -38,14 +38,14 @@ class Place:
 
     @property
     def _is_segment(self) -> bool:
-        from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+        from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX
 
         return self.path.suffix == SEGMENT_SUFFIX and self.path.is_file()
 
     def segments(self) -> tuple[list[SegmentPath], list[Finding]]:
         """Its segments, or the one, each with where it has to end; and files that are none. Raises LogReadError."""
         from trio_nsq.log import Files
-        from trio_nsq.log.scan import segment_paths
+        from trio_nsq.log.inspection.segments import segment_paths
 
         if self.folder is not None:
             return segment_paths(self.path, Files())
@@ -69,7 +69,7 @@ def places(path: Path) -> list[Place]:
     """
     from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
     from trio_nsq.broker.storage.verify import topic_folders, topic_name
-    from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+    from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX
 
     if is_data_folder(path):
         return [Place(folder, topic_name(folder)) for folder in topic_folders(path)]
@@ -91,14 +91,14 @@ def places(path: Path) -> list[Place]:
 
 
 def _has_segments(folder: Path) -> bool:
-    from trio_nsq.log.segment import SUFFIX as SEGMENT_SUFFIX
+    from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX
 
     return any(_is_named_as_segment(path) for path in folder.glob(f"*{SEGMENT_SUFFIX}"))
 
 
 def _is_named_as_segment(path: Path) -> bool:
     from trio_nsq.log import NotASegmentError
-    from trio_nsq.log.identity import base_in_name
+    from trio_nsq.log.segment.identity import base_in_name
 
     try:
         base_in_name(path)

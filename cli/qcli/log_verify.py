@@ -16,7 +16,7 @@ from .log_progress import progress_bar
 from .output import json_lines, plain_table, size, write
 
 if TYPE_CHECKING:
-    from trio_nsq.log.verify import LogReport, Progress
+    from trio_nsq.log.inspection.verify import LogReport, Progress
 
 HEADINGS = ("TOPIC", "STATE", "SEGMENTS", "SIZE", "RECORDS", "MESSAGES", "FIRST", "NEXT", "LOST")
 _LEFT_COLUMNS = 2
@@ -74,14 +74,14 @@ def command(path: Path, form: str) -> int:
 
 
 def _total_bytes(found: Iterable[Place]) -> int:
-    from trio_nsq.log.verify import segment_bytes
+    from trio_nsq.log.inspection.verify import segment_bytes
 
     return sum(segment_bytes(segment) for place in found for segment in place.segments()[0])
 
 
 def _verify(place: Place, progress: Progress | None) -> LogReport:
     from trio_nsq.broker.storage.verify import verify_topic
-    from trio_nsq.log.verify import verify_segment
+    from trio_nsq.log.inspection.verify import verify_segment
 
     verify = verify_topic if place.folder is not None else verify_segment
     return verify(place.path, progress=progress)
@@ -90,7 +90,7 @@ def _verify(place: Place, progress: Progress | None) -> LogReport:
 def _folder_reports(path: Path) -> list[tuple[str | None, LogReport]]:
     """What is wrong with the folder itself, if anything is."""
     from trio_nsq.broker.storage.verify import verify_broker_file
-    from trio_nsq.log.verify import LogReport
+    from trio_nsq.log.inspection.verify import LogReport
 
     findings = verify_broker_file(path)
     return [(None, LogReport(path, findings=findings))] if findings else []

@@ -10,7 +10,7 @@ import pytest
 from broker.support import connected, running_broker
 from faults.scenario import stats
 from log.support import FIRST, HastyFiles, segment_files
-from trio_nsq.log.verify import verify_log
+from trio_nsq.log.inspection.verify import verify_log
 
 OLD = Path(__file__).parent / "folders" / "format-1.zip"
 """A data folder that version 0.1.0 left when its segments were of format 1, each message beginning with TOPIC NUMBER.

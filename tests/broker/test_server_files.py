@@ -10,7 +10,7 @@ import trio.testing
 
 from broker.support import HeldFiles, RawClient, connected, mpub, pub, running_broker, settle
 from broker.test_http_api import running_api
-from trio_nsq.log import reading
+from trio_nsq.log.files import tolerant_reader as reading
 
 BODY = b"x" * 600
 

@@ -11,7 +11,7 @@ from broker.test_http_api import Api, running_api
 from broker.test_server_retention import FAST, fill, segments, until
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.verify import verify_topic
-from trio_nsq.log.stragglers import FILE_NAME
+from trio_nsq.log.disk.carried_forward import FILE_NAME
 
 
 @pytest.fixture(autouse=True)

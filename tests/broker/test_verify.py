@@ -17,8 +17,8 @@ from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.storage.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
 from trio_nsq.log import Files, LogReadError
-from trio_nsq.log.scan import Kind
-from trio_nsq.log.verify import LogReport
+from trio_nsq.log.inspection.segments import Kind
+from trio_nsq.log.inspection.verify import LogReport
 
 State = dict[str, Any]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from log.support import CountingFiles, FailingFiles, HastyFiles, append_each, batch, contents, segment_files
 from trio_nsq.log import DiskLog, Files
-from trio_nsq.log.index import SparseIndex
+from trio_nsq.log.segment.index import SparseIndex
 
 BATCHES = [batch(n, b"x" * 100) for n in range(5000)]
 SEGMENT_BYTES = 300_000

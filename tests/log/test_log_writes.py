@@ -9,7 +9,7 @@ import pytest
 
 from log.support import batch, contents
 from trio_nsq.log import DiskLog, Files, LogWriteError
-from trio_nsq.log.open_files import LogFile, OpenFiles
+from trio_nsq.log.files.open_files import LogFile, OpenFiles
 
 
 class BesideAWrite(Files):

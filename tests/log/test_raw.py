@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
 from log.test_log_conformance import KINDS
 from trio_nsq.log import DiskLog, Log, RecordBatch
-from trio_nsq.log.file_header import FILE_HEADER_BYTES
 from trio_nsq.log.raw import RawStreamError, RawStreamReader, encode_raw
 from trio_nsq.log.records import HEADER_BYTES, encode_header
+from trio_nsq.log.segment.format import FILE_HEADER_BYTES
 from trio_nsq.protocol import MessageSet
 
 MakeLog = Callable[[], Log]

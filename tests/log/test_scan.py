@@ -24,9 +24,9 @@ from log.support import (
     segment_files,
 )
 from trio_nsq.log import DiskLog, Files, LogReadError, RecordBatch
+from trio_nsq.log.inspection.segments import Finding, Kind
+from trio_nsq.log.inspection.verify import LogReport, verify_log, verify_segment
 from trio_nsq.log.records import HEADER_BYTES, encode_header
-from trio_nsq.log.scan import Finding, Kind
-from trio_nsq.log.verify import LogReport, verify_log, verify_segment
 
 BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20), batch(4, b"h", b"ij")]
 """Sequences 0 to 6."""

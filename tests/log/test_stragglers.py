@@ -9,7 +9,7 @@ import pytest
 from faults.disk import Disk, RecordingFiles, write_image
 from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered
 from trio_nsq.log import DiskLog, LogReadError, LogWriteError, OpenFiles, RecordBatch
-from trio_nsq.log.stragglers import FILE_NAME
+from trio_nsq.log.disk.carried_forward import FILE_NAME
 from trio_nsq.protocol import pack_messages
 
 BATCHES = numbered(0, 40)

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
-from trio_nsq.log import DiskLog, LogReadError, RecordBatch, reading
+from trio_nsq.log import DiskLog, LogReadError, RecordBatch
+from trio_nsq.log.files import tolerant_reader as reading
 
 BLOCK = 4096
 SECOND = 1.0
@@ -190,7 +191,7 @@ def test_what_does_not_lie_there_is_found(
     """Whichever blocks are bad. A stretch of them may take as many good ones with it."""
     monkeypatch.setattr(reading, "PATIENCE_S", 0.0)
     files.bad = bad
-    log._segments[0]._reader = reading.Reader(files, log._segments[0]._file)  # as if opened again
+    log._segments[0]._reader = reading.TolerantReader(files, log._segments[0]._file)  # as if opened again
     found, end, error = read_on(log, place)
     assert (end, error) in [(100, ""), (found[-1].next_sequence if found else place, "")]
     given_up: set[int] = set()

@@ -12,9 +12,9 @@ import trio
 
 from ..http.streaming import AnswerLost, StreamedAnswer, stream_get
 from ..log.gaps import Gap, gaps
+from ..log.inspection.selection import Selection
 from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
-from ..log.selection import Selection
 from ..protocol import MessageSet, NSQError
 from ..under_trio import require_trio
 from ..untrusted_json import decode_json

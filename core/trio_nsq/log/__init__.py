@@ -4,7 +4,7 @@ Two forms behind one narrow interface (`Log`): `DiskLog`, and `MemoryLog` for to
 The order of effects is the caller's contract: `append(..., sync=True)` returns, then OK is sent.
 """
 
-from .disk import DiskLog
+from .disk.log import DiskLog
 from .errors import (
     LogError,
     LogReadError,
@@ -13,10 +13,9 @@ from .errors import (
     ReadWouldWaitError,
     is_disk_full,
 )
-from .files import Files
+from .files import Files, OpenFiles, reasonable_limit
 from .interface import Log
 from .memory import MemoryLog
-from .open_files import OpenFiles, reasonable_limit
 from .records import RecordBatch, RecordHeader
 
 __all__ = [

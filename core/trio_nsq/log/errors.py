@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..protocol.errors import NSQError
 
 if TYPE_CHECKING:
-    from .file_header import FileHeader
+    from .segment.format import FileHeader
 
 
 class LogError(NSQError):

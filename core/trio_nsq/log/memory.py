@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol.messages import MessageSet
-from .file_header import INCARNATION_BYTES, encode_file_header, seed_for
 from .interface import READ_BYTES, LogFileFacts, check_order
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
+from .segment.format import INCARNATION_BYTES, encode_file_header, seed_for
 
 _NOTHING = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
 _NOWHERE = bytes(INCARNATION_BYTES)

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from zlib_ng.zlib_ng import crc32
 
 from .errors import LogError
-from .file_header import MAGIC as FILE_MAGIC
-from .file_header import VERSION_END, decode_file_header, header_size, version_in
 from .records import HEADER_BYTES, MAGIC, RawRecord, RecordBatch, decode_header, decode_payload
+from .segment.format import MAGIC as FILE_MAGIC
+from .segment.format import VERSION_END, decode_file_header, header_size, version_in
 
 
 def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:

@@ -23,8 +23,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from ..log.scan import Finding, Kind
-from ..log.verify import Progress
+from ..log.inspection.segments import Finding, Kind
+from ..log.inspection.verify import Progress
 from ..wording import count_of
 
 _NAME = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>[0-9]{6,}|meta)\.dat(?P<bad>\.bad)?", re.DOTALL)

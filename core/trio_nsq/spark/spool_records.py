@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 from ..log.files import Files
 from ..log.gaps import Gap, gaps
-from ..log.identity import base_in_name
+from ..log.inspection.segments import ScannedRecord, scan_segment, segment_paths
 from ..log.records import RecordBatch, RecordHeader, decode_payload
-from ..log.scan import ScannedRecord, scan_segment, segment_paths
+from ..log.segment.identity import base_in_name
 from ..protocol.errors import NSQError
 from ..protocol.messages import pack_messages
 from .layout import Partition, partition_key

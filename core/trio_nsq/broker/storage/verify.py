@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...log import Files, MemoryLog
-from ...log.scan import NOT_SERVED, Finding, Kind
-from ...log.scan_stragglers import scan_stragglers
-from ...log.verify import LogReport, Progress, verify_log
+from ...log.inspection.carried_forward import scan_stragglers
+from ...log.inspection.segments import NOT_SERVED, Finding, Kind
+from ...log.inspection.verify import LogReport, Progress, verify_log
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache
 from ..state.deferred import DeferredMessages

@@ -20,9 +20,10 @@ from struct import Struct
 
 from zlib_ng.zlib_ng import crc32
 
-from .records import HEADER_BYTES, RecordHeader, decode_header
-from .records import MAGIC as RECORD_MAGIC
+from ..records import HEADER_BYTES, RecordHeader, decode_header
+from ..records import MAGIC as RECORD_MAGIC
 
+SUFFIX = ".log"
 MAGIC = b"\x89NSQLOG\n"
 VERSION = 2
 INCARNATION_BYTES = 16

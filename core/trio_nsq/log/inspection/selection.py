@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import Files
-from .identity import base_in_name
-from .records import RecordBatch, RecordHeader, decode_payload
-from .scan import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
-from .scan_stragglers import scan_stragglers
+from ..files import Files
+from ..records import RecordBatch, RecordHeader, decode_payload
+from ..segment.identity import base_in_name
+from .carried_forward import scan_stragglers
+from .segments import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
 
 _NO_END = 2**64
 

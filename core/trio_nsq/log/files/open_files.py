@@ -8,7 +8,7 @@ from errno import EBADF, EMFILE
 from pathlib import Path
 from threading import RLock
 
-from .files import Files
+from .file_system import Files
 
 _FEWEST = 16
 _MOST = 4096

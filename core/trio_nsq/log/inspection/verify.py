@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import DamagedSegmentError, ForeignSegmentError, LogReadError
-from .files import NO_FILE, Files
-from .identity import base_in_name
-from .scan import Finding, Kind, SegmentPath, find_identity, scan_segment, segment_paths
-from .segment import SUFFIX
+from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError
+from ..files import NO_FILE, Files
+from ..segment.format import SUFFIX
+from ..segment.identity import base_in_name
+from .segments import Finding, Kind, SegmentPath, find_identity, scan_segment, segment_paths
 
 Progress = Callable[[int], None]
 """Told now and then how many more bytes were looked at."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError
-from .files import NO_FILE, Files
-from .records import HEADER_BYTES, RecordHeader, decode_header
-from .scan import NOT_SERVED, Finding, Kind, ScannedRecord, find_identity
-from .stragglers import FILE_NAME, read_at, read_index
+from ..disk.carried_forward import FILE_NAME, read_at, read_index
+from ..errors import LogReadError
+from ..files import NO_FILE, Files
+from ..records import HEADER_BYTES, RecordHeader, decode_header
+from .segments import NOT_SERVED, Finding, Kind, ScannedRecord, find_identity
 
 
 def scan_stragglers(

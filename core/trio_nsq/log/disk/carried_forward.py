@@ -28,12 +28,11 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError, LogWriteError
-from .file_header import INCARNATION_BYTES, find_seed
-from .files import Files
-from .index import big_endian, native
-from .open_files import LogFile, OpenFiles
-from .records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header, find_headers
+from ..errors import LogReadError, LogWriteError
+from ..files import Files, LogFile, OpenFiles
+from ..records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header, find_headers
+from ..segment.format import INCARNATION_BYTES, find_seed
+from ..segment.index import big_endian, native
 
 logger = logging.getLogger("trio_nsq.log")
 

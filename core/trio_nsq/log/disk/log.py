@@ -10,18 +10,18 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from ..protocol import pack_messages
-from .errors import ForeignSegmentError, LogReadError, LogWriteError, UnusableSegmentError
-from .files import Files, temporary_of
-from .identity import FILE_NAME as IDENTITY
-from .identity import Identity, base_in_name, owner_of
-from .index import SUFFIX as INDEX_SUFFIX
-from .interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
-from .open_files import OpenFiles, reasonable_limit
-from .records import RawRecord, RecordBatch, RecordHeader
-from .segment import SUFFIX, Segment
-from .stragglers import FILE_NAME as STRAGGLERS
-from .stragglers import Stragglers
+from ...protocol import pack_messages
+from ..errors import ForeignSegmentError, LogReadError, LogWriteError, UnusableSegmentError
+from ..files import Files, OpenFiles, reasonable_limit, temporary_of
+from ..interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
+from ..records import RawRecord, RecordBatch, RecordHeader
+from ..segment.format import SUFFIX
+from ..segment.identity import FILE_NAME as IDENTITY
+from ..segment.identity import Identity, base_in_name, owner_of
+from ..segment.index import SUFFIX as INDEX_SUFFIX
+from ..segment.reader import Segment
+from .carried_forward import FILE_NAME as STRAGGLERS
+from .carried_forward import Stragglers
 
 logger = logging.getLogger("trio_nsq.log")
 

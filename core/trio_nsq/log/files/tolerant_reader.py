@@ -6,8 +6,8 @@ from bisect import bisect_right
 from errno import EIO
 from time import monotonic
 
-from .errors import ReadWouldWaitError
-from .files import Files
+from ..errors import ReadWouldWaitError
+from .file_system import Files
 from .open_files import LogFile
 
 logger = logging.getLogger("trio_nsq.log")
@@ -18,7 +18,7 @@ other end of a network may come back; and not never, for one bad sector would ho
 _BLOCK_BYTES = 4096
 
 
-class Reader:
+class TolerantReader:
     """Reads a file past the places that cannot be read: they count as zeros, which are no record.
 
     Args:

@@ -23,8 +23,10 @@ from struct import Struct
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import DamagedSegmentError, ForeignSegmentError, LogReadError, NotASegmentError
-from .file_header import (
+from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError, NotASegmentError
+from ..files import Files
+from ..records import HEADER_BYTES, decode_header
+from .format import (
     FILE_HEADER_BYTES,
     HEADER_BYTES_1,
     INCARNATION_BYTES,
@@ -38,8 +40,6 @@ from .file_header import (
     seed_for,
     version_in,
 )
-from .files import Files
-from .records import HEADER_BYTES, decode_header
 
 FILE_NAME = "incarnation"
 _MAGIC = b"\x89NSQTOP\n"

@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError, NotASegmentError, UnusableSegmentError
-from .file_header import FILE_HEADER_BYTES, decode_file_header
-from .files import NO_FILE, Files
-from .identity import Identity, base_in_name, find_header
-from .records import HEADER_BYTES, RecordHeader, decode_header, find_headers
-from .segment import SUFFIX
+from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
+from ..files import NO_FILE, Files
+from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
+from ..segment.format import FILE_HEADER_BYTES, SUFFIX, decode_file_header
+from ..segment.identity import Identity, base_in_name, find_header
 
 _READ_BYTES = 4 * 1024 * 1024
 """Large, because a record that reaches past the end of what was read is read again."""

@@ -22,15 +22,9 @@ from typing import TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
-from .errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
-from .file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, encode_file_header
-from .files import Files
-from .identity import Identity, base_in_name, find_header, name_for
-from .index import SUFFIX as INDEX_SUFFIX
-from .index import SparseIndex
-from .open_files import LogFile, OpenFiles
-from .reading import Reader
-from .records import (
+from ..errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
+from ..files import Files, LogFile, OpenFiles, TolerantReader
+from ..records import (
     HEADER_BYTES,
     RawRecord,
     RecordBatch,
@@ -41,10 +35,13 @@ from .records import (
     encode_spoiled,
     find_headers,
 )
+from .format import FILE_HEADER_BYTES, SUFFIX, FileHeader, decode_file_header, encode_file_header
+from .identity import Identity, base_in_name, find_header, name_for
+from .index import SUFFIX as INDEX_SUFFIX
+from .index import SparseIndex
 
 logger = logging.getLogger("trio_nsq.log")
 
-SUFFIX = ".log"
 _RECORDS_AT_ONCE = 256
 """A record costs some microseconds, however small, and a broker's clients are waiting meanwhile."""
 _SMALL_WALK_BYTES = 4 * 1024
@@ -104,7 +101,7 @@ class Segment:
         )  # not committed, and where each write ends
         self._files = files
         self._file = file
-        self._reader = Reader(files, file)
+        self._reader = TolerantReader(files, file)
         self._seed = header.seed
         # For segments that nobody closes. Not soon: an error keeps all that its traceback passed through.
         self._release = weakref.finalize(self, file.close)

@@ -1,0 +1,9 @@
+"""The file layer of the log: file operations that tests can replace, a bounded set of open files, and reads past bad
+blocks.
+"""
+
+from .file_system import NO_FILE, Files, temporary_of
+from .open_files import LogFile, OpenFiles, reasonable_limit
+from .tolerant_reader import TolerantReader
+
+__all__ = ["NO_FILE", "Files", "LogFile", "OpenFiles", "TolerantReader", "reasonable_limit", "temporary_of"]
