@@ -26,12 +26,12 @@ from pyspark.sql import DataFrame, SparkSession
 from cli.support import Cli, command_line
 from interop.peers import qcli_serve
 from spark.support import fill
-from trio_nsq.spark import local_jvm
-from trio_nsq.spark.columns import DICTIONARY_COLUMNS, schema_of
-from trio_nsq.spark.engines import run_inline
-from trio_nsq.spark.layout import Layout
-from trio_nsq.spark.run import Engine, ExportRequest, open_export
-from trio_nsq.spark.spark_engine import open_spark
+from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
+from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.runtime import jvm as local_jvm
+from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.runtime.spark_engine import open_spark
 
 TOPIC = "bench"
 BODY_BYTES = 200

@@ -22,10 +22,10 @@ from bench.export import BODY_BYTES, TOPIC, WORKERS, body, ratio, rounds_of
 from cli.support import Cli
 from interop.peers import Broker, nsqd, qcli_serve
 from spark.support import export, fill
-from trio_nsq.spark.engines import Engine, run_inline
-from trio_nsq.spark.replay_job import open_job
-from trio_nsq.spark.replay_request import ReplayRequest
-from trio_nsq.spark.spark_engine import open_spark
+from trio_nsq.spark.replay.job import open_job
+from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.runtime.engine import Engine, run_inline
+from trio_nsq.spark.runtime.spark_engine import open_spark
 
 BASE = "only reading"
 _numbers = itertools.count()

@@ -20,7 +20,7 @@ from bench.export import PARTITIONS, WORKERS, ratio, roomy_jvm, rounds_of, rows_
 from pyspark.sql import DataFrame, SparkSession
 
 from interop.peers import Broker, nsqd, qcli_serve
-from trio_nsq.spark.spark_engine import open_spark
+from trio_nsq.spark.runtime.spark_engine import open_spark
 
 BASE = "noop"
 """Spark's sink that drops rows before they get to Python."""

@@ -13,8 +13,8 @@ from .output import count_of, plain_terminal, rate, size, talks_to_live_terminal
 
 if TYPE_CHECKING:
     from trio_nsq.spark.broker_log import TLSFiles
-    from trio_nsq.spark.engines import Advance
-    from trio_nsq.spark.spark_engine import SparkEngine
+    from trio_nsq.spark.runtime.engine import Advance
+    from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 SPARK_WORTH_BYTES = 4 * 1024**3
 """With less to be read, this process is done before Spark has begun and caught up."""
@@ -124,8 +124,8 @@ def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
     if size_bytes < SPARK_WORTH_BYTES or tasks < 2 or (os.cpu_count() or 1) < 2:
         return "inline", f"{much}; Spark would take longer to start than it saves (--engine spark)"
     try:
-        from trio_nsq.spark.java import find_java_home
-        from trio_nsq.spark.spark_engine import check_spark
+        from trio_nsq.spark.runtime.java import find_java_home
+        from trio_nsq.spark.runtime.spark_engine import check_spark
 
         check_spark()
         find_java_home()
@@ -141,7 +141,7 @@ def spark_engine(
     """Spark, while the block runs; see `open_spark`."""
     import logging
 
-    from trio_nsq.spark.spark_engine import open_spark
+    from trio_nsq.spark.runtime.spark_engine import open_spark
 
     # py4j logs every connection that a JVM does not answer on any more, at the root; we say that once.
     logging.getLogger().addHandler(logging.NullHandler())

@@ -126,7 +126,7 @@ def check_consuming(
     if spool is not None:
         return spool
 
-    from trio_nsq.spark.run import spool_folder
+    from trio_nsq.spark.export.job import spool_folder
 
     found = spool_folder(folder, topic)
     if found is None:

@@ -17,8 +17,8 @@ from .options import HTTP_OPTION, TCP_OPTION
 from .output import count_of, json_lines, rate, size, talk, write
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export import ExportTask
-    from trio_nsq.spark.run import Engine, Export, ExportRequest, Outcome
+    from trio_nsq.spark.export.job import Engine, Export, ExportRequest, Outcome
+    from trio_nsq.spark.export.task import ExportTask
 
     from .spooling import Receiving
 
@@ -59,7 +59,7 @@ def export(request: ExportRequest, running: Running) -> int:
     Raises:
         Failure: It did not go well.
     """
-    from trio_nsq.spark.run import open_export
+    from trio_nsq.spark.export.job import open_export
 
     connecting = Connecting.of_command()
     request = dataclasses.replace(request, tls=tls_files(connecting))
@@ -143,7 +143,7 @@ class Work:
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Round after round, until interrupted; then the outcome is that of all of them, for people."""
-        from trio_nsq.spark.run import Outcome
+        from trio_nsq.spark.export.job import Outcome
 
         begun_s, total = time.monotonic(), Outcome()
         try:
@@ -215,7 +215,7 @@ class Work:
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
         """The engine of this and all further rounds."""
-        from trio_nsq.spark.engines import run_inline
+        from trio_nsq.spark.runtime.engine import run_inline
 
         wanted = self._running.engine
         why = ""

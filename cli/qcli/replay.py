@@ -23,7 +23,7 @@ from .positions import BrokerPosition, check_range, time_of
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from trio_nsq.spark.replay_request import ReplayRequest
+    from trio_nsq.spark.replay.request import ReplayRequest
 
 
 SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
@@ -114,7 +114,7 @@ def complete_replayed(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def job_name(text: str) -> str:
     """The name of a job."""
-    from trio_nsq.spark.replay_request import JOB_NAME
+    from trio_nsq.spark.replay.request import JOB_NAME
 
     if JOB_NAME.fullmatch(text) is None:
         raise click.BadParameter(
@@ -359,7 +359,7 @@ def command(
             raise click.UsageError(f"--job goes on with what it was begun with: without {given[0]}.")
         request = None
     elif is_place(wanted):
-        from trio_nsq.spark.replay_request import ReplayRequest
+        from trio_nsq.spark.replay.request import ReplayRequest
 
         refuse_channel(wanted, topic)
         if count is not None:

@@ -21,10 +21,10 @@ from .options import HTTP_OPTION
 from .output import count_of, json_lines, rate, size, talk, write
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.engines import Engine
-    from trio_nsq.spark.replay_job import ReplayJob, ReplayOutcome
-    from trio_nsq.spark.replay_request import ReplayRequest
-    from trio_nsq.spark.spark_engine import SparkEngine
+    from trio_nsq.spark.replay.job import ReplayJob, ReplayOutcome
+    from trio_nsq.spark.replay.request import ReplayRequest
+    from trio_nsq.spark.runtime.engine import Engine
+    from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 _FILTER_MEMORY = "2g"
 """Of Spark's JVM if it looks at rows itself, whole row groups at a time."""
@@ -69,7 +69,7 @@ def replay_files(request: ReplayRequest | None, running: Running) -> int:
     Raises:
         Failure: It did not go well.
     """
-    from trio_nsq.spark.replay_job import forget_old_jobs, open_job
+    from trio_nsq.spark.replay.job import forget_old_jobs, open_job
 
     with _failures(), ExitStack() as stack:
         jobs = running.jobs
@@ -172,7 +172,7 @@ class _Work:
         job, quiet = self._job, self._running.quiet
         begins = job.is_new
         if begins and job.request.where is not None:
-            from trio_nsq.spark.replay_filter import choose_rows
+            from trio_nsq.spark.replay.filter import choose_rows
 
             spark = self._open_spark(job.request.where)
             if not quiet:
@@ -201,7 +201,7 @@ class _Work:
         return self._spark
 
     def _choose_engine(self) -> Engine:
-        from trio_nsq.spark.engines import run_inline
+        from trio_nsq.spark.runtime.engine import run_inline
 
         job, outcome = self._job, self._job.outcome
         wanted, why = self._running.engine, ""

@@ -50,7 +50,7 @@ def command(folder: Path) -> None:
     """
     import qcli
     import trio_nsq
-    from trio_nsq.spark.bundle import write_zip
+    from trio_nsq.spark.runtime.bundle import write_zip
     from trio_nsq.spark.storage import make_folder, writing_to
 
     make_folder(folder)

@@ -19,10 +19,10 @@ from .output import hear_library, quiet_library, talk
 
 if TYPE_CHECKING:
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.engines import Advance
-    from trio_nsq.spark.run import Export
-    from trio_nsq.spark.spool import Spool
-    from trio_nsq.spark.spool_collect import End
+    from trio_nsq.spark.export.job import Export
+    from trio_nsq.spark.runtime.engine import Advance
+    from trio_nsq.spark.spool.collect import End
+    from trio_nsq.spark.spool.spool import Spool
 
 _FILES_AT_ONCE = 4
 """So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
@@ -85,7 +85,7 @@ class SpoolWork(Work):
             )
 
     def _all(self, addresses: Sequence[str]) -> None:
-        from trio_nsq.spark.spool_collect import End
+        from trio_nsq.spark.spool.collect import End
 
         while self._end in (None, End.FULL):
             self._round(addresses)
@@ -160,7 +160,7 @@ class SpoolWork(Work):
         import trio
 
         from trio_nsq.client import Consumer
-        from trio_nsq.spark.spool_collect import FIRST_IN_FLIGHT, Collecting, Until
+        from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, Collecting, Until
 
         from .signals import watch_signals
 

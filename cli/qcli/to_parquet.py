@@ -28,7 +28,7 @@ from .positions import NOTE as POSITIONS
 from .positions import BrokerPosition, check_range
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.layout import JsonType
+    from trio_nsq.spark.export.layout import JsonType
 
 SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
 MIN_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ def file_bytes(text: str) -> int:
 
 def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     """Fields of JSON bodies with commas, each with a type behind a colon or without."""
-    from trio_nsq.spark.layout import JsonType
+    from trio_nsq.spark.export.layout import JsonType
 
     found: list[tuple[str, JsonType | None]] = []
     for part in text.split(","):
@@ -310,9 +310,9 @@ def command(
             topic, folder, channel, first or end, () if lookupds else tcp_addresses, spool, master
         )
 
-    from trio_nsq.spark.export import FileOptions
-    from trio_nsq.spark.layout import Body, Layout, Partition
-    from trio_nsq.spark.run import ExportRequest
+    from trio_nsq.spark.export.job import ExportRequest
+    from trio_nsq.spark.export.layout import Body, Layout, Partition
+    from trio_nsq.spark.export.task import FileOptions
 
     from .exporting import Running, export
     from .spooling import Receiving

@@ -8,12 +8,12 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from trio_nsq.spark.spark_engine import open_spark
+from trio_nsq.spark.runtime.spark_engine import open_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from trio_nsq.spark.run import Engine
+    from trio_nsq.spark.export.job import Engine
 
 _numbers = itertools.count()
 

@@ -16,8 +16,8 @@ from qcli.app import run
 from trio_nsq.log import RecordBatch
 from trio_nsq.spark.broker_log import BrokerLog, RequestRefused
 from trio_nsq.spark.ranges import Span
-from trio_nsq.spark.replay_job import ReplayJob, open_job
-from trio_nsq.spark.replay_request import ReplayRequest
+from trio_nsq.spark.replay.job import ReplayJob, open_job
+from trio_nsq.spark.replay.request import ReplayRequest
 
 
 def stored(qcli: Cli, topic: str) -> list[bytes]:

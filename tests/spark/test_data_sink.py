@@ -26,13 +26,14 @@ from cli.support import Cli
 from interop.peers import Broker, nsqd
 from spark.support import bodies_in, numbers
 from spark.test_publish_once import NSQD, OK, scripted
-from trio_nsq.spark import sink_batches, sink_task
-from trio_nsq.spark.data_sink import NsqStreamWriter, NsqWriter
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.publish_once import BatchPublisher, BrokerAway, PublishInDoubt
-from trio_nsq.spark.sink_batches import Numbering, Rows, RowsDiffer, Trail, batches, blocks, groups
-from trio_nsq.spark.sink_task import Published, Sink, SinkError, Task, publish
-from trio_nsq.spark.source_options import SourceError
+from trio_nsq.spark.sink import batches as sink_batches
+from trio_nsq.spark.sink import task as sink_task
+from trio_nsq.spark.sink.batches import Numbering, Rows, RowsDiffer, Trail, batches, blocks, groups
+from trio_nsq.spark.sink.task import Published, Sink, SinkError, Task, publish
+from trio_nsq.spark.sink.writers import NsqStreamWriter, NsqWriter
+from trio_nsq.spark.source.options import SourceError
 
 DEADLINE_S = 60.0
 DAY_MS = 24 * 3600 * 1000

@@ -28,7 +28,7 @@ DEADLINE_S = 120.0
 PROGRAM = """\
 import sys
 from pyspark.sql import SparkSession
-from trio_nsq.spark.spark_engine import open_spark
+from trio_nsq.spark.runtime.spark_engine import open_spark
 
 address, source, copy, checkpoint, per_batch, to_the_end = sys.argv[1:]
 with open_spark("local[2,2]") as engine:

@@ -13,7 +13,7 @@ from interop.peers import qcli_serve
 from spark.support import HOUR_NS, NOON_NS, export, fill, rows, write_log
 from trio_nsq.spark.data_source import NsqDataSource, NsqReader
 from trio_nsq.spark.ranges import Span
-from trio_nsq.spark.source_options import SourceError
+from trio_nsq.spark.source.options import SourceError
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from spark.support import HOUR_NS, NOON_NS, cli_of, fill, numbers, until, write_
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
-from trio_nsq.spark.source_options import SourceError
-from trio_nsq.spark.stream_offsets import Place, offset_of, places_of, share
-from trio_nsq.spark.stream_reader import NsqStreamReader
+from trio_nsq.spark.source.offsets import Place, offset_of, places_of, share
+from trio_nsq.spark.source.options import SourceError
+from trio_nsq.spark.source.stream import NsqStreamReader
 
 Row = tuple[str, int]
 

@@ -21,10 +21,10 @@ from spark.support import (
     run_in_process,
     until,
 )
-from trio_nsq.spark.engines import Advance
-from trio_nsq.spark.export import ExportTask, export_range
-from trio_nsq.spark.manifest import RangeDone
-from trio_nsq.spark.run import ExportRequest, open_export
+from trio_nsq.spark.export.job import ExportRequest, open_export
+from trio_nsq.spark.export.manifest import RangeDone
+from trio_nsq.spark.export.task import ExportTask, export_range
+from trio_nsq.spark.runtime.engine import Advance
 
 
 def depth(broker: Broker, topic: str, channel: str = "archive") -> int:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.spark.json_columns import infer_columns, parse_bodies
-from trio_nsq.spark.layout import Body, JsonColumn, JsonType, Layout, LayoutError, Partition
+from trio_nsq.spark.export.json_columns import infer_columns, parse_bodies
+from trio_nsq.spark.export.layout import Body, JsonColumn, JsonType, Layout, LayoutError, Partition
 
 T = JsonType
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.spark.layout import (
+from trio_nsq.spark.export.layout import (
     Body,
     JsonColumn,
     JsonType,
@@ -17,7 +17,7 @@ from trio_nsq.spark.layout import (
     range_name,
     safe_name,
 )
-from trio_nsq.spark.manifest import LastSeen, Manifest, ManifestError, RangeDone
+from trio_nsq.spark.export.manifest import LastSeen, Manifest, ManifestError, RangeDone
 from trio_nsq.spark.ranges import Span
 
 LAYOUT = Layout(

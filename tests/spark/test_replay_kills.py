@@ -19,8 +19,8 @@ from cli.support import Cli
 from interop.peers import qcli_serve
 from spark.processes import command_of, jvm_of, workers_of
 from spark.replay_support import count_stored, jobs_of, planned, replay, replayed, stored, write_parquet
-from trio_nsq.spark.replay_request import ReplayRequest
-from trio_nsq.spark.spark_engine import SparkEngine
+from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "1"))

@@ -24,9 +24,9 @@ from spark.replay_support import (
 )
 from spark.support import HOUR_NS, NOON_NS, cli_of, export, fill, numbers
 from trio_nsq.extras import install_hint
-from trio_nsq.spark.engines import run_inline
-from trio_nsq.spark.replay_job import open_job
-from trio_nsq.spark.replay_request import ReplayRequest
+from trio_nsq.spark.replay.job import open_job
+from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.runtime.engine import run_inline
 
 
 @pytest.fixture

@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from spark.replay_support import as_export, planned, stored, write_parquet
 from spark.support import numbers
-from trio_nsq.spark import replay_rows
-from trio_nsq.spark.engines import run_inline
-from trio_nsq.spark.replay import Cut, replay_piece
-from trio_nsq.spark.replay_job import KEPT_S, forget_old_jobs, open_job
-from trio_nsq.spark.replay_pieces import cut_pieces, segment_as_json, segment_from_json
-from trio_nsq.spark.replay_request import ReplayRequest
-from trio_nsq.spark.replay_rows import RowChoice, RowReader, pack_bits, unpack_bits
-from trio_nsq.spark.replay_source import (
+from trio_nsq.spark.replay import rows as replay_rows
+from trio_nsq.spark.replay.files import (
     Columns,
     FileStamp,
     RowGroup,
@@ -30,6 +24,12 @@ from trio_nsq.spark.replay_source import (
     SourceFile,
     open_source,
 )
+from trio_nsq.spark.replay.job import KEPT_S, forget_old_jobs, open_job
+from trio_nsq.spark.replay.pieces import cut_pieces, segment_as_json, segment_from_json
+from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.replay.rows import RowChoice, RowReader, pack_bits, unpack_bits
+from trio_nsq.spark.replay.task import Cut, replay_piece
+from trio_nsq.spark.runtime.engine import run_inline
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())

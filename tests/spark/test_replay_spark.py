@@ -9,13 +9,13 @@ import pytest
 from cli.support import Cli
 from spark.replay_support import as_export, stored, write_parquet
 from spark.support import HOUR_NS, NOON_NS
-from trio_nsq.spark import replay_filter
 from trio_nsq.spark.publish_once import BrokerAway
-from trio_nsq.spark.replay_filter import FilterError, choose_rows
-from trio_nsq.spark.replay_job import open_job
-from trio_nsq.spark.replay_request import ReplayRequest
-from trio_nsq.spark.replay_source import open_source
-from trio_nsq.spark.spark_engine import SparkEngine
+from trio_nsq.spark.replay import filter as replay_filter
+from trio_nsq.spark.replay.files import open_source
+from trio_nsq.spark.replay.filter import FilterError, choose_rows
+from trio_nsq.spark.replay.job import open_job
+from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from qcli.app import run
 from qcli.spark_bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
-from trio_nsq.spark.bundle import write_zip
-from trio_nsq.spark.java import NoJava, find_java_home, java_home, java_version
-from trio_nsq.spark.run import Engine, ExportRequest, open_export
+from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.spark.runtime.bundle import write_zip
+from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
 
 
 @pytest.mark.slow
@@ -152,6 +152,6 @@ def test_the_bundle_is_the_package(tmp_path: Path) -> None:
     write_zip(tmp_path / "b.zip")
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "a.zip").namelist()
-    assert {"trio_nsq/__init__.py", "trio_nsq/spark/export.py"} <= set(names)
+    assert {"trio_nsq/__init__.py", "trio_nsq/spark/export/task.py"} <= set(names)
     assert all(name.startswith("trio_nsq/") for name in names)
     assert trio_nsq.__file__ is not None

@@ -12,12 +12,11 @@ import pytest
 from spark.support import HOUR_NS, NOON_NS, column, parquet_files, rows
 from trio_nsq.log import LogWriteError
 from trio_nsq.log.gaps import Gap
-from trio_nsq.spark.engines import run_inline
-from trio_nsq.spark.layout import Layout, Partition
+from trio_nsq.spark.export.job import Engine, Export, ExportRequest, open_export
+from trio_nsq.spark.export.layout import Layout, Partition
 from trio_nsq.spark.ranges import Span
-from trio_nsq.spark.run import Engine, Export, ExportRequest, open_export
-from trio_nsq.spark.spool import Spool, SpoolError
-from trio_nsq.spark.spool_records import (
+from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.spool.records import (
     NoMessageId,
     SpooledRows,
     parse_ids,
@@ -25,6 +24,7 @@ from trio_nsq.spark.spool_records import (
     record_of,
     rows_of,
 )
+from trio_nsq.spark.spool.spool import Spool, SpoolError
 
 NSQD = "127.0.0.1:4150"
 

@@ -42,11 +42,11 @@ from spark.support import (
 )
 from trio_nsq.extras import install_hint
 from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable
-from trio_nsq.spark.engines import run_inline
-from trio_nsq.spark.export import ExportTask, FileOptions, export_range
-from trio_nsq.spark.layout import Layout
+from trio_nsq.spark.export.job import ExportRequest, open_export
+from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.export.task import ExportTask, FileOptions, export_range
 from trio_nsq.spark.ranges import Span
-from trio_nsq.spark.run import ExportRequest, open_export
+from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage, Storage, StorageError, storage_at
 
 ToParquet = Callable[..., Result]
@@ -583,8 +583,8 @@ def test_an_export_to_a_file_system_of_pyarrow(
 ) -> None:
     fill(qcli, topic, numbers(100))
     arrow = ArrowStorage(pyarrow.fs.LocalFileSystem(), str(tmp_path / "a"))
-    monkeypatch.setattr("trio_nsq.spark.export.storage_at", lambda _: arrow)
-    monkeypatch.setattr("trio_nsq.spark.run.storage_at", lambda _: arrow)
+    monkeypatch.setattr("trio_nsq.spark.export.task.storage_at", lambda _: arrow)
+    monkeypatch.setattr("trio_nsq.spark.export.job.storage_at", lambda _: arrow)
     for _ in range(2):
         with open_export(
             request_for(qcli, topic, tmp_path / "a", least_ranges=3), [qcli.http_address]

@@ -38,8 +38,8 @@ from spark.support import (
     run_in_process,
 )
 from trio_nsq.client import Consumer
-from trio_nsq.spark.spool import Spool
-from trio_nsq.spark.spool_collect import Collecting, End, Until
+from trio_nsq.spark.spool.collect import Collecting, End, Until
+from trio_nsq.spark.spool.spool import Spool
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "1"))

@@ -1,16 +1,12 @@
-"""Bulk export of topics to Parquet, and the data source `nsq`.
+"""Spark and Parquet: bulk export and replay of topics, and the data source `nsq`.
 
-`ranges`, `manifest` and `layout` are plain data and decisions; `broker_log` reads a broker, `storage` is where files
-go, `columns` and `json_columns` make Arrow tables, `export` writes one range: it knows nothing of Spark. `run` plans,
-has an engine (`engines`) work through the plan, and keeps the books.
+`export` writes topics to Parquet files and `replay` publishes Parquet files; `runtime` runs their tasks, in
+this process or on Spark. `data_source` is the entry point of Spark's data source `nsq`: `source` reads a
+topic and `sink` writes one. `spool` keeps messages of a stock nsqd until they are exported. `broker_log`
+reads a broker's log, `publish_once` publishes to one, `storage` is where files go, and `ranges` calculates
+with spans of sequences.
 
-`data_source` is what Spark looks up: `source_options` and `source_reading` are for all who read, `stream_offsets` says
-what a checkpoint holds, `stream_reader` asks for it. `data_sink` is for those who write: `sink_batches` cuts their rows
-and numbers the batches, `sink_task` publishes them, with `publish_once`.
-
-Back again: `replay_source` looks at Parquet files, `replay_filter` has Spark choose rows, `replay_pieces` cuts, and
-`replay_job` keeps the books of a replay; `replay_rows` reads, and `replay` publishes one piece, numbered for
-`publish_once`.
-
-A task imports the standard library, pyarrow, and of this package only what needs nothing else.
+Tasks run in Spark's workers: what they import is the standard library, pyarrow, and this package, which
+travels as a zip file. The modules of `export`, `replay` and `runtime.engine` must therefore not import
+anything else.
 """

@@ -14,11 +14,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from .data_sink import NsqStreamWriter, NsqWriter
 from .ranges import Span
-from .source_options import ReadOptions, Use, position_on, schema_of_columns
-from .source_reading import NsqPartition, cut, kept, read_partition
-from .stream_reader import NsqStreamReader
+from .sink.writers import NsqStreamWriter, NsqWriter
+from .source.options import ReadOptions, Use, position_on, schema_of_columns
+from .source.partitions import NsqPartition, cut, kept, read_partition
+from .source.stream import NsqStreamReader
 
 
 class NsqDataSource(DataSource):

@@ -20,10 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..log.records import RecordBatch
+from ...log.records import RecordBatch
+from ..spool.records import SpooledRows
 from .json_columns import parse_bodies
 from .layout import REST, UNPARSED, Body, JsonType, Layout
-from .spool_records import SpooledRows
 
 ARROW_TYPES = {
     JsonType.STRING: pa.string(),

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 
-from ..log.records import RecordBatch
-from ..protocol.errors import NSQError
-from .broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles, broker_label
-from .engines import Advance
-from .export import ExportTask, FileOptions
+from ...log.records import RecordBatch
+from ...protocol.errors import NSQError
+from ..broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles, broker_label
+from ..ranges import Span, subtract
+from ..runtime.engine import Advance
+from ..spool.records import SpooledRows
+from ..spool.spool import Spool, SpoolLog
+from ..storage import LocalStorage, Storage, local_path, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import Body, JsonType, Layout, LayoutError, Partition, safe_name
 from .manifest import BrokerBook, Manifest, ManifestError, RangeDone, done_folder, manifest_path
-from .ranges import Span, subtract
-from .spool import Spool, SpoolLog
-from .spool_records import SpooledRows
-from .storage import LocalStorage, Storage, local_path, make_folder, storage_at
+from .task import ExportTask, FileOptions
 
 SAMPLE_MESSAGES = 10_000
 """So many bodies are looked at for which columns there are."""

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from ..protocol.errors import NSQError
-from .ranges import Span
+from ...protocol.errors import NSQError
+from ..ranges import Span
 
 
 class LayoutError(NSQError):

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ..protocol.errors import NSQError
+from ...protocol.errors import NSQError
+from ..ranges import Span, covered_up_to, split, subtract
 from .layout import Layout, range_name, safe_name
-from .ranges import Span, covered_up_to, split, subtract
 
 VERSION = 1
 FOLDER = "_nsq"

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..log.gaps import Gap
-from ..log.records import RecordBatch
-from .broker_log import PATIENCE_S, BrokerLog, Found, TLSFiles
+from ...log.gaps import Gap
+from ...log.records import RecordBatch
+from ..broker_log import PATIENCE_S, BrokerLog, Found, TLSFiles
+from ..ranges import Span
+from ..runtime.engine import Advance
+from ..spool.records import Spooled, SpooledRows, read_spool
+from ..storage import Storage, storage_at, writing_to
 from .columns import DICTIONARY_COLUMNS, TableBuilder
-from .engines import Advance
 from .layout import Layout, partition_folder, partition_key, range_name
 from .manifest import RangeDone, done_path
-from .ranges import Span
-from .spool_records import Spooled, SpooledRows, read_spool
-from .storage import Storage, storage_at, writing_to
 
 MIB = 1024 * 1024
 _TABLE_ROWS = 20_000

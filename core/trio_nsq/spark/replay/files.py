@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from ..protocol.errors import NSQError
-from .layout import MESSAGE_COLUMNS, UNPARSED
-from .storage import arrow_system, local_path, not_utf8
+from ...protocol.errors import NSQError
+from ..export.layout import MESSAGE_COLUMNS, UNPARSED
+from ..storage import arrow_system, local_path, not_utf8
 
 BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..protocol.errors import NSQError
-from .replay_source import Source, SourceFile
-from .spark_engine import SparkEngine, SparkFailed
-from .storage import local_path
+from ...protocol.errors import NSQError
+from ..runtime.spark_engine import SparkEngine, SparkFailed
+from ..storage import local_path
+from .files import Source, SourceFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,10 +20,21 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
-from ..protocol.errors import NSQError
-from .broker_log import PATIENCE_S, TLSFiles
-from .engines import Advance, Engine
-from .replay import (
+from ...protocol.errors import NSQError
+from ..broker_log import PATIENCE_S, TLSFiles
+from ..runtime.engine import Advance, Engine
+from ..storage import LocalStorage
+from .files import (
+    Columns,
+    Source,
+    SourceError,
+    choose_topics,
+    open_source,
+)
+from .pieces import Piece, cut_pieces, segment_as_json, segment_from_json
+from .request import ReplayRequest
+from .rows import RowChoice
+from .task import (
     MAX_BATCH_MESSAGES,
     MAX_EXAMPLES,
     Cut,
@@ -33,17 +44,6 @@ from .replay import (
     note_path,
     read_note,
 )
-from .replay_pieces import Piece, cut_pieces, segment_as_json, segment_from_json
-from .replay_request import ReplayRequest
-from .replay_rows import RowChoice
-from .replay_source import (
-    Columns,
-    Source,
-    SourceError,
-    choose_topics,
-    open_source,
-)
-from .storage import LocalStorage
 
 VERSION = 1
 KEPT_S = 7 * 24 * 3600

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .replay import MIB
-from .replay_rows import Segment, first_times, pack_bits
-from .replay_source import FileStamp, RowGroup, Source, SourceFile
+from .files import FileStamp, RowGroup, Source, SourceFile
+from .rows import Segment, first_times, pack_bits
+from .task import MIB
 
 _PIECE_BYTES = 64 * MIB
 _SMALLEST_PIECE_BYTES = 4 * MIB

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .replay_source import Columns, FileStamp, SourceError, times_ns
-from .storage import arrow_system
+from ..storage import arrow_system
+from .files import Columns, FileStamp, SourceError, times_ns
 
 MIB = 1024 * 1024
 _CHUNK_BYTES = 4 * MIB

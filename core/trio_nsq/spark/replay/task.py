@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ..protocol.batcher import Batcher
-from .broker_log import PATIENCE_S, TLSFiles
-from .engines import Advance
-from .publish_once import BatchPublisher, Outcome, PublishInDoubt
-from .replay_rows import Places, RowChoice, RowReader, Rows, Segment
-from .replay_source import Columns
-from .storage import Storage, storage_at
+from ...protocol.batcher import Batcher
+from ..broker_log import PATIENCE_S, TLSFiles
+from ..publish_once import BatchPublisher, Outcome, PublishInDoubt
+from ..runtime.engine import Advance
+from ..storage import Storage, storage_at
+from .files import Columns
+from .rows import Places, RowChoice, RowReader, Rows, Segment
 
 MIB = 1024 * 1024
 MAX_BATCH_MESSAGES = 10_000

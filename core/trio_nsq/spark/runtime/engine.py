@@ -6,7 +6,7 @@ What a task does is its own affair: it is asked to run, and gives a note of what
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ..protocol.errors import NSQError
+from ...protocol.errors import NSQError
 
 Advance = Callable[[int, int], None]
 """Is told of messages and bytes of bodies as they are dealt with."""

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..extras import install_hint
-from ..protocol.errors import NSQError
+from ...extras import install_hint
+from ...protocol.errors import NSQError
 from .bundle import can_be_zipped, write_zip
-from .engines import Advance, Done, Task, attempt
+from .engine import Advance, Done, Task, attempt
 from .java import find_java_home, java_home
-from .local_jvm import LocalJvm, NotStarted, start_jvm
+from .jvm import LocalJvm, NotStarted, start_jvm
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

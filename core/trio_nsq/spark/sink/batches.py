@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..protocol.errors import NSQError
+from ...protocol.errors import NSQError
 
 BLOCK_ROWS = 10_000
 """Rows that are looked at together: as many as Spark puts into an Arrow batch."""

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ..protocol.errors import NSQError
-from ..protocol.names import is_valid_name
-from ..untrusted_json import decode_json
-from .broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
-from .publish_once import BatchPublisher, BrokerAway, Outcome, PublishInDoubt
-from .sink_batches import Batch, Numbering, Rows, Trail, batches, blocks, groups
+from ...protocol.errors import NSQError
+from ...protocol.names import is_valid_name
+from ...untrusted_json import decode_json
+from ..broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
+from ..publish_once import BatchPublisher, BrokerAway, Outcome, PublishInDoubt
+from .batches import Batch, Numbering, Rows, Trail, batches, blocks, groups
 
 BATCH_BYTES = 1024 * 1024
 """Of one request, unless `batchBytes` says otherwise: a fifth of what brokers take by default."""

@@ -35,10 +35,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ..protocol.names import is_valid_name
-from .broker_log import PATIENCE_S
-from .sink_task import BATCH_BYTES, Published, Sink, SinkError, Task, publish
-from .source_options import brokers_of, number_in, truth_in
+from ...protocol.names import is_valid_name
+from ..broker_log import PATIENCE_S
+from ..source.options import brokers_of, number_in, truth_in
+from .task import BATCH_BYTES, Published, Sink, SinkError, Task, publish
 
 _MAX_JOB_ID = 48
 """So much is left of a producer's name."""

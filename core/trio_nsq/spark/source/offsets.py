@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .source_options import SourceError
+from .options import SourceError
 
 Offset: TypeAlias = dict[str, Any]
 

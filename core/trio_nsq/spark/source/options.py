@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..protocol.errors import NSQError
-from .broker_log import PATIENCE_S, BrokerLog, broker_label
+from ...protocol.errors import NSQError
+from ..broker_log import PATIENCE_S, BrokerLog, broker_label
 
 _MS_PER_S = 1000
 _TYPES = {

@@ -5,11 +5,11 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from ..log.gaps import Gap
-from ..log.records import RecordBatch
-from .broker_log import BrokerLog, LogReplaced
-from .ranges import Span, split
-from .source_options import ReadOptions, SourceError
+from ...log.gaps import Gap
+from ...log.records import RecordBatch
+from ..broker_log import BrokerLog, LogReplaced
+from ..ranges import Span, split
+from .options import ReadOptions, SourceError
 
 BATCH_ROWS = 10_000
 """Of an Arrow batch; larger ones are not faster."""
@@ -68,9 +68,9 @@ def read_partition(
     """
     if not isinstance(partition, NsqPartition):  # Spark has one even if there are none
         return
-    from .columns import TableBuilder
-    from .export import is_for_all
-    from .layout import Layout
+    from ..export.columns import TableBuilder
+    from ..export.layout import Layout
+    from ..export.task import is_for_all
 
     span = partition.span
     builder = TableBuilder(options.topic, partition.broker, Layout())

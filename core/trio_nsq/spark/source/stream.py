@@ -17,11 +17,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from .broker_log import Bounds, RequestRefused
-from .ranges import Span
-from .source_options import ReadOptions, SourceError, position_on
-from .source_reading import NsqPartition, cut, id_of_message, kept, read_partition, replaced
-from .stream_offsets import Offset, Place, offset_of, places_of, share
+from ..broker_log import Bounds, RequestRefused
+from ..ranges import Span
+from .offsets import Offset, Place, offset_of, places_of, share
+from .options import ReadOptions, SourceError, position_on
+from .partitions import NsqPartition, cut, id_of_message, kept, read_partition, replaced
 
 _NOT_FOUND = 404
 _PAUSE_S = 0.1

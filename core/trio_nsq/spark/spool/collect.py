@@ -7,7 +7,7 @@ from math import inf
 
 import trio
 
-from ..client import Consumer, MessageBatch
+from ...client import Consumer, MessageBatch
 from .spool import Spool
 
 BUDGET_BYTES = 64 * 1024 * 1024

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from ..log.files import Files
-from ..log.gaps import Gap, gaps
-from ..log.inspection.segments import ScannedRecord, scan_segment, segment_paths
-from ..log.records import RecordBatch, RecordHeader, decode_payload
-from ..log.segment.identity import base_in_name
-from ..protocol.errors import NSQError
-from ..protocol.messages import pack_messages
-from .layout import Partition, partition_key
-from .ranges import Span
+from ...log.files import Files
+from ...log.gaps import Gap, gaps
+from ...log.inspection.segments import ScannedRecord, scan_segment, segment_paths
+from ...log.records import RecordBatch, RecordHeader, decode_payload
+from ...log.segment.identity import base_in_name
+from ...protocol.errors import NSQError
+from ...protocol.messages import pack_messages
+from ..export.layout import Partition, partition_key
+from ..ranges import Span
 
 _METADATA_BYTES = 18
 """For each message."""

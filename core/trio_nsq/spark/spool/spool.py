@@ -25,13 +25,13 @@ from urllib.parse import quote, unquote
 
 from zlib_ng.zlib_ng import crc32
 
-from ..log import DiskLog, Files, OpenFiles, reasonable_limit
-from ..protocol.errors import NSQError
-from .broker_log import Bounds
-from .manifest import BrokerBook
-from .ranges import Span
-from .spool_records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
-from .storage import make_folder
+from ...log import DiskLog, Files, OpenFiles, reasonable_limit
+from ...protocol.errors import NSQError
+from ..broker_log import Bounds
+from ..export.manifest import BrokerBook
+from ..ranges import Span
+from ..storage import make_folder
+from .records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
 
 WINDOW = 100_000
 """So many messages of each nsqd, at least, are known if they come once more."""

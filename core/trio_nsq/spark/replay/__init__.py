@@ -1,0 +1,6 @@
+"""Publish Parquet files to a topic, each row once, however often the job is interrupted.
+
+`job.ReplayJob` keeps the state of a job in a folder. `files` reads the footers of the files, `filter` lets
+Spark select rows, `pieces` cuts the rows into pieces, `rows` reads the rows of a piece in order, and `task`
+publishes one piece.
+"""
