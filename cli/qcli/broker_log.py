@@ -14,7 +14,7 @@ from .params import Source, is_https, is_unix_path
 from .positions import is_in_future
 
 if TYPE_CHECKING:
-    from trio_nsq.client.topic_reader import TopicReader
+    from trio_nsq.client.reading.topic_reader import TopicReader
     from trio_nsq.log import RecordBatch
 
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def reading_errors(address: str) -> Iterator[None]:
     """Turn what a `TopicReader` of this HTTP address raises inside, also from tasks, into failures."""
     from trio_nsq.client import ConnectionFailed
-    from trio_nsq.client.topic_reader import ReadRefused
-    from trio_nsq.http.streaming import AnswerLost, AnswerSilent
+    from trio_nsq.client.reading.http_stream import AnswerLost, AnswerSilent
+    from trio_nsq.client.reading.topic_reader import ReadRefused
 
     try:
         yield

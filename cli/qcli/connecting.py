@@ -20,7 +20,7 @@ from .params import is_https, is_unix_path
 if TYPE_CHECKING:
     import ssl
 
-    from trio_nsq.client.options import ConnectionOptions
+    from trio_nsq.client.connection.options import ConnectionOptions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -189,8 +189,8 @@ class Connecting:
         return self._context() if is_https(address) else None
 
     def _context(self) -> ssl.SSLContext:
-        from trio_nsq.client.layers import client_context
-        from trio_nsq.client.options import ConnectionSettings
+        from trio_nsq.client.connection.codecs import client_context
+        from trio_nsq.client.connection.options import ConnectionSettings
 
         try:
             return client_context(

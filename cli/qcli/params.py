@@ -172,7 +172,7 @@ def http_address(text: str) -> str:
 
 def lookupd_address(text: str) -> str:
     """A discovery service's HTTP address: `host:port`, or a URL."""
-    from trio_nsq.client import addresses
+    from trio_nsq.client.connection import addresses
 
     try:
         return addresses.lookupd_address(text)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import trio
 
 from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
-from trio_nsq.client.publishing import PASSING_CODES
-from trio_nsq.client.reconnect import ReconnectDelays
+from trio_nsq.client.connection.reconnect import ReconnectDelays
+from trio_nsq.client.publishing.queue import PASSING_CODES
 from trio_nsq.protocol.batcher import Batcher
 
 from .errors import Failure

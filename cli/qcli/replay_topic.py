@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer
-from trio_nsq.client.topic_reader import TopicReader
+from trio_nsq.client.reading.topic_reader import TopicReader
 
 from .broker_log import note_beginning, reading_errors
 from .connecting import Connecting

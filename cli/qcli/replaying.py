@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from trio_nsq.client import Producer, PublishFailed
-from trio_nsq.client.topic_reader import Found, TopicReader
+from trio_nsq.client.reading.topic_reader import Found, TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages

@@ -306,7 +306,7 @@ async def _tail(request: _Request) -> ExitCode:
 async def _tail_log(request: _Request) -> ExitCode:
     import trio
 
-    from trio_nsq.client.topic_reader import TopicReader
+    from trio_nsq.client.reading.topic_reader import TopicReader
 
     from .broker_log import reading_errors
     from .signals import watch_signals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from trio_nsq.client.topic_reader import TopicReader
+from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
 from .broker_log import is_for_all, note_beginning, note_gap

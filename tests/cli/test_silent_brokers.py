@@ -39,8 +39,8 @@ def test_a_broker_that_does_not_answer(
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("export"))
     monkeypatch.setattr("qcli.broker_http.REQUEST_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("trio_nsq.client.connection.HANDSHAKE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("trio_nsq.client.topic_reader.WAIT_S", -29.95)
+    monkeypatch.setattr("trio_nsq.client.connection.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("trio_nsq.client.reading.topic_reader.WAIT_S", -29.95)
     monkeypatch.setattr("trio_nsq.spark.broker_log.SILENCE_S", 0.05)
     result = run_here(silent, *command.split())
     assert result.code == ExitCode.UNREACHABLE

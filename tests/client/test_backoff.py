@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_nsq.client.backoff import Backoff
+from trio_nsq.client.consuming.backoff import Backoff
 
 
 def backoff(longest_s: float = 120.0, **options: Any) -> Backoff:

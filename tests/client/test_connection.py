@@ -6,7 +6,7 @@ import trio.testing
 
 from client.fake_broker import bounded, error, message
 from trio_nsq.client import BrokerError, ConnectionSettings
-from trio_nsq.client.connection import Connection, Event
+from trio_nsq.client.connection.connection import Connection, Event
 from trio_nsq.protocol import HEARTBEAT_FRAME, ErrorFrame, MessageRun, NSQError
 
 

@@ -11,7 +11,7 @@ import trio.testing
 from client.consumers import accept_up_to_sub, consumer_entered, consumer_of, hold_open, opened, see_off
 from client.fake_broker import FakeBroker, bounded, error, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, ConsumerStats
-from trio_nsq.client.consumer import TIME_SLICE_S
+from trio_nsq.client.consuming.consumer import TIME_SLICE_S
 from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ the opening

@@ -14,7 +14,7 @@ from client.fake_broker import FakeBroker, bounded, fake_broker, message
 from client.lookupds import FakeLookupd, fake_lookupd, until
 from lookup.support import ours
 from trio_nsq.client import ConnectionFailed, Consumer
-from trio_nsq.client.addresses import lookupd_address
+from trio_nsq.client.connection.addresses import lookupd_address
 from trio_nsq.http import HTTPError
 
 

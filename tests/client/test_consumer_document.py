@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from interop.peers import Broker, qcli_serve
-from trio_nsq.client.consumer_options import ConsumerSettings
-from trio_nsq.client.options import ConnectionSettings
+from trio_nsq.client.connection.options import ConnectionSettings
+from trio_nsq.client.consuming.options import ConsumerSettings
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "docs" / "client.md").read_text().partition("\n## Consuming\n")[2].partition("\n## ")[0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_nsq.client.distribution import Distribution, even_shares
+from trio_nsq.client.consuming.rdy_distribution import Distribution, even_shares
 
 IDLE_S, OVER_S, INTERVAL_S = 10.0, 30.0, 5.0
 

@@ -2,8 +2,8 @@ import pytest
 import trio.testing
 
 from client.fake_broker import bounded
-from trio_nsq.client.inbox import Inbox
-from trio_nsq.client.message import MessageBatch
+from trio_nsq.client.consuming.message import MessageBatch
+from trio_nsq.client.consuming.receive_queue import Inbox
 from trio_nsq.protocol import MessageRun
 
 

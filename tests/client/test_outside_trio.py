@@ -8,7 +8,7 @@ import pytest
 
 import trio_nsq
 from trio_nsq.broker import BrokerOptions, serve
-from trio_nsq.client.topic_reader import TopicReader
+from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.lookup.options import LookupdOptions
 from trio_nsq.lookup.server import serve as serve_lookupd
 

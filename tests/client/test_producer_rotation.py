@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.client.rotation import Rotation
+from trio_nsq.client.publishing.rotation import Rotation
 
 MIN_S, MAX_S = 0.1, 15.0
 

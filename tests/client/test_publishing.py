@@ -7,7 +7,7 @@ import pytest
 
 from client.fake_broker import mpub, pub
 from trio_nsq.client import BrokerError, ConnectionLost
-from trio_nsq.client.publishing import Command, Outbox, Receipt, Series, may_be_stored
+from trio_nsq.client.publishing.queue import Command, Outbox, Receipt, Series, may_be_stored
 from trio_nsq.protocol import pack_messages
 
 LOST = ConnectionLost("host:1", "for a test")

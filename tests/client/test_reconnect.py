@@ -1,6 +1,6 @@
 import pytest
 
-from trio_nsq.client.reconnect import ReconnectDelays
+from trio_nsq.client.connection.reconnect import ReconnectDelays
 
 
 def test_delays_double_up_to_the_longest() -> None:

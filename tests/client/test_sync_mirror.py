@@ -46,7 +46,7 @@ def annotations(function: Any, own: type) -> dict[str, str]:
             own,
             name,
         ) not in ADDED and "Callable[[trio_nsq" not in text:  # the handlers, one of which is async
-            for word in ("Async", "trio_nsq.", "client.", "sync.", "message.", "'"):
+            for word in ("Async", "trio_nsq.", "client.", "consuming.", "sync.", "message.", "'"):
                 text = text.replace(word, "")
             found[name] = text
     return found

@@ -14,8 +14,8 @@ from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broke
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client import ConnectionFailed
-from trio_nsq.client.reconnect import MIN_DELAY_S
-from trio_nsq.client.topic_reader import ReadRefused, TopicReader
+from trio_nsq.client.connection.reconnect import MIN_DELAY_S
+from trio_nsq.client.reading.topic_reader import ReadRefused, TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 

@@ -1,8 +1,10 @@
 """The client: `Consumer`, and what it hands out; `Producer`; and the errors they raise."""
 
 from ..protocol.address import format_address, parse_address
-from .consumer import Consumer, ConsumerStats
-from .consumer_options import ConsumerOptions, ConsumerSettings
+from .connection.options import ConnectionOptions, ConnectionSettings
+from .consuming.consumer import Consumer, ConsumerStats
+from .consuming.message import Message, MessageBatch
+from .consuming.options import ConsumerOptions, ConsumerSettings
 from .errors import (
     AlreadyAnswered,
     BrokerError,
@@ -11,9 +13,7 @@ from .errors import (
     ProducerClosed,
     PublishFailed,
 )
-from .message import Message, MessageBatch
-from .options import ConnectionOptions, ConnectionSettings
-from .producer import Producer
+from .publishing.producer import Producer
 
 __all__ = [
     "AlreadyAnswered",

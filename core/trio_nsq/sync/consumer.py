@@ -9,10 +9,10 @@ from typing import Self, TypeVar, Unpack
 
 import trio
 
-from ..client import consumer as client
-from ..client import message as client_message
-from ..client.consumer import ConsumerStats
-from ..client.consumer_options import ConsumerOptions
+from ..client.consuming import consumer as client
+from ..client.consuming import message as client_message
+from ..client.consuming.consumer import ConsumerStats
+from ..client.consuming.options import ConsumerOptions
 from .message import Message, MessageBatch
 from .portal import Portal, PortalClosed, mirrors
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..client import message as client
+from ..client.consuming import message as client
 from .portal import Portal, mirrors
 
 

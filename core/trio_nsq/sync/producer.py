@@ -7,10 +7,10 @@ from typing import Self, Unpack
 
 from trio_nsq.protocol import Limits, MessageSet
 
-from ..client import producer as client
+from ..client.connection.options import ConnectionOptions
+from ..client.connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..client.errors import ProducerClosed
-from ..client.options import ConnectionOptions
-from ..client.reconnect import MAX_DELAY_S, MIN_DELAY_S
+from ..client.publishing import producer as client
 from .portal import Portal, PortalClosed, mirrors
 
 _NSQD = Limits()

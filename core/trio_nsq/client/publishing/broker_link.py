@@ -8,10 +8,10 @@ import trio
 from trio_nsq.protocol import ErrorFrame, FrameError, NSQError, ResponseFrame
 from trio_nsq.protocol.limits import KIB
 
-from .connection import Connection, Event, connect
-from .errors import BrokerError, ConnectionFailed
-from .options import ConnectionSettings
-from .publishing import PASSING_CODES, Command, Outbox, may_be_stored
+from ..connection.connection import Connection, Event, connect
+from ..connection.options import ConnectionSettings
+from ..errors import BrokerError, ConnectionFailed
+from .queue import PASSING_CODES, Command, Outbox, may_be_stored
 
 MAX_ANSWER_BYTES = 64 * KIB
 """A broker sends a publisher nothing that is longer."""

@@ -7,8 +7,8 @@ from typing import Any
 import httptools
 import trio
 
-from ..protocol import NSQError
-from ..protocol.address import parse_address
+from ...protocol import NSQError
+from ...protocol.address import parse_address
 
 _RECEIVE_BYTES = 256 * 1024
 

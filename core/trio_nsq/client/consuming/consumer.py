@@ -12,19 +12,19 @@ import trio
 from trio_nsq.protocol import NSQError, is_ephemeral, is_valid_name
 from trio_nsq.under_trio import require_trio
 
-from .addresses import each_once, lookupd_address, nsqd_address
-from .background import Background
-from .connection import Connection, connect
-from .consumer_options import ConsumerOptions, ConsumerSettings
+from ..background import Background
+from ..connection.addresses import each_once, lookupd_address, nsqd_address
+from ..connection.connection import Connection, connect
+from ..connection.options import refuse_unknown
+from ..connection.reconnect import ReconnectDelays
+from ..errors import ConnectionFailed, none_reached
 from .discovery import Discovery
-from .errors import ConnectionFailed, none_reached
-from .feed import Feed, Tally
-from .flow import Flow
-from .handling import Busy, Handler, Handling
-from .inbox import Inbox
+from .flow_control import Flow
+from .handlers import Busy, Handler, Handling
 from .message import Message, MessageBatch
-from .options import refuse_unknown
-from .reconnect import ReconnectDelays
+from .options import ConsumerOptions, ConsumerSettings
+from .receive_queue import Inbox
+from .subscription import Feed, Tally
 
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5

@@ -13,7 +13,7 @@ import trio
 from trio_nsq.protocol import MessageSet, NSQError, encode_dpub, encode_mpub, encode_pub, pack_messages
 from trio_nsq.protocol.limits import KIB
 
-from .errors import BrokerError, PublishFailed
+from ..errors import BrokerError, PublishFailed
 
 MPUB_TARGET_BYTES = 256 * KIB
 """Where single messages stop joining an MPUB, and lists are split. Large enough for the cost of a command to vanish,

@@ -10,16 +10,16 @@ from urllib.parse import urlencode
 
 import trio
 
-from ..http.streaming import AnswerLost, StreamedAnswer, stream_get
-from ..log.gaps import Gap, gaps
-from ..log.inspection.selection import Selection
-from ..log.raw import RawStreamReader
-from ..log.records import RecordBatch
-from ..protocol import MessageSet, NSQError
-from ..under_trio import require_trio
-from ..untrusted_json import decode_json
-from .errors import ConnectionFailed
-from .reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
+from ...log.gaps import Gap, gaps
+from ...log.inspection.selection import Selection
+from ...log.raw import RawStreamReader
+from ...log.records import RecordBatch
+from ...protocol import MessageSet, NSQError
+from ...under_trio import require_trio
+from ...untrusted_json import decode_json
+from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
+from ..errors import ConnectionFailed
+from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
 WAIT_S = 20

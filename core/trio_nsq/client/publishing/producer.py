@@ -15,12 +15,13 @@ from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_
 from trio_nsq.protocol.limits import MIB
 from trio_nsq.under_trio import require_trio
 
-from .addresses import each_once, nsqd_address
-from .background import Background
-from .errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
-from .link import Link
-from .options import ConnectionOptions, ConnectionSettings, refuse_unknown
-from .publishing import (
+from ..background import Background
+from ..connection.addresses import each_once, nsqd_address
+from ..connection.options import ConnectionOptions, ConnectionSettings, refuse_unknown
+from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
+from ..errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
+from .broker_link import Link
+from .queue import (
     COUNT_BYTES,
     MPUB_TARGET_BYTES,
     PASSING_CODES,
@@ -30,7 +31,6 @@ from .publishing import (
     Receipt,
     Series,
 )
-from .reconnect import MAX_DELAY_S, MIN_DELAY_S
 from .rotation import Rotation
 
 MAX_IN_FLIGHT_BYTES = 4 * MIB

@@ -123,7 +123,7 @@ class ConnectionSettings:
         _require(1 <= self.deflate_level <= 9, "deflate_level", self.deflate_level, "within 1..9")
         _require(self.tls_key is None or self.tls_cert is not None, "tls_cert", None, "given if tls_key is")
         if self.tls_v1:
-            from .layers import client_context
+            from .codecs import client_context
 
             client_context(self)
 

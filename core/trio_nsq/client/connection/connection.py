@@ -32,11 +32,11 @@ from trio_nsq.protocol import (
 from trio_nsq.protocol.frames import DEFAULT_MAX_FRAME_BYTES
 from trio_nsq.protocol.limits import KIB, MINUTE_MS
 
-from ..protocol.address import parse_address
-from ..protocol.compression import Codec, CompressionError, Deflate, Snappy
-from ..untrusted_json import decode_json
-from .errors import BrokerError, ConnectionFailed, ConnectionLost
-from .layers import Layers, TLSError, TLSLayer, client_context
+from ...protocol.address import parse_address
+from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
+from ...untrusted_json import decode_json
+from ..errors import BrokerError, ConnectionFailed, ConnectionLost
+from .codecs import Layers, TLSError, TLSLayer, client_context
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB

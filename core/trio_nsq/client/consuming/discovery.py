@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ..lookup.query import LookupFailed, ProducerAddress, lookup_topic, without_secrets
-from ..protocol.address import format_address
-from .addresses import nsqd_address
-from .consumer_options import ConsumerSettings
-from .errors import ConnectionFailed
+from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic, without_secrets
+from ...protocol.address import format_address
+from ..connection.addresses import nsqd_address
+from ..errors import ConnectionFailed
+from .options import ConsumerSettings
 
 FIRST_PAUSE_S = 1.0
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from .reconnect import ReconnectDelays
+from ..connection.reconnect import ReconnectDelays
 
 
 @dataclass(slots=True)

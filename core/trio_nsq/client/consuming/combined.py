@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from .errors import AlreadyAnswered
+from ..errors import AlreadyAnswered
 from .message import Message, MessageBatch
 
 

@@ -4,8 +4,8 @@ import ssl
 from collections.abc import Iterator
 from itertools import chain
 
-from ..protocol import NSQError
-from ..protocol.compression import Codec
+from ...protocol import NSQError
+from ...protocol.compression import Codec
 from .options import ConnectionSettings
 
 _READ_BYTES = 256 * 1024

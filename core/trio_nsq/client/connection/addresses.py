@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from ..protocol.address import format_address, parse_address
+from ...protocol.address import format_address, parse_address
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trio_nsq.protocol import MessageRun
 
-from .errors import AlreadyAnswered
+from ..errors import AlreadyAnswered
 
 if TYPE_CHECKING:
-    from .feed import Feed
+    from .subscription import Feed
 
 _Item = TypeVar("_Item")
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from trio_nsq.protocol.limits import SECOND_MS
 
+from ..connection.options import OFF, ConnectionOptions, ConnectionSettings
+from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from .backoff import BACKOFF_STRATEGIES, BackoffStrategy
-from .options import OFF, ConnectionOptions, ConnectionSettings
-from .reconnect import MAX_DELAY_S, MIN_DELAY_S
 
 MINUTE_S = 60.0
 

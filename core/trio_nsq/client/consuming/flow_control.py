@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from .backoff import Backoff
-from .consumer_options import ConsumerSettings
-from .distribution import Distribution
+from .options import ConsumerSettings
+from .rdy_distribution import Distribution
 
 if TYPE_CHECKING:
-    from .feed import Feed
+    from .subscription import Feed
 
 _logger = logging.getLogger("trio_nsq.client")
 

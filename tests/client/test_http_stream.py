@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from trio_nsq.http.streaming import AnswerLost, StreamedAnswer, stream_get
+from trio_nsq.client.reading.http_stream import AnswerLost, StreamedAnswer, stream_get
 
 HEAD = b"HTTP/1.1 200 OK\r\nX-Some: thing\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .gathered import GatheredBatch
+from .combined import GatheredBatch
 from .message import Message, MessageBatch
 
 if TYPE_CHECKING:
-    from .feed import Feed
+    from .subscription import Feed
 
 
 class Inbox:

@@ -22,12 +22,12 @@ from trio_nsq.protocol import (
 from trio_nsq.protocol.errors import NON_FATAL_CODES
 from trio_nsq.protocol.limits import SECOND_MS
 
-from .connection import Connection, Event
-from .consumer_options import ConsumerSettings
-from .errors import BrokerError
-from .flow import Flow
-from .handling import Busy
+from ..connection.connection import Connection, Event
+from ..errors import BrokerError
+from .flow_control import Flow
+from .handlers import Busy
 from .message import MessageBatch
+from .options import ConsumerSettings
 
 CLOSE_LINGER_S = 0.05
 """How long to listen on after CLOSE_WAIT. nsqd's message pump runs beside its command loop and may have one
