@@ -280,15 +280,15 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
     assert "No space left" in caplog.text
     files.heal()
     assert kept.save() == again_ns  # not yet
-    assert not kept.log.has_stragglers
+    assert not kept.log.has_carried_forward
     assert await kept.retention.has_work(kept.topic)  # the file has been passed
     kept.now_ns = again_ns
     assert kept.save() is None
     assert kept.log.first_sequence == 2
-    assert kept.log.read_straggler(1)
+    assert kept.log.read_carried_forward(1)
     channel.empty()
     assert kept.save() is None
-    assert not kept.log.has_stragglers
+    assert not kept.log.has_carried_forward
 
 
 @pytest.mark.parametrize("kept", [TopicSettings()], indirect=True)
@@ -317,7 +317,7 @@ def test_each_rule_says_by_itself_that_it_does_not_pay(
     with monkeypatch.context() as stricter:
         stricter.setattr(retention, rule, limit)
         kept.save()
-        assert (kept.log.first_sequence, kept.log.has_stragglers) == (0, False)
+        assert (kept.log.first_sequence, kept.log.has_carried_forward) == (0, False)
     kept.set_clock(10)
     kept.save()
-    assert (kept.log.first_sequence, kept.log.has_stragglers) == (2, True)
+    assert (kept.log.first_sequence, kept.log.has_carried_forward) == (2, True)

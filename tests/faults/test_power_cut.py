@@ -48,7 +48,7 @@ def _clock_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _stragglers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unfinished is carried forward soon, and however much it is."""
     monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
     monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)

@@ -144,7 +144,7 @@ def test_what_is_left_of_an_index_that_was_being_written(folder: Path, lost: boo
     assert not list(folder.glob("*.tmp"))
 
 
-def test_what_is_left_of_stragglers_that_were_being_written(folder: Path) -> None:
+def test_what_is_left_of_a_carried_forward_segment_that_were_being_written(folder: Path) -> None:
     (folder / "stragglers.tmp").write_bytes(b"up to 64 MiB")
     check(folder)
     assert not list(folder.glob("*.tmp"))

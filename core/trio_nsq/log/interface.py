@@ -190,11 +190,11 @@ class Log(Protocol):
         ...
 
     @property
-    def has_stragglers(self) -> bool:
+    def has_carried_forward(self) -> bool:
         """Whether any message was carried forward and is still kept."""
         ...
 
-    def read_straggler(self, sequence: int) -> list[RecordBatch]:
+    def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
         """The record with this message that was carried forward; empty if it was not, or is damaged.
 
         Look here when `read` has not got the message: it is carried forward before the file that has it goes.

@@ -71,11 +71,11 @@ class MemoryLog:
         """Nothing to do."""
 
     @property
-    def has_stragglers(self) -> bool:
+    def has_carried_forward(self) -> bool:
         return False
 
-    def read_straggler(self, sequence: int) -> list[RecordBatch]:
-        """As `Log.read_straggler`: there is none."""
+    def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
+        """As `Log.read_carried_forward`: there is none."""
         return []
 
     def carry_forward(

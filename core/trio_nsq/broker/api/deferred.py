@@ -81,7 +81,7 @@ async def find_sequences(server: "Server", channel: Channel, ids: list[str]) -> 
     """Where in the topic of a channel these messages lie, those that are there. Raises HTTPError."""
     topic = channel.topic
     carried: list[int] = []
-    if topic.log.has_stragglers:
+    if topic.log.has_carried_forward:
         carried = channel.waiting_before(topic.log.first_sequence)
     try:
         work = partial(find_ids, topic, [int(message_id, 16) for message_id in ids], carried)

@@ -532,7 +532,7 @@ class Topic:
 
         Reads the log; may be called in a thread. Raises LogReadError.
         """
-        if carried := self.log.read_straggler(sequence):
+        if carried := self.log.read_carried_forward(sequence):
             return carried[0].timestamp_ns
         header = next(self.log.headers(sequence), None)
         return header.timestamp_ns if header is not None else 0
@@ -651,7 +651,7 @@ class Topic:
         records: list[RecordBatch] = []
         if sequence >= self.log.first_sequence:
             records = self.log.read_now(sequence, _REDELIVERY_READ_BYTES)
-        if self.log.has_stragglers and (not records or records[0].base_sequence > sequence):
+        if self.log.has_carried_forward and (not records or records[0].base_sequence > sequence):
             raise ReadWouldWaitError(Path(self.name))
         return records
 
@@ -661,7 +661,7 @@ class Topic:
         if sequence >= self.log.first_sequence:
             records = self.log.read(sequence, max_bytes)
         if not records or records[0].base_sequence > sequence:
-            records = self.log.read_straggler(sequence) or records
+            records = self.log.read_carried_forward(sequence) or records
         return records
 
     def timestamp_in_memory(self, sequence: int) -> int | None:
@@ -768,7 +768,7 @@ class Topic:
 
     def is_carried(self, sequence: int) -> bool:
         """Whether a message was carried forward, and the file that had it is gone. Raises LogReadError."""
-        return sequence < self.log.first_sequence and bool(self.log.read_straggler(sequence))
+        return sequence < self.log.first_sequence and bool(self.log.read_carried_forward(sequence))
 
     def checkpoint(self) -> "Checkpoint":
         """The topic and its channels as they are now."""

@@ -234,7 +234,7 @@ class RetentionManager:
         needed = min(checkpoint.first_needed, kept)
         if now_ns >= self._in_vain.get(topic, now_ns):
             self._in_vain.pop(topic, None)
-        if log.has_stragglers and checkpoint.first_needed >= log.first_sequence:
+        if log.has_carried_forward and checkpoint.first_needed >= log.first_sequence:
             log.carry_forward([], 0)  # they are finished
         elif needed < min(checkpoint.all_needed, kept):
             carried = self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)

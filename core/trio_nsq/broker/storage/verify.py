@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...log import Files, MemoryLog
-from ...log.inspection.carried_forward import scan_stragglers
+from ...log.inspection.carried_forward import scan_carried_forward
 from ...log.inspection.segments import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
 from ...protocol import is_valid_name
@@ -79,7 +79,7 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     with suppress(StateError):  # it is read again below
         before = _read(files, path)
     report = verify_log(folder, files=files, progress=progress)
-    is_carried = _check_stragglers(folder, files, report)
+    is_carried = _check_carried_forward(folder, files, report)
     has_previous = _check_previous(folder, files, report)
     instead = _TAKES_PREVIOUS if has_previous else NOT_SERVED
     try:
@@ -177,10 +177,10 @@ def _damage(path: Path, what: str, sequence: int | None = None, messages: int | 
     return Finding(Kind.DAMAGE, path, 0, 0, what, sequence, messages)
 
 
-def _check_stragglers(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
+def _check_carried_forward(folder: Path, files: Files, report: LogReport) -> Callable[[int], bool]:
     """Read the messages that were carried forward; returns what tells whether a message is, or was, among them."""
     carried: list[range] = []
-    for found in scan_stragglers(folder, files):
+    for found in scan_carried_forward(folder, files):
         if not isinstance(found, Finding):
             carried.append(range(found.header.base_sequence, found.header.next_sequence))
             continue

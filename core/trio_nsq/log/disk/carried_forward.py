@@ -62,7 +62,7 @@ class Index(NamedTuple):
     found: bool = False
 
 
-class Stragglers:
+class CarriedForwardSegment:
     """What such a file holds. Made by `open` or `replace`; to be read by any thread, also once it is replaced.
 
     Attributes:
@@ -83,7 +83,7 @@ class Stragglers:
         self._reported: set[int] = set()
 
     @classmethod
-    def open(cls, open_files: OpenFiles, folder: Path, incarnation: bytes) -> "Stragglers | None":
+    def open(cls, open_files: OpenFiles, folder: Path, incarnation: bytes) -> "CarriedForwardSegment | None":
         """Those of a log; None if it has none.
 
         A file of another topic, or one in which nothing is undamaged, is set aside, and reported.
@@ -128,8 +128,8 @@ class Stragglers:
         folder: Path,
         incarnation: bytes,
         records: Sequence[RecordBatch],
-        old: "Stragglers | None",
-    ) -> "Stragglers":
+        old: "CarriedForwardSegment | None",
+    ) -> "CarriedForwardSegment":
         """Put these records, at least one, their sequences ascending, in place of the old ones, durably.
 
         Raises:

@@ -20,8 +20,8 @@ from ..segment.identity import FILE_NAME as IDENTITY
 from ..segment.identity import Identity, base_in_name, owner_of
 from ..segment.index import SUFFIX as INDEX_SUFFIX
 from ..segment.reader import Segment
-from .carried_forward import FILE_NAME as STRAGGLERS
-from .carried_forward import Stragglers
+from .carried_forward import FILE_NAME as CARRIED_FORWARD
+from .carried_forward import CarriedForwardSegment
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -76,7 +76,7 @@ class DiskLog:
         self._identity: Identity | None = None  # made with the first segment
         self._next_sequence = self._written_sequence = first_sequence
         self.writes = 0
-        self._stragglers: Stragglers | None = None  # replaced, likewise
+        self._carried_forward: CarriedForwardSegment | None = None  # replaced, likewise
         # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
         self._hints: dict[int, tuple[int, int]] = {}
         try:
@@ -123,8 +123,10 @@ class DiskLog:
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             segment.next_sequence = following.base_sequence
         self._check_files_beside(set(names))
-        if STRAGGLERS in names:
-            self._stragglers = Stragglers.open(self._open_files, self.folder, self._identity.incarnation)
+        if CARRIED_FORWARD in names:
+            self._carried_forward = CarriedForwardSegment.open(
+                self._open_files, self.folder, self._identity.incarnation
+            )
         self._segments[-1].recover()
         self._next_sequence = self._written_sequence = self._segments[-1].next_sequence
 
@@ -198,7 +200,7 @@ class DiskLog:
         What is left of a write that was cut off goes first: making the index anew would use the same temporary file.
         """
         needed = {segment.index_path.name for segment in self._segments}
-        leftovers = {temporary_of(self.folder / name).name for name in (STRAGGLERS, IDENTITY)}
+        leftovers = {temporary_of(self.folder / name).name for name in (CARRIED_FORWARD, IDENTITY)}
         for name in sorted(names - needed):
             if INDEX_SUFFIX in name or name in leftovers:
                 try:
@@ -229,8 +231,8 @@ class DiskLog:
 
     @property
     def size_bytes(self) -> int:
-        stragglers = self._stragglers
-        return sum(segment.size for segment in self._segments) + (stragglers.size if stragglers else 0)
+        carried = self._carried_forward
+        return sum(segment.size for segment in self._segments) + (carried.size if carried else 0)
 
     @property
     def files(self) -> Sequence[LogFileFacts]:
@@ -390,23 +392,23 @@ class DiskLog:
                 continue  # it was discarded before this began to read
             sequence = max(sequence, following)
 
-    def read_straggler(self, sequence: int) -> list[RecordBatch]:
-        stragglers = self._stragglers
-        record = stragglers.read(sequence) if stragglers is not None else None
+    def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
+        carried = self._carried_forward
+        record = carried.read(sequence) if carried is not None else None
         return [record] if record is not None else []
 
     @property
-    def has_stragglers(self) -> bool:
-        return self._stragglers is not None
+    def has_carried_forward(self) -> bool:
+        return self._carried_forward is not None
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
         """As `Log.carry_forward`."""
-        old = self._stragglers
+        old = self._carried_forward
         records: list[RecordBatch] = []
         size = 0
-        for record in self._stragglers_among(sequences, keeps_metadata):
+        for record in self._records_to_carry(sequences, keeps_metadata):
             records.append(record)
             size += record.record_bytes
             if size > max_bytes:
@@ -414,13 +416,15 @@ class DiskLog:
         if records:
             assert self._identity is not None  # there are messages
             incarnation = self._identity.incarnation
-            self._stragglers = Stragglers.replace(self._open_files, self.folder, incarnation, records, old)
+            self._carried_forward = CarriedForwardSegment.replace(
+                self._open_files, self.folder, incarnation, records, old
+            )
         elif old is not None:
             old.remove()
-            self._stragglers = None
+            self._carried_forward = None
         return True
 
-    def _stragglers_among(
+    def _records_to_carry(
         self, sequences: Sequence[int], keeps_metadata: Callable[[bytes], bool]
     ) -> Iterator[RecordBatch]:
         """Records that hold these messages, which ascend, and not much else."""
@@ -443,7 +447,9 @@ class DiskLog:
 
     def _holding(self, sequence: int) -> RecordBatch | None:
         """The record with this message; None if it is damaged. Raises LogReadError."""
-        found = self.read(sequence, 1) if sequence >= self.first_sequence else self.read_straggler(sequence)
+        found = (
+            self.read(sequence, 1) if sequence >= self.first_sequence else self.read_carried_forward(sequence)
+        )
         return found[0] if found and found[0].base_sequence <= sequence else None
 
     def discard_before(self, sequence: int) -> None:
@@ -459,6 +465,6 @@ class DiskLog:
         for segment in self._segments:
             segment.close()
         self._segments = ()
-        if self._stragglers is not None:
-            self._stragglers.close()
-            self._stragglers = None
+        if self._carried_forward is not None:
+            self._carried_forward.close()
+            self._carried_forward = None

@@ -13,7 +13,7 @@ from ..records import HEADER_BYTES, RecordHeader, decode_header
 from .segments import NOT_SERVED, Finding, Kind, ScannedRecord, find_identity
 
 
-def scan_stragglers(
+def scan_carried_forward(
     folder: Path, files: Files, wanted: Callable[[RecordHeader], bool] = lambda _: True
 ) -> Iterator[ScannedRecord | Finding]:
     """Every record that was carried forward in a log, in order, and what is wrong with them; often there is none.

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..files import Files
 from ..records import RecordBatch, RecordHeader, decode_payload
 from ..segment.identity import base_in_name
-from .carried_forward import scan_stragglers
+from .carried_forward import scan_carried_forward
 from .segments import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
 
 _NO_END = 2**64
@@ -95,7 +95,7 @@ def _select(
     payloads: bool,
 ) -> Iterator[ScannedRecord | Finding]:
     if folder is not None:
-        yield from _select_stragglers(segments, selection, files, folder)
+        yield from _select_carried_forward(segments, selection, files, folder)
     for segment in segments:
         if segment.limit is not None and segment.limit <= selection.first_sequence:
             continue
@@ -111,7 +111,7 @@ def _select(
                 yield found
 
 
-def _select_stragglers(
+def _select_carried_forward(
     segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path
 ) -> Iterator[ScannedRecord | Finding]:
     begin = base_in_name(segments[0].path) if segments else _NO_END
@@ -119,7 +119,7 @@ def _select_stragglers(
     def is_wanted(header: RecordHeader) -> bool:
         return header.base_sequence < begin and selection.touches(header)
 
-    for found in scan_stragglers(folder, files, is_wanted):
+    for found in scan_carried_forward(folder, files, is_wanted):
         if not isinstance(found, Finding) or selection._concerns(found):
             yield found
 

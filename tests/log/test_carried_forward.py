@@ -29,7 +29,7 @@ def bodies(log: DiskLog, *sequences: int) -> list[bytes | None]:
     for sequence in sequences:
         records = log.read(sequence, 1) if sequence >= log.first_sequence else []
         if not records or records[0].base_sequence > sequence:
-            records = log.read_straggler(sequence)
+            records = log.read_carried_forward(sequence)
         if records:
             found.append(records[0].messages.bodies()[sequence - records[0].base_sequence])
         else:
@@ -54,7 +54,7 @@ def test_what_is_carried_forward_is_there_when_its_files_are_gone(
         assert bodies(log, 0, 4, 16, 18, 39) == [None] * 5
         assert contents(log)[-1] == BATCHES[-1]
         assert contents(log)[0].base_sequence == log.first_sequence
-        assert log.has_stragglers
+        assert log.has_carried_forward
         log.close()
         log = DiskLog(tmp_path / "log", files=HastyFiles())
     log.close()
@@ -69,7 +69,7 @@ def test_a_message_that_is_damaged_is_not_carried_forward(tmp_path: Path) -> Non
     log.carry_forward([16, 17, 40], PLENTY)
     log.discard_before(60)
     assert bodies(log, 17, 40) == [None, body(40)]
-    assert log.read_straggler(18) == []
+    assert log.read_carried_forward(18) == []
     log.close()
 
 
@@ -80,7 +80,7 @@ def test_a_file_of_theirs_that_somebody_has_deleted_can_be_forgotten(tmp_path: P
         log.carry_forward([1], PLENTY)
         (tmp_path / "log" / FILE_NAME).unlink()
         log.carry_forward([], 0)
-        assert not log.has_stragglers
+        assert not log.has_carried_forward
         log.close()
 
 
@@ -88,7 +88,7 @@ def test_all_of_a_record_but_its_other_messages_is_kept(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     original = next(record for record in BATCHES if record.count == 3)
     log.carry_forward([original.base_sequence + 1], PLENTY)
-    (carried,) = log.read_straggler(original.base_sequence + 1)
+    (carried,) = log.read_carried_forward(original.base_sequence + 1)
     assert carried == RecordBatch(
         original.base_sequence + 1,
         original.first_id + 1,
@@ -105,9 +105,9 @@ def test_a_record_with_a_note_is_kept_whole(tmp_path: Path) -> None:
     append_each(log, [noted, *(batch(n, b"x") for n in range(3, 9))])
     log.carry_forward([1, 2, 4], PLENTY)
     log.discard_before(7)
-    assert log.read_straggler(1) == log.read_straggler(2) == [noted]
+    assert log.read_carried_forward(1) == log.read_carried_forward(2) == [noted]
     assert bodies(log, 4) == [b"x"]
-    assert log.read_straggler(3) == []
+    assert log.read_carried_forward(3) == []
     log.close()
 
 
@@ -117,8 +117,8 @@ def test_a_note_that_its_messages_do_not_need_stays_behind(tmp_path: Path) -> No
     append_each(log, [*noted, *(batch(n, b"x") for n in range(4, 9))])
     log.carry_forward([1, 3], PLENTY, lambda metadata: metadata == b"2")
     log.discard_before(7)
-    assert log.read_straggler(1) == [RecordBatch(1, 8, 8, 9, pack_messages([b"b"]))]
-    assert log.read_straggler(3) == noted[1:]
+    assert log.read_carried_forward(1) == [RecordBatch(1, 8, 8, 9, pack_messages([b"b"]))]
+    assert log.read_carried_forward(3) == noted[1:]
     log.close()
 
 
@@ -132,7 +132,7 @@ def test_those_that_are_wanted_no_more_are_forgotten(tmp_path: Path) -> None:
     assert bodies(log, 1, 2, 3, 33) == [None, body(2), None, body(33)]
     assert log.size_bytes < size
     log.carry_forward([], 0)
-    assert not log.has_stragglers
+    assert not log.has_carried_forward
     assert not (tmp_path / "log" / FILE_NAME).exists()
     log.close()
 
@@ -142,7 +142,7 @@ def test_nothing_is_done_if_it_would_be_too_much(tmp_path: Path) -> None:
     assert log.carry_forward([1], 200)
     assert not log.carry_forward([1, 2, 3, 4, 5, 6], 200)
     assert bodies(log, 1, 2) == [body(1), body(2)]
-    assert (log.read_straggler(1), log.read_straggler(2)) == (log.read_straggler(1), [])
+    assert (log.read_carried_forward(1), log.read_carried_forward(2)) == (log.read_carried_forward(1), [])
     log.close()
 
 
@@ -151,7 +151,7 @@ def test_a_reader_may_finish_with_what_is_replaced(tmp_path: Path) -> None:
     log.carry_forward([1, 2], PLENTY)
     log.close()
     log = DiskLog(tmp_path / "log", files=HastyFiles())
-    old = log._stragglers
+    old = log._carried_forward
     assert old is not None
     log.carry_forward([2], PLENTY)
     record = old.read(1)
