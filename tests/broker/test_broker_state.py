@@ -77,7 +77,7 @@ def test_a_topic_and_a_channel_are_made_once() -> None:
     broker = make_broker(make_log)
     channel = broker.channel("t", "c")
     assert broker.channel("t", "c") is channel
-    assert broker.topic("t") is channel.topic
+    assert broker.topic("t") is broker.topic_of(channel)
     assert made == ["t"]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, SECOND, Fixture, disk_log, ids_in_flight
+from trio_nsq.broker.state.checkpoint import first_needed
 
 
 def test_a_deferred_publish_comes_at_its_time_and_not_before() -> None:
@@ -130,7 +131,7 @@ def test_a_channel_of_nothing_but_deferred_messages_lets_the_log_go() -> None:
         fixture.pass_ms(1)
         subscriber.finish(subscriber.receive())
     snapshot = fixture.topic.snapshot()
-    assert fixture.topic.first_needed(snapshot) == 20
+    assert first_needed(snapshot) == 20
     assert snapshot["channels"][0]["holes"] == []
 
 

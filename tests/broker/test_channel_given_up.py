@@ -9,6 +9,7 @@ import pytest
 
 from broker.state import Fixture, Received, Subscriber, disk_log
 from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.record_metadata import Reason, only_channel
 from trio_nsq.broker.state.settings import SettingsError
 
@@ -105,7 +106,7 @@ def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
         subscriber.requeue(message)
     channel = fixture.channel()
     assert (channel.given_up_count, channel.given_up, fixture.counts()) == (2, 0, (0, 0, 0))
-    assert fixture.topic.first_needed(saved(fixture)) == 2
+    assert first_needed(saved(fixture)) == 2
 
 
 def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
@@ -115,10 +116,10 @@ def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
     attempt(subscriber, 1)
     channel = fixture.channel()
     assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
-    assert fixture.topic.first_needed(saved(fixture)) == 0
+    assert first_needed(saved(fixture)) == 0
     channel.take_given_up(1)
     assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
-    assert fixture.topic.first_needed(saved(fixture)) == 0
+    assert first_needed(saved(fixture)) == 0
     subscriber.finish(subscriber.receive())
     assert (channel.depth, channel.ready_count) == (1, 0)
     assert channel.dispatch(fixture.now_ns) == []
@@ -397,7 +398,7 @@ def test_a_message_for_one_channel_is_seen_by_no_other() -> None:
     assert [fixture.channel(name).message_count for name in ("one", "two")] == [2, 3]
     assert fixture.drain("one") == [b"both", b"both again"]
     assert sorted(fixture.drain("two")) == [b"both", b"both again", b"only"]
-    assert fixture.topic.first_needed(saved(fixture)) == 3
+    assert first_needed(saved(fixture)) == 3
 
 
 def test_it_may_be_deferred_and_waits_behind_a_pause() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from broker.state import MS, TIMESTAMP, Fixture, Subscriber, disk_log
 from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.log import DiskLog, Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -168,7 +169,7 @@ def test_what_is_known_to_be_too_old_is_dropped_everywhere() -> None:
     fixture.topic.pause()
     publish_at(fixture, 10, b"c", b"d")
     publish_at(fixture, 20, b"e")
-    fixture.topic.expire_before(fixture.topic.first_since(TIMESTAMP + 20 * MS))
+    fixture.topic.expire_before(fixture.topic.store.first_since(TIMESTAMP + 20 * MS))
     assert (counts(ahead), counts(behind)) == ((0, 0, 0), (0, 2, 0))
     assert (fixture.topic.depth, fixture.topic.expired_count) == (1, 2)
     fixture.topic.unpause()
@@ -334,7 +335,7 @@ def test_a_topic_makes_room_while_nobody_gets_its_messages(has_channel: bool) ->
     fixture.topic.make_room()
     assert (fixture.topic.depth, fixture.topic.dropped_count) == (2, 3)
     fixture = fixture.restarted(fixture.topic.snapshot())
-    assert fixture.topic.first_needed(fixture.topic.snapshot()) == 1  # the deferred one
+    assert first_needed(fixture.topic.snapshot()) == 1  # the deferred one
     assert fixture.topic.depth == 2
     channel = fixture.channel()
     fixture.topic.unpause()

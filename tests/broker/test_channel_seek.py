@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
+from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.seeking import STATES, Move, State
 from trio_nsq.log import MemoryLog
 
@@ -366,9 +367,9 @@ def test_it_outlasts_a_restart(fixture: Fixture) -> None:
 def test_what_it_goes_back_to_is_needed_again(fixture: Fixture) -> None:
     for name in ("channel", "other"):
         fixture.drain(name)
-    assert fixture.topic.first_needed(fixture.topic.snapshot()) == 10
+    assert first_needed(fixture.topic.snapshot()) == 10
     seek(fixture, 3)
-    assert fixture.topic.first_needed(fixture.topic.snapshot()) == 3
+    assert first_needed(fixture.topic.snapshot()) == 3
 
 
 def test_damage_is_passed_over(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.server import Server
-from trio_nsq.broker.state.topic import Checkpoint
+from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.protocol import pack_messages
 
@@ -114,7 +114,8 @@ async def test_others_have_their_turns_while_a_large_channel_is_saved(tmp_path: 
     folder = DataFolder(tmp_path / "d")
     async with trio.open_nursery() as nursery:
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
-        topic = server.broker.channel("t", "c").topic
+        topic = server.broker.topic("t")
+        server.broker.channel("t", "c")
         later_ns = server.now_ns() + 3600 * SECOND
         for _ in range(50):
             await server.publish("t", [Publication([pack_messages([b"x"] * 1000)], later_ns)])

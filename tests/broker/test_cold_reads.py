@@ -15,7 +15,7 @@ from broker.support import PATIENCE_S, RawClient, Received, connected, pub, runn
 from faults.scenario import http
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.state.message_store import MessageStore
 from trio_nsq.log import DiskLog, Files, ReadWouldWaitError
 from trio_nsq.protocol import pack_messages
 
@@ -299,7 +299,7 @@ async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(Topic, "read"), (Topic, "remember_read"), (Channel, "take_read"), (Channel, "dispatch")],
+    [(MessageStore, "read"), (MessageStore, "remember_read"), (Channel, "take_read"), (Channel, "dispatch")],
 )
 async def test_a_defect_while_something_is_read_ends_nothing(
     tmp_path: Path,
@@ -354,7 +354,7 @@ async def test_damage_up_to_the_end_is_passed_over(tmp_path: Path, files: ColdFi
 def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files: ColdFiles) -> None:
     fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
     fixture.now_ns = TIMESTAMP + 10 * SECOND
-    fixture.topic.waits_for_disk = False
+    fixture.topic.store.waits_for_disk = False
     for _ in range(1000):
         fixture.publish(b"old" + b"." * 10_000)
     recent = next_record(fixture.topic, pack_messages([b"recent"]), fixture.ids.take(1))
@@ -370,7 +370,7 @@ def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files
             for _, frames in channel.dispatch(fixture.now_ns):
                 received += [message.body for message in decode(frames)]
         except ReadWouldWaitError:
-            channel.take_read(fixture.topic.read(channel.wanted()))
+            channel.take_read(fixture.topic.store.read(channel.wanted()))
     assert received == [b"recent"]
     assert files.reads < 40
     assert (channel.expired_count, channel.depth) == (1000, 0)
@@ -378,14 +378,14 @@ def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files
 
 def test_what_was_read_for_consumers_that_have_left_is_dropped(tmp_path: Path, files: ColdFiles) -> None:
     fixture = Fixture(DiskLog(tmp_path, files=files), mem_queue_size=0, cache_bytes=0)
-    fixture.topic.waits_for_disk = False
+    fixture.topic.store.waits_for_disk = False
     for _ in range(3):
         fixture.publish(b"m" * 10_000)
     channel = fixture.channel()
     subscriber = fixture.subscriber(ready=1)
     with pytest.raises(ReadWouldWaitError):
         channel.dispatch(fixture.now_ns)
-    found = fixture.topic.read(channel.wanted())
+    found = fixture.topic.store.read(channel.wanted())
     assert found.ahead
     subscriber.leave()
     channel.take_read(found)

@@ -84,8 +84,8 @@ def test_a_record_of_an_earlier_version_is_delivered_in_parts(tmp_path: Path) ->
     channel.move_to(5 * MOST)
     subscriber = fixture.subscriber(ready=2)
     assert subscriber.receive_bodies() == [b"%d" % n for n in range(5 * MOST, 5 * MOST + 2)]
-    assert [len(batch) for batch in fixture.topic.fetch(0)] == [MOST] * 10
-    held = fixture.topic.batch_holding(3 * MOST + 7)
+    assert [len(batch) for batch in fixture.topic.store.fetch(0)] == [MOST] * 10
+    held = fixture.topic.store.batch_holding(3 * MOST + 7)
     assert held is not None
     assert (held.base_sequence, len(held), held.body(7)) == (3 * MOST, MOST, b"%d" % (3 * MOST + 7))
 

@@ -9,7 +9,7 @@ from broker.state import Fixture, Subscriber, disk_log
 from broker.support import RawClient, connected, dpub, identify, settle
 from broker.test_http_api import DONE, Api, running_api
 from interop.peers import qcli_serve
-from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.state.checkpoint import first_needed
 
 LOOK = "look#ephemeral"
 
@@ -125,14 +125,14 @@ def test_backlog_and_what_is_being_shown_are_kept(tmp_path: Path) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"))
     fixture.publish_many(5)
     viewer = look(fixture)
-    assert Topic.first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 0
+    assert first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 0
     fixture.channel("first")
     fixture.drain("first")
     fixture.publish_many(3)
     fixture.drain("first")
-    assert Topic.first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 5
+    assert first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 5
     viewer.finish(viewer.receive())
-    assert Topic.first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 8
+    assert first_needed(fixture.topic.snapshot()) == fixture.topic.oldest_waiting == 8
 
 
 def test_restart_knows_nothing_of_it() -> None:

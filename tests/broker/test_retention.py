@@ -8,8 +8,9 @@ import pytest
 
 from log.support import FailingFiles, HastyFiles
 from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.state.topic import Checkpoint, Topic
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.retention import (
     RetentionManager,

@@ -22,7 +22,8 @@ async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "d", files)
     async with trio.open_nursery() as nursery:
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
-        topic = server.broker.channel("t", "first").topic
+        topic = server.broker.topic("t")
+        server.broker.channel("t", "first")
         files.hold("replace")
         cut_off = trio.CancelScope()
 

@@ -75,7 +75,7 @@ def test_records_that_were_read_together_keep_their_own_times() -> None:
         fixture.publish_at(START_NS - (1 + number) * SECOND, b"x", b"y", known=False)
     restarted = Measured()
     restarted.log, restarted.topic = fixture.log, fixture.topic
-    restarted.topic._end = 8
+    restarted.topic.view.end = 8
     subscriber = restarted.subscriber(ready=100)
     received = subscriber.receive()
     assert [message.timestamp_ns for message in received] == [
@@ -91,7 +91,7 @@ def test_messages_that_were_read_together_are_requeued_as_themselves() -> None:
     fixture = Measured()
     fixture.publish_at(START_NS - 2 * SECOND, b"a", b"b", known=False)
     fixture.publish_at(START_NS - 1 * SECOND, b"c", b"d", known=False)
-    fixture.topic._end = 4
+    fixture.topic.view.end = 4
     subscriber = fixture.subscriber(ready=4)
     received = subscriber.receive()
     for message in reversed(received):

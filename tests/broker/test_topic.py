@@ -132,17 +132,17 @@ def test_the_newest_messages_stay_decoded() -> None:
     fixture = Fixture(mem_queue_size=10)
     fixture.publish_many(9, each=3)
     assert [("topic", base) in fixture.cache for base in (0, 3, 6)] == [True, True, True]
-    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.cached_from) == (9, 0, 0)
+    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.store.cached_from) == (9, 0, 0)
     fixture.publish(b"x", b"y")
     assert [("topic", base) in fixture.cache for base in (0, 3, 6, 9)] == [False, True, True, True]
-    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.cached_from) == (11, 3, 3)
+    assert (fixture.topic.depth, fixture.topic.backend_depth, fixture.topic.store.cached_from) == (11, 3, 3)
 
 
 def batches(fixture: Fixture) -> list[int]:
     """The lengths of those in memory."""
     found: list[int] = []
     while sum(found) < fixture.topic.log.next_sequence:
-        (batch,) = fixture.topic.fetch(sum(found))
+        (batch,) = fixture.topic.store.fetch(sum(found))
         found.append(len(batch))
     return found
 
@@ -171,7 +171,7 @@ def test_a_batch_that_the_cache_has_forgotten_does_not_grow() -> None:
     fixture.cache.discard(("topic", 0))
     fixture.publish(b"b")
     assert ("topic", 1) in fixture.cache
-    assert fixture.topic.cached_from == 1
+    assert fixture.topic.store.cached_from == 1
     assert fixture.drain() == [b"a", b"b"]
 
 
@@ -209,13 +209,13 @@ def test_the_newest_record_stays_decoded_even_if_it_is_larger(mem_queue_size: in
     fixture = Fixture(mem_queue_size=mem_queue_size)
     for base in (0, 5, 10):
         fixture.publish(*[b"x"] * 5)
-        assert fixture.topic.cached_from == base
+        assert fixture.topic.store.cached_from == base
         assert len(fixture.cache) == 1
 
 
 def test_nothing_is_cached_of_an_empty_topic() -> None:
     topic = Fixture().topic
-    assert (topic.depth, topic.backend_depth, topic.cached_from) == (0, 0, 0)
+    assert (topic.depth, topic.backend_depth, topic.store.cached_from) == (0, 0, 0)
 
 
 def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> None:
@@ -230,7 +230,7 @@ def test_the_cache_decides_over_all_topics_and_nothing_else_keeps_batches() -> N
     gc.collect()
     alive = [each for each in gc.get_objects() if isinstance(each, Batch)]
     assert sum(batch.size_bytes for batch in alive) <= 100_000
-    assert (fixture.topic.cached_from, fixture.topic.backend_depth) == (41, 41 - disk.first_sequence)
+    assert (fixture.topic.store.cached_from, fixture.topic.backend_depth) == (41, 41 - disk.first_sequence)
 
 
 def test_redelivery_finds_in_memory_what_is_there() -> None:
@@ -289,11 +289,11 @@ def test_redelivery_is_of_this_very_message_though_batches_overlap(tmp_path: Pat
 def test_a_message_the_log_no_longer_has_is_held_by_no_batch() -> None:
     fixture = Fixture(MemoryLog(max_messages=3), mem_queue_size=0, cache_bytes=0)
     fixture.publish_many(10)
-    assert fixture.topic.batch_holding(2) is None
-    held = fixture.topic.batch_holding(8)
+    assert fixture.topic.store.batch_holding(2) is None
+    held = fixture.topic.store.batch_holding(8)
     assert held is not None
     assert held.base_sequence <= 8 < held.next_sequence
-    assert fixture.topic.batch_holding(10) is None
+    assert fixture.topic.store.batch_holding(10) is None
 
 
 # ---------------------------------------------------------------------- a commit under way

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, Fixture, disk_log, packed, records
-from trio_nsq.broker.state.topic import StateError, Topic
+from trio_nsq.broker.state.checkpoint import first_needed
+from trio_nsq.broker.state.topic import StateError
 from trio_nsq.log import MemoryLog
 
 
@@ -204,7 +205,7 @@ def test_first_needed_is_the_oldest_of_all_that_may_yet_be_read() -> None:
     needed = []
 
     def note() -> None:
-        needed.append(fixture.topic.first_needed(saved(fixture)))
+        needed.append(first_needed(saved(fixture)))
 
     note()
     fixture.publish_many(4)
@@ -241,13 +242,13 @@ def test_a_live_ephemeral_channel_keeps_what_it_has_not_read(tmp_path: Path) -> 
     tail.ready(0)
     tail.requeue(first[10], delay_ms=10)
     tail.finish(first[:10] + first[12:])
-    fixture.log.discard_before(Topic.first_needed(saved(fixture)))
+    fixture.log.discard_before(first_needed(saved(fixture)))
     fixture.cache.forget_topic("topic")
     assert 0 < fixture.log.first_sequence <= 10
     fixture.pass_ms(10)
     tail.requeue(first[11])
     assert sorted(fixture.drain("tail#ephemeral")) == sorted([*bodies[10:12], *bodies[30:]])
-    fixture.log.discard_before(Topic.first_needed(saved(fixture)))
+    fixture.log.discard_before(first_needed(saved(fixture)))
     assert fixture.log.first_sequence > 40
 
 
@@ -263,7 +264,7 @@ def test_discarding_what_a_snapshot_does_not_need_loses_nothing(
     if ephemeral_leaves:
         subscriber.leave()
     state = saved(fixture)
-    fixture.log.discard_before(Topic.first_needed(state))
+    fixture.log.discard_before(first_needed(state))
     assert 0 < fixture.log.first_sequence <= 13
     after = fixture.restarted(state, disk_log(tmp_path / "log", segment_bytes=300))
     assert after.counts() == (47, 0, 0)

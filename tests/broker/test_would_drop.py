@@ -82,7 +82,7 @@ def test_as_many_as_then_are(prepare: Callable[[Fixture], None], changes: dict[s
     prepare(fixture)
     topic = fixture.topic
     settings = topic.settings_with(changes)
-    expired_before = topic.first_since(fixture.now_ns - settings.ttl_ms * MS) if settings.ttl_ms else 0
+    expired_before = topic.store.first_since(fixture.now_ns - settings.ttl_ms * MS) if settings.ttl_ms else 0
     foreseen = topic.would_drop(settings, expired_before)
     assert (dropped(fixture), topic.settings_with({})) == (0, topic.settings)
     topic.configure(changes)

@@ -19,10 +19,10 @@ from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log, ids_
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import channel as channel_module
-from trio_nsq.broker.state import topic as topic_module
+from trio_nsq.broker.state import message_store as store_module
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.channel_state import ChannelState
-from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.withdrawn import Withdrawn
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import encode_finish
@@ -37,9 +37,9 @@ SETTINGS = settings(
 SMALL: list[tuple[Any, str, int]] = [
     (batch_module, "MERGE_MESSAGES", 4),
     (channel_module, "MAX_GRANT_BYTES", 500),
-    (topic_module, "_BATCHES_KEPT", 2),
-    (topic_module, "_REDELIVERY_READ_BYTES", 200),
-    (topic_module, "_READ_BATCHES", 2),
+    (store_module, "BATCHES_KEPT", 2),
+    (store_module, "REDELIVERY_READ_BYTES", 200),
+    (store_module, "READ_BATCHES", 2),
 ]
 
 LONGEST_MS = 120
@@ -462,7 +462,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.saved_naive = deepcopy(self.naive)
         self.since_saved = []
         assert self.saved is not None
-        self.real.log.discard_before(Topic.first_needed(self.saved))
+        self.real.log.discard_before(first_needed(self.saved))
 
     @precondition(is_kept)
     @rule(then=st.sampled_from(["go on", "go on", "stop", "crash", "crash"]))
@@ -589,7 +589,7 @@ class TopicMachine(RuleBasedStateMachine):
             assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == []
             assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
         if not self.real.topic.ephemeral:
-            assert self.real.topic.first_needed(self.real.topic.snapshot()) == self.naive.published
+            assert first_needed(self.real.topic.snapshot()) == self.naive.published
 
 
 class DiskMachine(TopicMachine):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.state import Fixture, Received
 from log.support import HastyFiles
 from nsqd_import.nsqd_files import FIRST_ID, START_NS, Queued, write_queue
+from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.log import DiskLog
 from trio_nsq.nsqd_import.building import BodyReader, ChannelPlan, LogWriter, topic_state
 from trio_nsq.nsqd_import.diskqueue import Queue, QueueFiles, list_queues
@@ -99,7 +100,7 @@ def test_each_channel_gets_what_its_queue_held(
         subscriber.finish(received)
         assert fixture.counts(name) == (0, 0, 0)
     # Nothing is needed any more once all is finished.
-    assert fixture.topic.first_needed(fixture.topic.snapshot()) == stored
+    assert first_needed(fixture.topic.snapshot()) == stored
     fixture.log.close()
 
 

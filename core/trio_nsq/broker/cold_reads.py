@@ -8,7 +8,7 @@ import trio
 
 from ..log import LogReadError
 from .state.channel import Channel
-from .state.topic import Topic
+from .state.message_store import MessageStore
 from .state.wanted import Found, Wanted
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -45,7 +45,7 @@ class ColdReads:
         self._note_read = note_read
         self._threads = trio.CapacityLimiter(_THREADS)
         self._reading: dict[
-            tuple[Topic, Wanted], list[Channel]
+            tuple[MessageStore, Wanted], list[Channel]
         ] = {}  # channels at the same place share a read
         self._waiting: set[Channel] = set()
 
@@ -58,26 +58,26 @@ class ColdReads:
         if channel in self._waiting:
             return
         self._waiting.add(channel)
-        key = channel.topic, channel.wanted()
+        key = channel.store, channel.wanted()
         if (channels := self._reading.get(key)) is not None:
             channels.append(channel)
             return
         self._reading[key] = [channel]
         self._nursery.start_soon(self._read, *key)
 
-    async def _read(self, topic: Topic, wanted: Wanted) -> None:
+    async def _read(self, store: MessageStore, wanted: Wanted) -> None:
         found: Found | None = None
         try:
-            found = await self.call(lambda: topic.read(wanted))
-            if any(map(self._serves, self._reading[topic, wanted])):
-                topic.remember_read(found.ahead or ())
-                topic.remember_read(
+            found = await self.call(lambda: store.read(wanted))
+            if any(map(self._serves, self._reading[store, wanted])):
+                store.remember_read(found.ahead or ())
+                store.remember_read(
                     {id(each): each for each in found.again.values() if each is not None}.values()
                 )
         except Exception:
             # A defect of the broker: it must not affect other channels.
-            logger.exception("%s: messages could not be read", topic.name)
-        channels = self._reading.pop((topic, wanted))
+            logger.exception("%s: messages could not be read", store.name)
+        channels = self._reading.pop((store, wanted))
         self._waiting.difference_update(channels)
         failed = [channel for channel in channels if found is None or not self._give(channel, found)]
         if failed:

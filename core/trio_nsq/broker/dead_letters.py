@@ -19,6 +19,7 @@ from .publication import Publication
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
+from .state.message_store import MessageStore
 from .state.record_metadata import Origin, Reason, metadata_for_dead_letters, origins
 from .state.settings import SettingsError
 from .state.topic import Topic
@@ -87,7 +88,7 @@ class DeadLetterMover:
         topic_name = channel.settings.dead_letter_topic
         taken = channel.take_given_up(_AT_ONCE)
         try:
-            batches, error = await self._batches(channel.topic, taken)
+            batches, error = await self._batches(channel.store, taken)
             if not self._server.serves_channel(channel):
                 raise PublishRefused(EXITING)
             letters, gone = _read(channel, taken, batches)
@@ -106,21 +107,21 @@ class DeadLetterMover:
             raise
         moved = [message for message, _, _ in letters]
         channel.dispose(gone)
-        channel.dead_letter_count += channel.dispose(moved)
+        channel.dispose_dead_letters(moved)
         self._put_back(channel, taken)  # those that were too many
         if letters:
-            self._record_moved(channel.topic, topic_name, metadata)
+            self._record_moved(channel, topic_name, metadata)
         return ""
 
     async def _batches(
-        self, topic: Topic, messages: Sequence[Withdrawn]
+        self, store: MessageStore, messages: Sequence[Withdrawn]
     ) -> tuple[dict[int, Batch | None], LogReadError | None]:
         """The batches that hold these messages; without those that are to be read another time, or cannot be."""
-        batches = {each.sequence: each.held or topic.in_memory(each.sequence) for each in messages}
+        batches = {each.sequence: each.held or store.in_memory(each.sequence) for each in messages}
         missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
         if not missing:
             return batches, None
-        found = await self._server.cold_reads.call(lambda: topic.read(Wanted(None, missing)))
+        found = await self._server.cold_reads.call(lambda: store.read(Wanted(None, missing)))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
 
@@ -128,12 +129,13 @@ class DeadLetterMover:
         channel.put_back(messages)
         self._server.pump(channel)  # the settings may have changed: then they are ready
 
-    def _record_moved(self, origin: Topic, topic_name: str, metadata: bytes) -> None:
+    def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
         topic = self._server.broker.topics.get(topic_name)
         if topic is None:
             return
-        if origin.ephemeral or not self._server.serves(origin):
+        origin = self._server.broker.topic_of(channel)
+        if origin is None or origin.ephemeral or not self._server.serves(origin):
             topic.confirm_moved(metadata)
         else:
             origin.moved_dead_letters.append((topic, metadata))
@@ -241,7 +243,7 @@ def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
         for each in taken:
             try:
                 # A topic that was deleted and made again has other messages in the same places.
-                if channel.topic.id_at(each.sequence) == ids[each.sequence]:
+                if channel.store.id_at(each.sequence) == ids[each.sequence]:
                     same.append(each)
             except LogReadError as exc:
                 error = exc

@@ -10,6 +10,7 @@ import trio
 from ..log import Log, LogError, is_disk_full
 from .dead_letters import confirm_moved_letters, forget_origin
 from .state.broker import Broker
+from .state.checkpoint import first_needed
 from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
 
@@ -189,7 +190,7 @@ def _report_missing(
             )
             logger.warning(what, path)
         return
-    if not is_previous and (needed := topic.first_needed(state, topic.is_carried)) < first:
+    if not is_previous and (needed := first_needed(state, topic.store.is_carried)) < first:
         what = "%s: messages %d to %d are missing: the log begins after them"
         logger.error(what, path, needed, first - 1)
     if (known := int(state["end"])) > end:

@@ -33,10 +33,11 @@ from .recovery import TopicLoader
 from .state.broker import Broker, MessageIds
 from .state.channel import Channel
 from .state.channel_state import ChannelState
+from .state.checkpoint import Checkpoint
 from .state.consumer import Consumer
 from .state.moving import forget
 from .state.seeking import Move
-from .state.topic import Checkpoint, Topic
+from .state.topic import Topic
 from .state.withdrawn import Withdrawn
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import ID_RESERVE, DataFolder
@@ -428,7 +429,14 @@ class Server:
 
     def serves_channel(self, channel: Channel) -> bool:
         """Whether a channel is there, and its topic's log open."""
-        return self.serves(channel.topic) and channel.topic.channels.get(channel.name) is channel
+        return not self._stopping and self.broker.topic_of(channel) is not None
+
+    def _topic_of(self, channel: Channel) -> Topic:
+        """The topic that a channel is in. Raises DeletedError."""
+        topic = self.broker.topic_of(channel)
+        if topic is None:
+            raise DeletedError(channel.name)
+        return topic
 
     # ------------------------------------------------------------------ subscriptions
 
@@ -467,7 +475,7 @@ class Server:
         channel.remove(consumer)
         self._clients.pop(consumer, None)
         self.broker.changed.add(channel.topic.name)
-        alive = channel.topic.channels.get(channel.name) is channel
+        alive = self.broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
             self.broker.delete_channel(channel)
         elif alive:
@@ -692,14 +700,14 @@ class Server:
 
     async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
         """Drop those of these messages that are deferred, durably, and return them."""
-        cancelled: list[int] = []
+        topic, cancelled = self._topic_of(channel), list[int]()
 
         def apply() -> None:
             cancelled.extend(channel.cancel(sequences))
 
         await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
         if len(cancelled) < len(sequences):
-            await self.save(channel.topic)  # one that came due meanwhile is kept, and the state lacks it
+            await self.save(topic)  # one that came due meanwhile is kept, and the state lacks it
         return cancelled
 
     async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
@@ -726,7 +734,7 @@ class Server:
         self, channel: Channel, planned: Callable[[], ChannelState | None], apply: Callable[[], None]
     ) -> None:
         """Change a channel, durably, so that its state becomes the planned one; None deletes the channel."""
-        topic = channel.topic
+        topic = self._topic_of(channel)
 
         def plan(checkpoint: Checkpoint) -> None:
             if topic.channels.get(channel.name) is not channel:
@@ -751,7 +759,7 @@ class Server:
             LogReadError, SaveError: The operating system refused; nothing was moved.
             DeletedError: The channel was deleted meanwhile.
         """
-        topic = channel.topic
+        topic = self._topic_of(channel)
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
             if topic.moved_dead_letters:
@@ -761,10 +769,10 @@ class Server:
             if not self.serves_channel(channel):
                 raise DeletedError(channel.name)
             oldest = topic.log.first_sequence
-            move = await self._move(channel, max(wanted, oldest), dry_run=dry_run)
+            move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest
 
-    async def _move(self, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
+    async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
         """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
         preparation = channel.prepare(sequence, self.now_ns())
         moving: Iterator[None] = iter(())
@@ -785,7 +793,7 @@ class Server:
             move = channel.move_of(preparation)
             if dry_run:
                 return move
-            await self._checkpointer.change_locked(channel.topic, plan, apply)
+            await self._checkpointer.change_locked(topic, plan, apply)
         finally:
             channel.give_up_move()
         self.pump(channel)

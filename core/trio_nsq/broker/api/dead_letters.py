@@ -23,6 +23,7 @@ from ..errors import PublishRefused, SaveError
 from ..publication import Publication
 from ..state.channel import Channel
 from ..state.record_metadata import Origin, Reason, metadata_for_channel, origins
+from ..state.topic import Topic
 from ..state.withdrawn import Withdrawn
 from .deferred import find_sequences, ids_given
 from .json_lines import message_line
@@ -130,11 +131,11 @@ class DeadLetterEndpoints:
             named = sorted(self._server.broker.topics.items())
             found = [topic.channels[DEAD_LETTERS] for _, topic in named if DEAD_LETTERS in topic.channels]
             return Response.json({"topics": [_summary(channel) for channel in found]})
-        channel = self._channel(request)
-        selection = await self._selection(request, channel)
+        topic, channel = self._topic_and_channel(request)
+        selection = await self._selection(request, topic, channel)
         counts: Counter[tuple[Any, ...]] = Counter()
         span: dict[tuple[Any, ...], tuple[int, int]] = {}
-        reader = _LetterReader(self._server, channel, selection)
+        reader = _LetterReader(self._server, topic, selection)
         while reader.goes_on:
             for letter in await reader.next():
                 key = (*letter.source, letter.origin.reason if letter.origin is not None else None)
@@ -143,36 +144,36 @@ class DeadLetterEndpoints:
                 span[key] = min(span.get(key, (at_ns, 0))[0], at_ns), max(span.get(key, (0, at_ns))[1], at_ns)
         rows = [
             {
-                "topic": topic,
+                "topic": origin,
                 "channel": name,
                 "reason": reason,
-                "count": counts[topic, name, reason],
-                "first_ns": span[topic, name, reason][0],
-                "last_ns": span[topic, name, reason][1],
+                "count": counts[origin, name, reason],
+                "first_ns": span[origin, name, reason][0],
+                "last_ns": span[origin, name, reason][1],
             }
-            for topic, name, reason in sorted(counts, key=str)
+            for origin, name, reason in sorted(counts, key=str)
         ]
         return Response.json({**_summary(channel), "origins": rows, "next_sequence": reader.position})
 
     async def messages(self, request: Request) -> Response:
         """Letters, with where they come from, as JSON lines, by sequence."""
-        channel = self._channel(request)
+        topic, channel = self._topic_and_channel(request)
         count = whole_number(request, "max_messages", least=1)
-        selection = await self._selection(request, channel)
-        lines = _lines(_LetterReader(self._server, channel, selection, count), channel.topic.name)
+        selection = await self._selection(request, topic, channel)
+        lines = _lines(_LetterReader(self._server, topic, selection, count), channel.topic.name)
         return Response(body=lines, content_type=NDJSON)
 
     # ------------------------------------------------------------------ doing
 
     async def requeue(self, request: Request) -> Response:
         """Put letters back into the channels they come from, or with `to=topic` into the topics; durably."""
-        channel = self._channel(request)
+        topic, channel = self._topic_and_channel(request)
         to = request.query.get("to", "channel")
         if to not in ("channel", "topic"):
             raise HTTPError(400, f"INVALID_TO: {to!r} is neither channel nor topic")
-        selection = await self._selection(request, channel)
+        selection = await self._selection(request, topic, channel)
         left = whole_number(request, "max_messages", least=1)
-        reader = _LetterReader(self._server, channel, selection, left)
+        reader = _LetterReader(self._server, topic, selection, left)
         done = 0
         kept: Counter[str] = Counter()
         error: str | None = None
@@ -184,7 +185,7 @@ class DeadLetterEndpoints:
                 error = str(exc)
                 break
         try:
-            await self._server.save(channel.topic)
+            await self._server.save(topic)
         except SaveError as exc:
             what = "after a crash they are here again, too"
             raise HTTPError(503, f"{done} requeued, but that cannot be saved ({what}): {exc}") from exc
@@ -195,10 +196,10 @@ class DeadLetterEndpoints:
 
     async def drop(self, request: Request) -> Response:
         """Throw letters away, durably."""
-        channel = self._channel(request)
-        selection = await self._selection(request, channel)
+        topic, channel = self._topic_and_channel(request)
+        selection = await self._selection(request, topic, channel)
         left = whole_number(request, "max_messages", least=1)
-        reader = _LetterReader(self._server, channel, selection, left)
+        reader = _LetterReader(self._server, topic, selection, left)
         taken: list[Withdrawn] = []
         try:
             while reader.goes_on:
@@ -265,14 +266,14 @@ class DeadLetterEndpoints:
 
     # ------------------------------------------------------------------ what is asked for
 
-    def _channel(self, request: Request) -> Channel:
+    def _topic_and_channel(self, request: Request) -> tuple[Topic, Channel]:
         topic = find_topic(self._server, given(request, "topic"))
         channel = topic.channels.get(DEAD_LETTERS)
         if channel is None:
             raise HTTPError(404, "CHANNEL_NOT_FOUND")
-        return channel
+        return topic, channel
 
-    async def _selection(self, request: Request, channel: Channel) -> Selection:
+    async def _selection(self, request: Request, source: Topic, channel: Channel) -> Selection:
         topic, _, name = request.query.get("origin", "").partition("/")
         text = request.query.get("reason")
         try:
@@ -283,7 +284,7 @@ class DeadLetterEndpoints:
         start = whole_number(request, "from", least=0) or 0
         spans: deque[tuple[int, int]] = deque()
         if "id" in request.query:
-            found = (await find_sequences(self._server, channel, ids_given(request))).values()
+            found = (await find_sequences(self._server, source, channel, ids_given(request))).values()
             spans.extend((sequence, sequence + 1) for sequence in sorted(found) if sequence >= start)
         else:
             for _ in channel.find_waiting(start, spans):
@@ -309,16 +310,16 @@ class _LetterReader:
 
     Args:
         server: Reads for us.
-        channel: The channel `dead-letters` of the topic.
+        topic: The dead-letter topic.
         selection: Which are meant.
         at_most: How many of them; None: all.
     """
 
     def __init__(
-        self, server: "Server", channel: Channel, selection: Selection, at_most: int | None = None
+        self, server: "Server", topic: Topic, selection: Selection, at_most: int | None = None
     ) -> None:
         self._readers = server.readers
-        self._topic = channel.topic
+        self._topic = topic
         self._selection = selection
         self._spans = deque(selection.spans)
         self._left = math.inf if at_most is None else at_most
@@ -345,7 +346,7 @@ class _LetterReader:
         self._until_s = min(self._until_s, trio.current_time() + _PATIENCE_S)
         try:
             records = await self._readers.call(
-                self._topic, partial(self._topic.read_scattered, start, READ_BYTES)
+                self._topic, partial(self._topic.store.read_scattered, start, READ_BYTES)
             )
             self._readers.check(self._topic)
         except (LogReadError, CutOff) as exc:

@@ -12,9 +12,10 @@ from ...http import HTTPError, Request, Response, Route
 from ...log import LogReadError
 from ..state.channel import Channel
 from ..state.finding import find_ids
+from ..state.topic import Topic
 from .read import NDJSON
 from .seek import MAX_PEEK_MESSAGES, WaitingLines
-from .targets import find_channel, given, whole_number
+from .targets import find_topic_and_channel, given, whole_number
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -43,20 +44,20 @@ class DeferredEndpoints:
 
     async def deferred(self, request: Request) -> Response:
         """The next messages of a channel that wait for their time, by that time, as JSON lines."""
-        channel = find_channel(self._server, request)
+        topic, channel = find_topic_and_channel(self._server, request)
         count = whole_number(request, "max_messages", least=1) or DEFAULT_MESSAGES
         if count > MAX_PEEK_MESSAGES:
             raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
         waiting = list(islice(channel.peek("deferred"), count))
-        lines = WaitingLines(self._server.readers, channel, waiting)
+        lines = WaitingLines(self._server.readers, topic, channel, waiting)
         headers = {"X-NSQ-Deferred-Count": str(channel.deferred_count)}
         return Response(body=lines.pieces(), content_type=NDJSON, headers=headers)
 
     async def cancel(self, request: Request) -> Response:
         """Drop deferred messages, durably; `id` is one id or more, with commas."""
-        channel = find_channel(self._server, request)
+        topic, channel = find_topic_and_channel(self._server, request)
         ids = ids_given(request)
-        sequences = await find_sequences(self._server, channel, ids)
+        sequences = await find_sequences(self._server, topic, channel, ids)
         cancelled = set(await self._server.cancel(channel, sequences.values()))
         return Response.json(
             {
@@ -77,14 +78,13 @@ def ids_given(request: Request) -> list[str]:
     return ids
 
 
-async def find_sequences(server: "Server", channel: Channel, ids: list[str]) -> dict[str, int]:
+async def find_sequences(server: "Server", topic: Topic, channel: Channel, ids: list[str]) -> dict[str, int]:
     """Where in the topic of a channel these messages lie, those that are there. Raises HTTPError."""
-    topic = channel.topic
     carried: list[int] = []
     if topic.log.has_carried_forward:
         carried = channel.waiting_before(topic.log.first_sequence)
     try:
-        work = partial(find_ids, topic, [int(message_id, 16) for message_id in ids], carried)
+        work = partial(find_ids, topic.store, [int(message_id, 16) for message_id in ids], carried)
         found = await server.readers.call(topic, work)
     except LogReadError as exc:
         raise HTTPError(503, str(exc)) from exc

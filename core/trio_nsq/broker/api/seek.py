@@ -20,9 +20,10 @@ from ..state.batch import Batch
 from ..state.channel import Channel
 from ..state.record_metadata import only_channel
 from ..state.seeking import STATES, Move, State, Waiting
+from ..state.topic import Topic
 from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
-from .targets import find_channel, given, is_dry_run, whole_number
+from .targets import find_channel, find_topic_and_channel, given, is_dry_run, whole_number
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -52,12 +53,12 @@ class SeekEndpoints:
 
     async def peek(self, request: Request) -> Response:
         """The next messages of a channel, without taking them, as JSON lines."""
-        channel = find_channel(self._server, request)
+        topic, channel = find_topic_and_channel(self._server, request)
         count = whole_number(request, "max_messages", least=1) or DEFAULT_PEEK_MESSAGES
         if count > MAX_PEEK_MESSAGES:
             raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
         every = chain.from_iterable(map(channel.peek, _states(request)))
-        lines = WaitingLines(self._server.readers, channel, list(islice(every, count)))
+        lines = WaitingLines(self._server.readers, topic, channel, list(islice(every, count)))
         return Response(body=lines.pieces(), content_type=NDJSON)
 
     async def seek(self, request: Request) -> Response:
@@ -111,13 +112,13 @@ class WaitingLines:
 
     Args:
         readers: See there.
-        channel: Whose messages they are.
+        topic, channel: Whose messages they are.
         waiting: In this order.
     """
 
-    def __init__(self, readers: Readers, channel: Channel, waiting: Sequence[Waiting]) -> None:
+    def __init__(self, readers: Readers, topic: Topic, channel: Channel, waiting: Sequence[Waiting]) -> None:
         self._readers = readers
-        self._topic = channel.topic
+        self._topic = topic
         self._channel = channel.name
         self._waiting = waiting
         self._records: list[RecordBatch] = []  # neighbours, of those read last
@@ -152,7 +153,7 @@ class WaitingLines:
             at_a_time = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
             try:
                 self._records = await self._readers.call(
-                    self._topic, partial(self._topic.read_scattered, sequence, at_a_time)
+                    self._topic, partial(self._topic.store.read_scattered, sequence, at_a_time)
                 )
             except LogReadError as exc:
                 raise CutOff(str(exc)) from exc

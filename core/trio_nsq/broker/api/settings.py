@@ -62,7 +62,9 @@ class SettingsEndpoints:
         if settings.ttl_ms and settings.ttl_ms != topic.settings.ttl_ms:
             oldest_ns = self._server.now_ns() - settings.ttl_ms * _NS_PER_MS
             try:
-                expired_before = await self._server.readers.call(topic, partial(topic.first_since, oldest_ns))
+                expired_before = await self._server.readers.call(
+                    topic, partial(topic.store.first_since, oldest_ns)
+                )
             except LogReadError as exc:
                 raise HTTPError(503, str(exc)) from exc
         dropped = topic.would_drop(settings, expired_before)

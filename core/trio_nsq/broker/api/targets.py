@@ -81,8 +81,14 @@ def find_topic(server: "Server", name: str) -> Topic:
 
 def find_channel(server: "Server", request: Request) -> Channel:
     """The channel that a request names. Raises HTTPError."""
+    return find_topic_and_channel(server, request)[1]
+
+
+def find_topic_and_channel(server: "Server", request: Request) -> tuple[Topic, Channel]:
+    """The channel that a request names, and its topic. Raises HTTPError."""
     topic_name, channel_name = channel_names(request)
-    channel = find_topic(server, topic_name).channels.get(channel_name)
+    topic = find_topic(server, topic_name)
+    channel = topic.channels.get(channel_name)
     if channel is None:
         raise HTTPError(404, "CHANNEL_NOT_FOUND")
-    return channel
+    return topic, channel

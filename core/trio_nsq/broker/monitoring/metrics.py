@@ -262,10 +262,10 @@ def _read_timestamps(wanted: Sequence[tuple[Channel, int]]) -> list[tuple[Channe
     known: dict[tuple[Log, int], int] = {}
     found: list[tuple[Channel, int, int]] = []
     for channel, sequence in wanted:
-        key = channel.topic.log, sequence
+        key = channel.store.log, sequence
         try:
             if key not in known:
-                published_ns = channel.topic.published_ns(sequence)
+                published_ns = channel.store.published_ns(sequence)
                 if not published_ns:
                     continue  # damaged, or gone meanwhile
                 known[key] = published_ns

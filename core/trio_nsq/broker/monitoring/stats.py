@@ -48,7 +48,7 @@ def broker_stats(
         for each in channels:
             clients = [by_consumer[c] for c in each.consumers if c in by_consumer]
             listed = [_client(c, topic) for c in clients] if include_clients else None
-            described.append(figures.channel(each, listed))
+            described.append(figures.channel(found, each, listed))
         topics.append(figures.topic(found, described))
     if not channel or topic:
         missing = _unavailable_topics(server.broker.unavailable, topic)
@@ -117,9 +117,9 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
-        return stats | _switched_on(topic.settings) | _losses(topic, topic)
+        return stats | _switched_on(topic.settings) | _losses(topic.settings, topic)
 
-    def channel(self, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
         stats = {
             "channel_name": channel.name,
             "depth": channel.depth,
@@ -141,7 +141,7 @@ class _Figures:
                 "dead_letter_count": channel.dead_letter_count,
                 "given_up_count": channel.given_up_count,
             }
-        return stats | _losses(channel.topic, channel)
+        return stats | _losses(topic.settings, channel)
 
     def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
         """Of all these channels together; without any there are no percentiles."""
@@ -172,12 +172,12 @@ def _switched_on(settings: TopicSettings) -> dict[str, Any]:
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
 
-def _losses(topic: Topic, where: Topic | Channel) -> dict[str, int]:
+def _losses(settings: TopicSettings, where: Topic | Channel) -> dict[str, int]:
     """What was dropped there, if the topic's settings let it be, or did."""
     losses = {}
-    if topic.settings.ttl_ms or where.expired_count:
+    if settings.ttl_ms or where.expired_count:
         losses["expired_count"] = where.expired_count
-    if topic.settings.drops or where.dropped_count:
+    if settings.drops or where.dropped_count:
         losses["dropped_count"] = where.dropped_count
     return losses
 

@@ -115,7 +115,7 @@ class Broker:
         topic = Topic(
             name, log, self.cache, options.mem_queue_size, self._e2e_window_ns, options.topic_defaults
         )
-        topic.waits_for_disk = self.waits_for_disk
+        topic.store.waits_for_disk = self.waits_for_disk
         return topic
 
     def add_topic(self, topic: Topic) -> None:
@@ -138,12 +138,19 @@ class Broker:
             self.on_names_changed(topic_name, name)
         return channel
 
+    def topic_of(self, channel: Channel) -> Topic | None:
+        """The topic that a channel is in; None if the channel is deleted."""
+        topic = self.topics.get(channel.topic.name)
+        return topic if topic is not None and topic.channels.get(channel.name) is channel else None
+
     def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, and its topic if that is ephemeral and has no other.
 
         A private channel does not take along a topic in which messages wait for a first channel.
         """
-        topic = channel.topic
+        topic = self.topic_of(channel)
+        if topic is None:
+            return
         topic.remove_channel(channel)
         self.changed.add(topic.name)
         self._forget(channel)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...log import LogReadError, ReadWouldWaitError
 from ...protocol import is_ephemeral
@@ -27,16 +27,15 @@ from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT, Delivery
+from .message_store import MessageStore
 from .moving import Preparation, Runs, forget, in_steps
 from .quantiles import RecentSketch
 from .record_metadata import Reason
 from .seeking import Move, State, Waiting
 from .settings import ChannelSettings, SettingsError, change
+from .topic_view import TopicView
 from .wanted import Found, Wanted
 from .withdrawn import Withdrawn, WithdrawnMessages
-
-if TYPE_CHECKING:
-    from .topic import Topic
 
 MAX_GRANT_BYTES = 256 * 1024
 """What one consumer gets in one round of `dispatch`, unless a single message is larger."""
@@ -63,7 +62,8 @@ class Channel:
     """One channel of a topic.
 
     Args:
-        topic: Where its messages come from.
+        topic: What it knows of its topic.
+        store: Where its messages come from.
         name: Valid, and unique in the topic.
         cursor: The first sequence it will deliver.
         private: See below.
@@ -86,8 +86,11 @@ class Channel:
             first, see `wanted`.
     """
 
-    def __init__(self, topic: "Topic", name: str, cursor: int, *, private: bool = False) -> None:
+    def __init__(
+        self, topic: TopicView, store: MessageStore, name: str, cursor: int, *, private: bool = False
+    ) -> None:
         self.topic = topic
+        self.store = store
         self.name = name
         self.private = private
         self.message_count = 0
@@ -212,7 +215,7 @@ class Channel:
     def backend_depth(self) -> int:
         """The part of `depth` that would have to be read from disk."""
         fresh = self._fresh
-        return max(0, min(fresh, self.topic.cached_from - self.cursor)) if fresh > 0 else 0
+        return max(0, min(fresh, self.store.cached_from - self.cursor)) if fresh > 0 else 0
 
     @property
     def in_flight_count(self) -> int:
@@ -264,7 +267,7 @@ class Channel:
         for batch in self._batches:
             if batch.base_sequence <= sequence < batch.next_sequence:
                 return batch.timestamp_ns(sequence - batch.base_sequence)
-        return self.topic.timestamp_in_memory(sequence)
+        return self.store.timestamp_in_memory(sequence)
 
     # ------------------------------------------------------------------ what the topic tells
 
@@ -302,6 +305,14 @@ class Channel:
         self.move_to(min(sequence, self._point))
         return before - self._fresh
 
+    def expire_before(self, sequence: int) -> None:
+        """As `pass_over`, for messages that have waited too long."""
+        self.expired_count += self.pass_over(sequence)
+
+    def drop_before(self, sequence: int) -> None:
+        """As `pass_over`, to make room."""
+        self.dropped_count += self.pass_over(sequence)
+
     def count_before(self, sequence: int, *, requeued: bool) -> int:
         """How many messages `pass_over` would drop; with `requeued` also those below `sequence` that come again.
 
@@ -321,7 +332,7 @@ class Channel:
         for _ in range(again):
             self._requeued.popleft()
         self.dropped_count += again
-        self.dropped_count += self.pass_over(self._cursor.after(count - again))
+        self.drop_before(self._cursor.after(count - again))
 
     # ------------------------------------------------------------------ consumers
 
@@ -513,12 +524,7 @@ class Channel:
         where each would cost a delivery of its own. Where there are several consumers, all have the patience of the
         least patient. What comes again does not wait, nor does anything where there may be no room for what comes next.
         """
-        if (
-            not self._buffer_ns
-            or self._sent_bytes is None
-            or self._requeued
-            or self.topic.settings.is_limited
-        ):
+        if not self._buffer_ns or self._sent_bytes is None or self._requeued or self.topic.is_limited:
             return False
         count, consumers = self._fresh, len(self._ready)
         frame_bytes = self.topic.message_bytes - self._sent_bytes + count * MESSAGE_FRAME_BYTES
@@ -625,7 +631,7 @@ class Channel:
                 batch = held
                 if held is None:
                     known = self._again and sequence in self._again
-                    batch = self._again.pop(sequence) if known else self.topic.batch_holding(sequence)
+                    batch = self._again.pop(sequence) if known else self.store.batch_holding(sequence)
             except LogReadError as exc:
                 if frames:
                     break
@@ -726,13 +732,13 @@ class Channel:
         else:
             first, at = batch.base_sequence, range(len(batch))
             sequence = first + bisect_left(at, oldest_ns, self.cursor - first, key=batch.timestamp_ns)
-        self.expired_count += self.pass_over(sequence)
+        self.expire_before(sequence)
         return True
 
     def _first_since(self, timestamp_ns: int) -> int:
         """A sequence before which all was published before this time. Raises LogReadError."""
-        if self.topic.waits_for_disk:
-            return self.topic.first_since(timestamp_ns)
+        if self.store.waits_for_disk:
+            return self.store.first_since(timestamp_ns)
         if self._since is None or self._since[0] > timestamp_ns:
             self._since_ns = timestamp_ns
             raise ReadWouldWaitError(Path(self.topic.name))
@@ -741,7 +747,7 @@ class Channel:
 
     def wanted(self) -> Wanted:
         """What has to be read after ReadWouldWaitError, or when `others_wait_for_read`; then `take_read`."""
-        in_memory = self.topic.in_memory
+        in_memory = self.store.in_memory
         ahead = self.cursor if self._fresh > 0 and self.timestamp_in_memory(self.cursor) is None else None
         again: tuple[int, ...] = ()
         # If the first is there, what was read with it is still to be delivered, before more is read.
@@ -806,7 +812,7 @@ class Channel:
             while batches and batches[0].next_sequence <= cursor.position:
                 batches.popleft()
             if not batches:
-                batches.extend(self.topic.fetch(cursor.position))
+                batches.extend(self.store.fetch(cursor.position))
             if batches and batches[0].base_sequence <= cursor.position:
                 return batches[0]
             # Damaged up to the next batch, or to the end, and reported by the log; or dropped by a full memory.
@@ -876,7 +882,7 @@ class Channel:
     def prepare(self, sequence: int, now_ns: int) -> Preparation:
         """Begin to prepare a `seek`: `preparing` goes on, `move_of` tells what comes of it, `move` does it."""
         to = min(sequence, self._point)
-        return Preparation(to, self._point, to <= self.topic.log.first_sequence, now_ns)
+        return Preparation(to, self._point, to <= self.store.log.first_sequence, now_ns)
 
     def preparing(self, preparation: Preparation) -> Iterator[None]:
         """Prepare, in steps. Others may have their turn between them, but for other moves of this channel.
@@ -993,13 +999,17 @@ class Channel:
         if found:
             self._cursor.skip_among(found)
         ephemeral = self.topic.ephemeral
-        held = map(self.topic.batch_holding, found) if ephemeral else repeat(None)
+        held = map(self.store.batch_holding, found) if ephemeral else repeat(None)
         return [Withdrawn(sequence, 0, None, batch) for sequence, batch in zip(found, held, strict=False)]
 
     def dispose(self, messages: Iterable[Withdrawn]) -> int:
         """Be done with messages that were taken; returns how many of them were not dropped meanwhile."""
         self._state = None
         return len(self._withdrawn.release(messages))
+
+    def dispose_dead_letters(self, messages: Iterable[Withdrawn]) -> None:
+        """Be done with messages that were taken, and are in the dead-letter topic now."""
+        self.dead_letter_count += self.dispose(messages)
 
     def put_back(self, messages: Iterable[Withdrawn]) -> None:
         """Have messages again that were taken, but for those that were dropped meanwhile."""
@@ -1096,11 +1106,11 @@ class Channel:
         )
 
     @classmethod
-    def restore(cls, topic: "Topic", state: dict[str, Any], log_end: int) -> "Channel":
+    def restore(cls, topic: TopicView, store: MessageStore, state: dict[str, Any], log_end: int) -> "Channel":
         """The channel of a snapshot.
 
         Args:
-            topic: Its topic; the high watermark is restored already.
+            topic, store: As of the class; the high watermark is restored already.
             state: What became of a `ChannelState`, out of JSON.
             log_end: The log's next sequence; the snapshot may be ahead of it, after a power cut with
                 `--sync=interval`, and is then cut back to it.
@@ -1108,7 +1118,7 @@ class Channel:
         Raises:
             KeyError, TypeError, ValueError: `state` is not a snapshot.
         """
-        channel = cls(topic, str(state["name"]), min(int(state["cursor"]), log_end))
+        channel = cls(topic, store, str(state["name"]), min(int(state["cursor"]), log_end))
         channel.paused = bool(state["paused"])
         channel.configure(state.get("settings", {}))
         for start, end in state["holes"]:

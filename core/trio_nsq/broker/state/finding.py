@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...log import Log
 from .broker import COUNTER_BITS
-from .topic import Topic
+from .message_store import MessageStore
 
 _COUNTER = (1 << COUNTER_BITS) - 1
 
 
-def find_ids(topic: Topic, ids: Iterable[int], carried: Sequence[int]) -> dict[int, int]:
+def find_ids(store: MessageStore, ids: Iterable[int], carried: Sequence[int]) -> dict[int, int]:
     """Where messages lie; to be called in a thread.
 
     Args:
-        topic: Whose they are.
+        store: Where they are.
         ids: As numbers.
         carried: Sequences, ascending, that may have been carried forward out of the log's files.
 
@@ -26,9 +26,9 @@ def find_ids(topic: Topic, ids: Iterable[int], carried: Sequence[int]) -> dict[i
     """
     found: dict[int, int] = {}
     for message_id in ids:
-        sequence = _in_log(topic.log, message_id)
+        sequence = _in_log(store.log, message_id)
         if sequence is None:
-            sequence = _search(carried, _id_in(topic), message_id)
+            sequence = _search(carried, _id_in(store), message_id)
         if sequence is not None:
             found[message_id] = sequence
     return found
@@ -48,8 +48,8 @@ def _in_log(log: Log, message_id: int) -> int | None:
     return sequence if header is not None and header.base_sequence <= (sequence or 0) else None
 
 
-def _id_in(topic: Topic) -> Callable[[int], int]:
-    return lambda sequence: int(topic.id_at(sequence) or "0", 16)
+def _id_in(store: MessageStore) -> Callable[[int], int]:
+    return lambda sequence: int(store.id_at(sequence) or "0", 16)
 
 
 def _search(sequences: Sequence[int], id_at: Callable[[int], int], message_id: int) -> int | None:

@@ -12,7 +12,8 @@ import trio
 from ...log import LogError
 from ..errors import DeletedError, SaveError
 from ..state.broker import Broker, MessageIds
-from ..state.topic import Checkpoint, Topic
+from ..state.checkpoint import Checkpoint
+from ..state.topic import Topic
 from .data_folder import ID_RESERVE, DataFolder
 from .retention import RetentionManager
 

@@ -23,9 +23,10 @@ from zlib_ng.zlib_ng import crc32
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
 from ...wording import count_of
+from ..state.checkpoint import Checkpoint
 from ..state.record_metadata import is_about_messages
 from ..state.settings import TopicSettings
-from ..state.topic import Checkpoint, Topic
+from ..state.topic import Topic
 
 _T = TypeVar("_T")
 
@@ -170,8 +171,8 @@ class RetentionManager:
     def found(self, topic: Topic) -> None:
         """A topic was loaded: see to it that it is looked at in time. Reads nothing."""
         now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
-        if topic.ttl_ns and topic.oldest_waiting < topic.log.next_sequence:
-            self.schedule.look_at(topic.name, _some_time(topic, now_ns, topic.ttl_ns // _LOOKS))
+        if topic.view.ttl_ns and topic.oldest_waiting < topic.log.next_sequence:
+            self.schedule.look_at(topic.name, _some_time(topic, now_ns, topic.view.ttl_ns // _LOOKS))
         if not files:
             return
         kept_ns = max(settings.retention_time_ms, 0) * _NS_PER_MS
@@ -193,7 +194,7 @@ class RetentionManager:
 
         What has waited for too long is dropped. Errors are logged, or left for who saves it.
         """
-        expired = bool(topic.ttl_ns) and await self._expire(topic)
+        expired = bool(topic.view.ttl_ns) and await self._expire(topic)
         at_ns = await self._in_thread(partial(self._next_loss_ns, topic, topic.oldest_waiting))
         if expired or (at_ns is not None and at_ns <= self._now_ns()):
             return True
@@ -273,7 +274,7 @@ class RetentionManager:
 
     async def look(self, topic: Topic) -> None:
         """Drop what has waited for too long, and begin a new file if it is time for one; errors are logged."""
-        if topic.ttl_ns:
+        if topic.view.ttl_ns:
             await self._expire(topic)
         files = topic.log.files
         if (files and wants_new_file(files, topic.settings, self._now_ns())) or self.has_room_to_give(topic):
@@ -291,19 +292,19 @@ class RetentionManager:
         if (oldest := topic.oldest_waiting) >= topic.log.next_sequence:
             return False
         now_ns, expired = self._now_ns(), False
-        oldest_ns = topic.timestamp_in_memory(oldest)
+        oldest_ns = topic.store.timestamp_in_memory(oldest)
         try:
             if oldest_ns is None:
-                oldest_ns = await self._in_thread(partial(topic.published_ns, oldest))
-            if oldest_ns < now_ns - topic.ttl_ns:
-                find = partial(topic.first_since, now_ns - topic.ttl_ns)
+                oldest_ns = await self._in_thread(partial(topic.store.published_ns, oldest))
+            if oldest_ns < now_ns - topic.view.ttl_ns:
+                find = partial(topic.store.first_since, now_ns - topic.view.ttl_ns)
                 topic.expire_before(await self._in_thread(find))
                 oldest_ns, expired = 0, True
         except LogReadError as exc:
             logger.error("%s: %s", topic.name, exc)
         # Not each time that a single message has had its time.
-        again_ns = now_ns + max(topic.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
-        self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.ttl_ns))
+        again_ns = now_ns + max(topic.view.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
+        self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.view.ttl_ns))
         return expired
 
 

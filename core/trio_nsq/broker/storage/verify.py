@@ -14,6 +14,7 @@ from ...log.inspection.segments import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache
+from ..state.checkpoint import first_needed
 from ..state.deferred import DeferredMessages
 from ..state.topic import StateError, Topic
 from .data_folder import (
@@ -203,7 +204,7 @@ def _compare(
     is_carried: Callable[[int], bool],
 ) -> Iterator[Finding]:
     """What is not plausible in states that could be restored."""
-    end, needed = int(before["end"]), Topic.first_needed(before, is_carried)
+    end, needed = int(before["end"]), first_needed(before, is_carried)
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
         what = (
@@ -229,7 +230,7 @@ def _compare(
 
 def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int], bool]) -> list[range]:
     """The messages before the beginning of a log that a topic of this state would read from it."""
-    all_from = min(Topic.first_needed(state, lambda _: True), begin)
+    all_from = min(first_needed(state, lambda _: True), begin)
     single = {each for channel in state["channels"] for each in _waiting(channel)} | {
         int(state["ephemeral_needed"])
     }

@@ -1,0 +1,161 @@
+"""What has to be kept of a topic, on its way to disk."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+from .channel_state import ChannelState, encode_rows
+from .deferred import DeferredMessages, Waiting, WaitingMessages
+from .producers import LastBatch
+from .settings import TopicSettings
+
+STATE_FORMAT = 1
+_CHANNEL_COST = 10
+_STEP_COST = 1000
+"""A message counts 1: a step takes about half a millisecond."""
+
+
+class Checkpoint:
+    """A topic at one moment, on its way to disk.
+
+    It is a JSON object: format, name, paused, settings (see `change`), distribution_point, end (of the topic), settled
+    (no dead letter before this sequence has to be looked at at a restart), producers_used (see `Producers.used_s`),
+    ephemeral_needed (the oldest sequence that the ephemeral channels, which are not kept, may yet have to read),
+    waiting_deferred [[first, after last, due_ns]], with the channel behind them if only one is to get the messages,
+    producers [`LastBatch`] if there are any, channels (see `ChannelState`).
+
+    Args:
+        head: The first seven of these.
+        waiting: A copy of the topic's.
+        producers: As `Producers.state`.
+        durable, ephemeral: The channels. Those that have not changed since an earlier checkpoint are encoded already.
+        moved_letters: How many dead letters have left the channels since the last checkpoint.
+        settings: The topic's.
+
+    Attributes:
+        moved_letters: As above.
+        settings: Those that are in force once it is saved.
+        names_batches: It tells what producers have published, so the log has to have that before this is on disk.
+        parts: The object, in UTF-8, in pieces. None until `encode` has come to its end.
+        first_needed: The oldest sequence that the topic, or one restored from this, would read; likewise.
+        all_needed: The sequence from which on it would read all that comes; before it only those messages of its
+            channels that are unfinished; likewise.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        waiting: WaitingMessages,
+        producers: list[LastBatch],
+        durable: list[ChannelState],
+        ephemeral: list[ChannelState],
+        moved_letters: int,
+        settings: TopicSettings,
+    ) -> None:
+        self.parts: list[bytes] = []
+        self.moved_letters = moved_letters
+        self.settings = settings
+        self.names_batches = bool(producers)
+        self.first_needed = self.all_needed = 0
+        self._head = head
+        self._waiting = waiting
+        self._producers = producers
+        self._durable = {channel.name: channel for channel in durable}
+        self._ephemeral = ephemeral
+
+    # ------------------------------------------------------------------ changes that are saved before they are made
+
+    def change_topic(self, **fields: Any) -> None:
+        """Save other values of the topic's own fields, named as above."""
+        self._head.update(fields)
+
+    def change_channel(self, state: ChannelState) -> None:
+        """Save this of a channel, which may be a new one."""
+        self._durable[state.name] = state
+
+    def add_channel(self, name: str) -> None:
+        """Save a new channel, as `Topic.add_channel` makes it."""
+        self.change_channel(ChannelState(name, False, {}, int(self._head["distribution_point"])))
+
+    def remove_channel(self, name: str) -> None:
+        """Save the topic without a channel."""
+        self._durable.pop(name, None)
+
+    def forget_producer(self, producer: str) -> None:
+        """Save the topic without what this producer has published."""
+        known = [last.producer for last in self._producers]
+        if producer in known:
+            at = known.index(producer)
+            del self._producers[at], self._head["producers_used"][at]
+
+    def forget_waiting(self) -> None:
+        """Save no message that waits for its time behind the high watermark."""
+        self._waiting = WaitingMessages()
+
+    # ------------------------------------------------------------------ on the way to disk
+
+    def encode(self) -> Iterator[int]:
+        """Set `parts` and `first_needed`, in steps between which others may have their turn; yields their sizes."""
+        self.all_needed = min(int(self._head["distribution_point"]), int(self._head["settled"]))
+        durable_channels = list(self._durable.values())
+        channels = durable_channels + self._ephemeral
+        waiting = "[]"
+        if self._waiting:
+            waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
+            self.all_needed = min(self.all_needed, lowest)
+        producers = ""
+        if self._producers:
+            rows, _ = yield from encode_rows(iter(self._producers), 2)
+            producers = f',"producers":{rows}'
+        self.all_needed = min([self.all_needed, *(channel.cursor for channel in channels)])
+        cost = 0
+        for channel in channels:
+            if channel.parts:
+                continue
+            for messages in channel.encode():
+                cost += messages
+                if cost >= _STEP_COST:
+                    yield cost
+                    cost = 0
+            cost += _CHANNEL_COST
+        ephemeral = min((channel.first_needed for channel in self._ephemeral), default=self._head["end"])
+        durable = min((channel.first_needed for channel in durable_channels), default=self.all_needed)
+        self.first_needed = min(self.all_needed, durable, ephemeral)
+        head = json.dumps({**self._head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
+        self.parts = [f'{head[:-1]},"waiting_deferred":{waiting}{producers},"channels":['.encode()]
+        for number, channel in enumerate(durable_channels):
+            if number:
+                self.parts.append(b",")
+            self.parts += channel.parts
+        self.parts.append(b"]}")
+
+    @property
+    def content(self) -> bytes:
+        """The same in one piece."""
+        return b"".join(self.parts)
+
+    def unfinished_before(self, sequence: int) -> list[int]:
+        """The messages before `all_needed`, and before this, that it would read; ascending."""
+        found: set[int] = set()
+        for channel in chain(self._durable.values(), self._ephemeral):
+            if channel.first_needed < sequence:
+                found.update(each for each in channel.sequences() if each < sequence)
+        return sorted(found)
+
+
+def _row(waiting: Waiting) -> tuple[Any, ...]:
+    only = () if waiting.channel is None else (waiting.channel,)
+    return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
+
+
+def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
+    """The oldest sequence that a topic restored from this snapshot would read, but for those carried forward."""
+    needed = [int(state["distribution_point"]), int(state.get("settled", state["end"]))]
+    needed += [int(start) for start, *_ in state["waiting_deferred"]]
+    unfinished = [int(state["ephemeral_needed"])]
+    for channel in state["channels"]:
+        needed.append(int(channel["cursor"]))
+        unfinished += [sequence for sequence, *_ in channel["unfinished"]]
+        unfinished += DeferredMessages.restore(channel["deferred"]).sequences()
+    return min(chain(needed, (sequence for sequence in unfinished if not is_carried(sequence))))

@@ -1,0 +1,248 @@
+"""The messages of one topic: the newest are in memory, decoded, and all of them are in the topic's log."""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+
+from ...log import Log, LogReadError, ReadWouldWaitError, RecordBatch
+from ...log.records import split_batch
+from ...log.times import sequence_at
+from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
+from .cache import BatchCache
+from .wanted import Found, Wanted
+
+REDELIVERY_READ_BYTES = 16 * 1024
+"""Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
+_READ_AGAIN_BYTES = 1024 * 1024
+BATCHES_KEPT = 16
+"""Batches that are merged are at most a sixteenth of what may be kept: they are forgotten together, too."""
+READ_BATCHES = 64
+"""As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
+
+
+class MessageStore:
+    """Finds the messages of a topic, in memory or in its log.
+
+    Args:
+        name: The topic's name.
+        log: The topic's log; its owner closes it.
+        cache: The broker's decoded batches.
+        mem_queue_size: How many of the newest messages to keep decoded.
+
+    Attributes:
+        name, log: As above.
+        waits_for_disk: `fetch` and `batch_holding` do. Otherwise the caller has to `read` what its channels want.
+    """
+
+    def __init__(self, name: str, log: Log, cache: BatchCache, mem_queue_size: int) -> None:
+        self.name = name
+        self.log = log
+        self.waits_for_disk = True
+        self._cache = cache
+        self._mem_queue_size = mem_queue_size
+        # (first, after last) of the newest batches, as many as mem_queue_size allows, ascending. They are in the
+        # cache, unless it had no room: it alone holds them, so that its limit is one.
+        self._recent: deque[tuple[int, int]] = deque()
+        self._recent_messages = 0
+        self._largest_merged = (
+            min(MERGE_MESSAGES, mem_queue_size // BATCHES_KEPT),
+            min(MERGE_BYTES, cache.max_bytes // BATCHES_KEPT),
+        )
+        # The same of batches that were read, the latest last.
+        self._read: deque[tuple[int, int]] = deque(maxlen=READ_BATCHES)
+        self._last_held: Batch | None = None  # requeued messages tend to be neighbours
+
+    # ------------------------------------------------------------------ the newest messages
+
+    @property
+    def cached_from(self) -> int:
+        """The first sequence from which on messages are decoded in memory."""
+        while self._recent and (self.name, self._recent[0][0]) not in self._cache:
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+        return self._recent[0][0] if self._recent else self.log.next_sequence
+
+    def remember(self, batch: Batch) -> None:
+        """Keep a batch that was just published."""
+        self._cache.put(self.name, batch)
+        self._recent.append((batch.base_sequence, batch.next_sequence))
+        self._record_recent(len(batch))
+
+    def extend_newest(self, record: RecordBatch) -> bool:
+        """Remember a record with those before it, if they have not been delivered yet: that makes deliveries large."""
+        if not self._recent:
+            return False
+        first = self._recent[-1][0]
+        newest = self._cache.get((self.name, first))
+        if newest is None or not (grown_bytes := newest.absorb(record, *self._largest_merged)):
+            return False
+        self._cache.record_growth(grown_bytes)
+        self._recent[-1] = first, newest.next_sequence
+        self._record_recent(record.count)
+        return True
+
+    def _record_recent(self, count: int) -> None:
+        self._recent_messages += count
+        # The newest batch stays even if it is larger, or the size 0: its consumers are about to ask for it.
+        while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
+            start, after = self._recent.popleft()
+            self._recent_messages -= after - start
+            self._cache.discard((self.name, start))
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        self._recent.clear()
+        self._recent_messages = 0
+        self._read.clear()
+        self._last_held = None
+        self._cache.forget_topic(self.name)
+
+    # ------------------------------------------------------------------ reading
+
+    def fetch(self, sequence: int) -> list[Batch]:
+        """Batches from the one that holds `sequence` on; the first may begin later if messages are missing there.
+
+        Empty at the end of the log. Raises LogReadError; that is ReadWouldWaitError unless it `waits_for_disk`.
+        """
+        if (cached := self.in_memory(sequence)) is not None:
+            return [cached]
+        records = self.log.read(sequence) if self.waits_for_disk else self.log.read_now(sequence)
+        batches = _batches_from(records, sequence)
+        self.remember_read(batches)
+        return batches
+
+    def remember_read(self, batches: Iterable[Batch]) -> None:
+        """Keep what was read of the log, as far as there is room."""
+        for batch in batches:
+            self._cache.put(self.name, batch)
+            self._read.append((batch.base_sequence, batch.next_sequence))
+
+    def read(self, wanted: Wanted) -> Found:
+        """Read what channels want of the log, however long that takes; may be called in a thread."""
+        found = Found(wanted, end=self.log.next_sequence)
+        if wanted.ahead is not None:
+            try:
+                records = self.log.read(wanted.ahead)
+                found.ahead = _batches_from(records, wanted.ahead)
+                if records:
+                    self.log.read_soon(records[-1].next_sequence)
+            except LogReadError as exc:
+                found.error = exc
+        if wanted.since_ns is not None:
+            try:
+                found.since = self.first_since(wanted.since_ns)
+            except LogReadError as exc:
+                found.error = exc
+        self._read_again(wanted.again, found)
+        return found
+
+    def _read_again(self, sequences: Iterable[int], found: Found) -> None:
+        batches: list[Batch] = []
+        size_bytes = 0
+        for sequence in sequences:
+            batch = _holding(batches, sequence)
+            if batch is None and size_bytes < _READ_AGAIN_BYTES:  # others are for the next time
+                try:
+                    records = self.read_scattered(sequence, REDELIVERY_READ_BYTES)
+                except LogReadError as exc:
+                    found.error = exc
+                    continue
+                more = _batches_from(records, sequence)
+                batch = _holding(more, sequence)
+                batches += more
+                size_bytes += sum([each.size_bytes for each in more])
+                found.again[sequence] = batch
+            elif batch is not None:
+                found.again[sequence] = batch
+
+    def batch_holding(self, sequence: int) -> Batch | None:
+        """The batch with this very message, or None if the log no longer has it. Raises LogReadError, as `fetch`."""
+        held = self._last_held
+        if held is not None and held.base_sequence <= sequence < held.next_sequence:
+            return held
+        batch = self.in_memory(sequence)
+        if batch is None:
+            batches = _batches_from(self._scattered(sequence), sequence)
+            self.remember_read(batches)
+            if (batch := _holding(batches, sequence)) is None:
+                return None
+        self._last_held = batch
+        return batch
+
+    def _scattered(self, sequence: int) -> list[RecordBatch]:
+        if self.waits_for_disk:
+            return self.read_scattered(sequence, REDELIVERY_READ_BYTES)
+        records: list[RecordBatch] = []
+        if sequence >= self.log.first_sequence:
+            records = self.log.read_now(sequence, REDELIVERY_READ_BYTES)
+        if self.log.has_carried_forward and (not records or records[0].base_sequence > sequence):
+            raise ReadWouldWaitError(Path(self.name))
+        return records
+
+    def read_scattered(self, sequence: int, max_bytes: int) -> list[RecordBatch]:
+        """As `Log.read`, for a message that may have been carried forward; may be called in a thread."""
+        records: list[RecordBatch] = []
+        if sequence >= self.log.first_sequence:
+            records = self.log.read(sequence, max_bytes)
+        if not records or records[0].base_sequence > sequence:
+            records = self.log.read_carried_forward(sequence) or records
+        return records
+
+    def timestamp_in_memory(self, sequence: int) -> int | None:
+        """When a message was published, Unix nanoseconds; None if only the log could tell."""
+        batch = self.in_memory(sequence)
+        return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
+
+    def in_memory(self, sequence: int) -> Batch | None:
+        """The batch with this message, if it need not be read."""
+        if (batch := self._cache.get((self.name, sequence))) is not None:
+            return batch
+        recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
+        spans = [self._recent[recent]] if recent >= 0 else []
+        for start, after in chain(spans, self._read):
+            if start <= sequence < after:
+                batch = self._cache.get((self.name, start))
+                if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
+                    return batch
+        return None
+
+    # ------------------------------------------------------------------ facts from the log
+
+    def published_ns(self, sequence: int) -> int:
+        """When a message, or the next one that is there, was published, Unix nanoseconds; 0 at the end of the log.
+
+        Reads the log; may be called in a thread. Raises LogReadError.
+        """
+        if carried := self.log.read_carried_forward(sequence):
+            return carried[0].timestamp_ns
+        header = next(self.log.headers(sequence), None)
+        return header.timestamp_ns if header is not None else 0
+
+    def first_since(self, timestamp_ns: int) -> int:
+        """The first sequence published at this time or later. Reads the log; raises LogReadError."""
+        return sequence_at(self.log, timestamp_ns)
+
+    def id_at(self, sequence: int) -> str | None:
+        """The id of a message, 16 hex digits; None if the log has not got it. Raises LogReadError; for any thread."""
+        for record in self.read_scattered(sequence, 1):
+            if record.base_sequence <= sequence < record.next_sequence:
+                return f"{record.first_id + sequence - record.base_sequence:016x}"
+        return None
+
+    def is_carried(self, sequence: int) -> bool:
+        """Whether a message was carried forward, and the file that had it is gone. Raises LogReadError."""
+        return sequence < self.log.first_sequence and bool(self.log.read_carried_forward(sequence))
+
+
+def _batches_from(records: Sequence[RecordBatch], sequence: int) -> list[Batch]:
+    """Batches of what was read to have this message, from the one that holds it on."""
+    # A record that was written by an earlier version may hold a million messages.
+    pieces = [piece for record in records for piece in split_batch(record)]
+    return make_batches([piece for piece in pieces if piece.next_sequence > sequence])
+
+
+def _holding(batches: Iterable[Batch], sequence: int) -> Batch | None:
+    return next((each for each in batches if each.base_sequence <= sequence < each.next_sequence), None)
