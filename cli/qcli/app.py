@@ -11,28 +11,28 @@ from typing import NoReturn
 
 import click
 
-from .commands import Example, LazyGroup, version_option
-from .completing import COMPLETE_VARIABLE, answer_shell
 from .environment import notices
-from .errors import Failure, OutputClosed, Terminated, leaves, translate
-from .exit_codes import ExitCode
-from .output import settle_streams, talk
+from .framework.command import Example, LazyGroup, version_option
+from .framework.completion import COMPLETE_VARIABLE, answer_shell
+from .framework.errors import Failure, OutputClosed, Terminated, leaves, translate
+from .framework.exit_codes import ExitCode
+from .framework.output import settle_streams, talk
 
 _MODULES = {
-    "serve": "qcli.serve",
-    "lookupd": "qcli.lookupd",
-    "pub": "qcli.pub",
-    "tail": "qcli.tail",
-    "peek": "qcli.peek",
-    "replay": "qcli.replay",
-    "to-parquet": "qcli.to_parquet",
-    "spark": "qcli.spark",
-    "stat": "qcli.stat",
-    "topic": "qcli.topic",
-    "channel": "qcli.channel",
-    "dlq": "qcli.dlq",
-    "deferred": "qcli.deferred",
-    "log": "qcli.log",
+    "serve": "qcli.commands.serve.command",
+    "lookupd": "qcli.commands.lookupd.command",
+    "pub": "qcli.commands.pub.command",
+    "tail": "qcli.commands.tail.command",
+    "peek": "qcli.commands.peek",
+    "replay": "qcli.commands.replay.command",
+    "to-parquet": "qcli.commands.to_parquet.command",
+    "spark": "qcli.commands.spark.command",
+    "stat": "qcli.commands.stat.command",
+    "topic": "qcli.commands.topic",
+    "channel": "qcli.commands.channel.command",
+    "dlq": "qcli.commands.dlq",
+    "deferred": "qcli.commands.deferred",
+    "log": "qcli.commands.log.command",
 }
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from .commands import did_you_mean
-from .completing import TIMEOUT_VARIABLE
-from .connecting import VARIABLES
-from .options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
+from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
+from .broker.connection_options import VARIABLES
+from .framework.command import did_you_mean
+from .framework.completion import TIMEOUT_VARIABLE
 
 _PREFIX = "QCLI_"
 _OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.support import Cli, Running
-from qcli.serve import command
-from qcli.serve_options import broker_options
+from qcli.commands.serve.command import command
+from qcli.commands.serve.options import broker_options
 from trio_nsq.broker import BrokerOptions
 
 FREE_PORTS = ("--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")

@@ -10,8 +10,8 @@ import pytest
 
 from cli.test_generated import CONTEXTS
 from qcli.app import root
-from qcli.commands import DocumentedCommand
-from qcli.errors import Failure
+from qcli.framework.command import DocumentedCommand
+from qcli.framework.errors import Failure
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

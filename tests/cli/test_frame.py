@@ -12,8 +12,8 @@ from cli.ours import only_ours
 from cli.support import DEADLINE_S, Cli, Run, command_line
 from qcli.app import root, run
 from qcli.environment import notices
-from qcli.errors import Failure, reason_of, translate
-from qcli.exit_codes import ExitCode
+from qcli.framework.errors import Failure, reason_of, translate
+from qcli.framework.exit_codes import ExitCode
 from trio_nsq._version import __version__
 from trio_nsq.protocol import NSQError
 from trio_nsq.protocol.bulk import COMPILED
@@ -141,7 +141,7 @@ def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, ar
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_standard_error(tmp_path: Path, closed: str) -> None:
     program = (
-        "import os, sys; from qcli.output import settle_streams; settle_streams(); "
+        "import os, sys; from qcli.framework.output import settle_streams; settle_streams(); "
         f"fd = os.open({str(tmp_path / 'data')!r}, os.O_WRONLY | os.O_CREAT); os.write(2, b'a fatal error'); "
         "os.write(fd, b'data')"
     )
@@ -162,7 +162,10 @@ def test_data_is_utf_8_in_every_locale(qcli: Cli, topic: str, encoding: str) -> 
 
 
 def test_what_is_no_text_is_escaped_as_in_json() -> None:
-    program = "import os; from qcli.output import settle_streams, write; settle_streams(); write(os.fsdecode(b'\\xe9'))"
+    program = (
+        "import os; from qcli.framework.output import settle_streams, write; "
+        "settle_streams(); write(os.fsdecode(b'\\xe9'))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S)
     assert (done.stdout, done.stderr) == (rb"\udce9", b"")
 
@@ -210,7 +213,7 @@ def test_an_interruption_of_a_string_that_is_executed_has_the_usual_exit_code(tm
         "import importlib.abc, sys, qcli\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'qcli.stat':\n"
+        "        if name == 'qcli.commands.stat.command':\n"
         "            exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "qcli.main()\n"
@@ -243,7 +246,7 @@ def test_an_interruption_counts_in_the_background_too(qcli: Cli, topic: str, arg
 def test_a_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
     """Whatever the first one set off; and somebody who waits is told that there is a second."""
     program = (
-        "import trio; from qcli.signals import watch_signals\n"
+        "import trio; from qcli.framework.signals import watch_signals\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"
         "        await nursery.start(watch_signals, lambda code: print(int(code), flush=True))\n"

@@ -12,11 +12,11 @@ import click
 import pytest
 
 from qcli.app import root
-from qcli.commands import DocumentedCommand
-from qcli.exit_codes import ExitCode
+from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
+from qcli.framework.command import DocumentedCommand
+from qcli.framework.exit_codes import ExitCode
 from qcli.generate import generated_files, stale_files, write_files
 from qcli.generate.manpages import man_pages
-from qcli.options import HTTP_VARIABLE, TCP_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from cli.support import Cli, Run
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
-from qcli.log_verify import HEADINGS
+from qcli.commands.log.verify import HEADINGS
 from trio_nsq.log import DiskLog
 
 BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20)]

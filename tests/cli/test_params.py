@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from qcli.params import (
+from qcli.framework.params import (
     Boolean,
     BooleanOrWord,
     Integer,

@@ -12,7 +12,7 @@ import pytest
 from cli.ours import only_ours
 from cli.support import Cli, lines
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.output import rate
+from qcli.framework.output import rate
 
 MIB = 1024 * 1024
 

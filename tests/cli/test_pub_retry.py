@@ -16,10 +16,10 @@ import trio.testing
 
 from cli.support import Cli, Running, lines
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli import publishing
-from qcli.exit_codes import ExitCode
-from qcli.publishing import BrokerOutcome, Publication
-from qcli.sending import MAX_PRODUCERS, Sender
+from qcli.commands.pub import publish as publishing
+from qcli.commands.pub.publish import BrokerOutcome, Publication
+from qcli.commands.pub.send import MAX_PRODUCERS, Sender
+from qcli.framework.exit_codes import ExitCode
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 # ---------------------------------------------------------------------- with brokers

@@ -14,12 +14,12 @@ import pytest
 from cli.serving import FREE_PORTS, hear_until_ready, options, refusal, serving
 from cli.support import DEADLINE_S, Cli
 from interop.peers import nsqd_program, qcli_serve
-from qcli.completing import TIMEOUT_VARIABLE
-from qcli.errors import Failure
-from qcli.options import HTTP_VARIABLE, TCP_VARIABLE
-from qcli.params import duration
-from qcli.serve import command
-from qcli.serve_options import SETTINGS
+from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
+from qcli.commands.serve.command import command
+from qcli.commands.serve.options import SETTINGS
+from qcli.framework.completion import TIMEOUT_VARIABLE
+from qcli.framework.errors import Failure
+from qcli.framework.params import duration
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.protocol import Limits

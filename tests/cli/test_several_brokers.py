@@ -12,8 +12,8 @@ from cli.ours import only_ours
 from cli.support import Cli, Result, Run, lines
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
-from qcli.commands import GoFlagsCommand
-from qcli.exit_codes import ExitCode
+from qcli.framework.command import GoFlagsCommand
+from qcli.framework.exit_codes import ExitCode
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,18 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from qcli.output import plain_table
-from qcli.params import Source
-from qcli.stats import COUNTS, HEADINGS, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, Sampler, table
+from qcli.commands.stat.rows import (
+    COUNTS,
+    HEADINGS,
+    NAME_COLUMNS,
+    NARROW_HEADINGS,
+    RECORD_KEYS,
+    Row,
+    Sampler,
+    table,
+)
+from qcli.framework.output import plain_table
+from qcli.framework.params import Source
 
 
 def channel(name: str, messages: int = 0, **counts: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from broker.state import damage
 from cli.ours import only_ours
 from cli.support import Cli, Run, lines
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.broker_log import is_for_all
+from qcli.broker.topic_log import is_for_all
 from trio_nsq.broker.state.record_metadata import (
     Origin,
     Reason,

@@ -16,7 +16,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Child
-from qcli.spark_bundle import ENTRY, ZIP
+from qcli.commands.spark.bundle import ENTRY, ZIP
 from spark.replay_support import jobs_of, stored, write_parquet
 from spark.support import column, fill, leftovers, parquet_files, rows
 from trio_nsq.spark.runtime.java import java_home

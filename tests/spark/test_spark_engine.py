@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import trio_nsq
 from cli.support import Cli
 from qcli.app import run
-from qcli.spark_bundle import ENTRY
+from qcli.commands.spark.bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
 from trio_nsq.spark.export.job import Engine, ExportRequest, open_export

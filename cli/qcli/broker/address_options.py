@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from . import params
-from .commands import option, output_format, several
-from .connecting import http_connection
+from ..framework import params
+from ..framework.command import option, output_format, several
+from .connection_options import http_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

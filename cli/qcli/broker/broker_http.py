@@ -14,10 +14,19 @@ from urllib.parse import urlencode
 
 from trio_nsq.untrusted_json import decode_json
 
-from .connecting import Connecting, refuse_plain_http
-from .errors import NO_ANSWER, Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
-from .options import HTTP_OPTION
-from .params import is_unix_path, without_scheme
+from ..framework.errors import (
+    NO_ANSWER,
+    Failure,
+    hung_up,
+    no_broker,
+    no_tls,
+    reason_of,
+    unreachable,
+    wants_https,
+)
+from ..framework.params import is_unix_path, without_scheme
+from .address_options import HTTP_OPTION
+from .connection_options import Connecting, refuse_plain_http
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0

@@ -13,9 +13,9 @@ import click
 
 from trio_nsq._version import __version__
 
-from .commands import CONNECTION_OPTIONS, option
-from .errors import Failure
-from .params import is_https, is_unix_path
+from ..framework.command import CONNECTION_OPTIONS, option
+from ..framework.errors import Failure
+from ..framework.params import is_https, is_unix_path
 
 if TYPE_CHECKING:
     import ssl
@@ -30,7 +30,7 @@ USER_AGENT = f"qcli/{__version__}"
 PREFIX = "QCLI_CLIENT_"
 """Not `QCLI_`: `qcli serve` takes the broker's own certificate from `QCLI_TLS_CERT`."""
 
-_IN_CONTEXT = "qcli.connecting"
+_IN_CONTEXT = "qcli.broker.connection_options"
 _FILE = click.Path(exists=True, dir_okay=False)
 
 

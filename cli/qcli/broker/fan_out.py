@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from .connecting import refuse_plain_http
-from .errors import Failure, NotThere
-from .exit_codes import ExitCode
+from ..framework.errors import Failure, NotThere
+from ..framework.exit_codes import ExitCode
+from .connection_options import refuse_plain_http
 
 _T = TypeVar("_T")
 

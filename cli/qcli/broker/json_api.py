@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import Failure, NotThere
-from .params import Source
+from ..framework.errors import Failure, NotThere
+from ..framework.params import Source
 
 _FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
 """Codes in front of sentences that say all there is to say."""

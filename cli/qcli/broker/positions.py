@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from .commands import option
-from .log_positions import NOTHING_BETWEEN, NOW, position
-from .params import long_duration
+from ..framework.command import option
+from ..framework.log_positions import NOTHING_BETWEEN, NOW, position
+from ..framework.params import long_duration
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

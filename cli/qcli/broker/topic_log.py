@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .errors import NO_ANSWER, Failure, NotThere, hung_up, leaves, no_tls, reason_of, unreachable, wants_https
-from .options import HTTP_OPTION
-from .output import talk
-from .params import Source, is_https, is_unix_path
+from ..framework.errors import (
+    NO_ANSWER,
+    Failure,
+    NotThere,
+    hung_up,
+    leaves,
+    no_tls,
+    reason_of,
+    unreachable,
+    wants_https,
+)
+from ..framework.output import talk
+from ..framework.params import Source, is_https, is_unix_path
+from .address_options import HTTP_OPTION
 from .positions import is_in_future
 
 if TYPE_CHECKING:

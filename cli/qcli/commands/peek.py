@@ -9,18 +9,18 @@ from typing import Any
 
 import click
 
-from .bodies import body_of, with_bodies
-from .broker_log import not_readable, note_gap
-from .brokers import by_broker, from_each
-from .commands import DocumentedCommand, Example, option, output_format
-from .completing import complete_source
-from .exit_codes import ExitCode
-from .log_positions import moment
-from .options import asks_broker
-from .output import RawOutput, plain_table, talk, write
-from .params import Source, source
-from .positions import NOTE as POSITIONS
-from .positions import from_option, is_in_future, refuse_sequence
+from ..broker.address_options import asks_broker
+from ..broker.fan_out import by_broker, from_each
+from ..broker.message_bodies import body_of, with_bodies
+from ..broker.positions import NOTE as POSITIONS
+from ..broker.positions import from_option, is_in_future, refuse_sequence
+from ..broker.topic_log import not_readable, note_gap
+from ..framework.command import DocumentedCommand, Example, option, output_format
+from ..framework.completion import complete_source
+from ..framework.exit_codes import ExitCode
+from ..framework.log_positions import moment
+from ..framework.output import RawOutput, plain_table, talk, write
+from ..framework.params import Source, source
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -175,7 +175,7 @@ def _ask_topic(address: str, topic: str, count: int, first: str | None) -> list[
 
 def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> list[dict[str, Any]]:
     """The JSON lines of an answer."""
-    from .broker_http import BrokerHTTP, Refused
+    from ..broker.broker_http import BrokerHTTP, Refused
 
     broker = BrokerHTTP(address)
     try:

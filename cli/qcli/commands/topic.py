@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from .administration import Action, action_command
-from .brokers import names_of
-from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
-from .exit_codes import ExitCode
-from .options import asks_broker
-from .output import json_lines, plain_table, write
-from .settings import settings_commands
+from ..broker.address_options import asks_broker
+from ..broker.fan_out import names_of
+from ..framework.command import DocumentedCommand, DocumentedGroup, Example, output_format
+from ..framework.exit_codes import ExitCode
+from ..framework.output import json_lines, plain_table, write
+from .shared.admin_action import Action, action_command
+from .shared.settings import settings_commands
 
 _ACTIONS = [
     Action(
@@ -96,7 +96,7 @@ def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
 
     Of several brokers each topic is listed once, with the channels it has on any of them.
     """
-    from .broker_http import BrokerHTTP
+    from ..broker.broker_http import BrokerHTTP
 
     topics = [topic for address in nsqd_http_addresses for topic in BrokerHTTP(address).stats()["topics"]]
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}

@@ -21,10 +21,10 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from .commands import GoFlagsCommand
-from .connecting import Connecting
+from ..broker.address_options import DEFAULT_HTTP_ADDRESS
+from ..broker.connection_options import Connecting
+from .command import GoFlagsCommand
 from .errors import Failure
-from .options import DEFAULT_HTTP_ADDRESS
 from .params import duration
 
 TIMEOUT_MS = 500
@@ -142,8 +142,8 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """The names of the brokers' channels by topic; nothing if one does not answer in time."""
-    from .broker_http import BrokerHTTP
-    from .brokers import names_of
+    from ..broker.broker_http import BrokerHTTP
+    from ..broker.fan_out import names_of
 
     given = (
         ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS

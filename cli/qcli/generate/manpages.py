@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from ..app import root
-from ..commands import DocumentedCommand, Example, sections
-from ..exit_codes import ExitCode
+from ..framework.command import DocumentedCommand, Example, sections
+from ..framework.exit_codes import ExitCode
 
 _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
 

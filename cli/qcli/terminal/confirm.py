@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from .errors import Failure
-from .output import talk
+from ..framework.errors import Failure
+from ..framework.output import talk
 
 
 def make_sure(question: str, what_it_does: str) -> None:

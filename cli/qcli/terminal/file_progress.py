@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .output import plain_terminal, talks_to_live_terminal
+from ..framework.output import plain_terminal, talks_to_live_terminal
 
 REFRESH_S = 0.2
 WORTH_SHOWING_BYTES = 64 * 1024 * 1024

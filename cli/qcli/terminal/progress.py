@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from .output import plain_terminal, rate, size
+from ..framework.output import plain_terminal, rate, size
 
 REFRESH_S = 0.2
 WINDOW_S = 5.0

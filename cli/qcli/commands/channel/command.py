@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from .administration import Action, action_command
-from .brokers import names_of
-from .channel_seek import command as seek
-from .commands import DocumentedCommand, DocumentedGroup, Example, output_format
-from .completing import complete_topic
-from .errors import Failure
-from .exit_codes import ExitCode
-from .options import asks_broker
-from .output import json_lines, write
-from .params import Source, topic_name
-from .settings import settings_commands
+from ...broker.address_options import asks_broker
+from ...broker.fan_out import names_of
+from ...framework.command import DocumentedCommand, DocumentedGroup, Example, output_format
+from ...framework.completion import complete_topic
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import json_lines, write
+from ...framework.params import Source, topic_name
+from ..shared.admin_action import Action, action_command
+from ..shared.settings import settings_commands
+from .seek import command as seek
 
 _ACTIONS = [
     Action(
@@ -110,7 +110,7 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 
     Of several brokers each channel is listed once.
     """
-    from .broker_http import BrokerHTTP
+    from ...broker.broker_http import BrokerHTTP
 
     topics = [each for address in nsqd_http_addresses for each in BrokerHTTP(address).stats(topic)["topics"]]
     if topic is not None and not topics:

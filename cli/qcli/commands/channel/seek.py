@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from .asking import make_sure
-from .broker_log import not_readable
-from .brokers import by_broker, on_broker, on_each
-from .commands import DocumentedCommand, Example, option, output_format
-from .completing import complete_channel
-from .exit_codes import ExitCode
-from .options import asks_broker
-from .output import count_of, json_lines, write
-from .params import Source, channel_source
-from .positions import NOTE as POSITIONS
-from .positions import BrokerPosition, refuse_sequence
+from ...broker.address_options import asks_broker
+from ...broker.fan_out import by_broker, on_broker, on_each
+from ...broker.positions import NOTE as POSITIONS
+from ...broker.positions import BrokerPosition, refuse_sequence
+from ...broker.topic_log import not_readable
+from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.completion import complete_channel
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, json_lines, write
+from ...framework.params import Source, channel_source
+from ...terminal.confirm import make_sure
 
 
 @click.command(
@@ -96,7 +96,7 @@ def command(
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
-    from .broker_http import BrokerHTTP, Refused
+    from ...broker.broker_http import BrokerHTTP, Refused
 
     params = {"topic": wanted.topic, "channel": wanted.channel or "", "to": to}
     if dry_run:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from .commands import DocumentedGroup, Example
-from .exit_codes import ExitCode
-from .log_dump import command as dump
-from .log_import import command as import_
-from .log_verify import command as verify
+from ...framework.command import DocumentedGroup, Example
+from ...framework.exit_codes import ExitCode
+from .dump import command as dump
+from .import_nsqd import command as import_
+from .verify import command as verify
 
 
 @click.group(

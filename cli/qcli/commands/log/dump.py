@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .commands import DocumentedCommand, Example, option, output_format
-from .exit_codes import ExitCode
-from .log_findings import describe, shown
-from .log_paths import NOT_A_LOG, Place, places
-from .log_positions import NOTHING_BETWEEN, Position, moment, position
-from .output import RawOutput, body_field, json_lines, talk
-from .params import delimiter
+from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.exit_codes import ExitCode
+from ...framework.log_positions import NOTHING_BETWEEN, Position, moment, position
+from ...framework.output import RawOutput, body_field, json_lines, talk
+from ...framework.params import delimiter
+from .findings import describe, shown
+from .paths import NOT_A_LOG, Place, places
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import is_live_terminal, styled
+from ...framework.output import is_live_terminal, styled
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.segments import Finding

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import DocumentedCommand, Example, option, output_format
-from .errors import Failure, translate
-from .exit_codes import ExitCode
-from .log_findings import finding_lines, finding_record
-from .log_paths import is_data_folder
-from .log_progress import progress_bar
-from .output import json_lines, plain_table, size, write
+from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.errors import Failure, translate
+from ...framework.exit_codes import ExitCode
+from ...framework.output import json_lines, plain_table, size, write
+from ...terminal.file_progress import progress_bar
+from .findings import finding_lines, finding_record
+from .paths import is_data_folder
 
 if TYPE_CHECKING:
     from trio_nsq.nsqd_import import NsqdFolder, TopicReport

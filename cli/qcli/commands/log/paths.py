@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import Failure
-from .exit_codes import ExitCode
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.segments import Finding, SegmentPath

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import DocumentedCommand, Example, output_format
-from .exit_codes import ExitCode
-from .log_findings import finding_lines, finding_record, shown
-from .log_paths import NOT_A_LOG, Place, is_data_folder, places
-from .log_progress import progress_bar
-from .output import json_lines, plain_table, size, write
+from ...framework.command import DocumentedCommand, Example, output_format
+from ...framework.exit_codes import ExitCode
+from ...framework.output import json_lines, plain_table, size, write
+from ...terminal.file_progress import progress_bar
+from .findings import finding_lines, finding_record, shown
+from .paths import NOT_A_LOG, Place, is_data_folder, places
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.verify import LogReport, Progress

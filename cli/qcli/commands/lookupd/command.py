@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import Example, GoFlagsCommand, version_option
-from .daemon import reload_log_level, run_server, tell_what_is_ignored
-from .exit_codes import ExitCode
-from .lookupd_options import SETTINGS, lookupd_options
-from .serve_config import CONFIG
-from .serve_options import LOG_LEVELS
+from ...framework.command import Example, GoFlagsCommand, version_option
+from ...framework.daemon.config_file import CONFIG
+from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
+from ...framework.exit_codes import ExitCode
+from ..serve.options import LOG_LEVELS
+from .options import SETTINGS, lookupd_options
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.options import LookupdOptions
@@ -82,7 +82,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     from trio_nsq.lookup.server import serve
 
-    from .serve_log import log_to_stderr
+    from ...framework.daemon.log_format import log_to_stderr
 
     if values["data_path"] is not None:
         # What is said about the folder is to be clear wherever it is read.

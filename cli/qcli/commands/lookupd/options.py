@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .params import tcp_listen_address
-from .serve_options import (
+from ...framework.params import tcp_listen_address
+from ..serve.options import (
     ADDRESSES,
     DURATION,
     FILE,

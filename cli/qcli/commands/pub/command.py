@@ -18,12 +18,7 @@ from click.core import ParameterSource
 
 from trio_nsq.protocol import Limits
 
-from .commands import DocumentedCommand, Example, option
-from .completing import complete_topic
-from .connecting import Connecting, tcp_connection
-from .errors import Failure, not_connected
-from .exit_codes import ExitCode
-from .options import (
+from ...broker.address_options import (
     HTTP_OPTION,
     HTTP_VARIABLE,
     TCP_OPTION,
@@ -32,13 +27,18 @@ from .options import (
     http_addresses,
     tcp_addresses,
 )
-from .output import count_of, quiet_library, size, talk, talks_to_live_terminal
-from .output import rate as per_second
-from .params import delimiter, duration_text, long_duration, topic_name
+from ...broker.connection_options import Connecting, tcp_connection
+from ...framework.command import DocumentedCommand, Example, option
+from ...framework.completion import complete_topic
+from ...framework.errors import Failure, not_connected
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, quiet_library, size, talk, talks_to_live_terminal
+from ...framework.output import rate as per_second
+from ...framework.params import delimiter, duration_text, long_duration, topic_name
 
 if TYPE_CHECKING:
-    from .publishing import BrokerOutcome, Outcome
-    from .sending import Sender
+    from .publish import BrokerOutcome, Outcome
+    from .send import Sender
 
 LIMITS = Limits()
 RATED_READ_BYTES = 4096
@@ -283,9 +283,9 @@ def _shows_progress(request: _Request) -> bool:
 async def _publish(request: _Request) -> Outcome:
     import trio
 
-    from .publishing import Publication
-    from .reading import READ_BYTES, Pace
-    from .signals import watch_signals
+    from ...framework.reading import READ_BYTES, Pace
+    from ...framework.signals import watch_signals
+    from .publish import Publication
 
     quiet_library()
     connecting = Connecting.of_command()
@@ -305,7 +305,7 @@ async def _publish(request: _Request) -> Outcome:
             )
             await nursery.start(watch_signals, publication.stop)
             if _shows_progress(request):
-                from .progress import show_progress
+                from ...terminal.progress import show_progress
 
                 nursery.start_soon(show_progress, publication.outcome)
             await publication.run(request.files, RATED_READ_BYTES if request.rate else READ_BYTES)
@@ -324,7 +324,7 @@ async def _connect(request: _Request, address: str, connecting: Connecting, stac
     """
     from trio_nsq.client import ConnectionFailed, Producer
 
-    from .sending import TCPSender, numbered_sender
+    from .send import TCPSender, numbered_sender
 
     producer = Producer(
         address,

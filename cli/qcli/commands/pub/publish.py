@@ -24,12 +24,12 @@ from trio_nsq.client.connection.reconnect import ReconnectDelays
 from trio_nsq.client.publishing.queue import PASSING_CODES
 from trio_nsq.protocol.batcher import Batcher
 
-from .errors import Failure
-from .exit_codes import ExitCode
-from .output import count_of, talk
-from .reading import Input, Pace, open_input
-from .records import Splitter
-from .sending import Sender
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, talk
+from ...framework.reading import Input, Pace, open_input
+from .send import Sender
+from .split import Splitter
 
 LINGER_S = 0.05
 """How long a message waits for others to join its batch."""

@@ -12,11 +12,11 @@ from trio_nsq.client import BrokerError, PublishFailed
 from trio_nsq.client.errors import ConnectionLost
 from trio_nsq.protocol import pack_messages
 
-from .broker_http import BrokerHTTP
-from .bulk import tls_files
-from .connecting import Connecting
-from .errors import Failure
-from .params import is_https, is_unix_path
+from ...broker.broker_http import BrokerHTTP
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure
+from ...framework.params import is_https, is_unix_path
+from ..shared.bulk import tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.client import Producer

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import DocumentedCommand, Example, option
-from .completing import complete_topic
-from .connecting import tcp_connection
-from .errors import Failure
-from .exit_codes import ExitCode
-from .options import http_address, tcp_address, works_in_bulk
-from .params import Source, source, topic_name
-from .positions import NOTE as POSITIONS
-from .positions import BrokerPosition, check_range, time_of
+from ...broker.address_options import http_address, tcp_address, works_in_bulk
+from ...broker.connection_options import tcp_connection
+from ...broker.positions import NOTE as POSITIONS
+from ...broker.positions import BrokerPosition, check_range, time_of
+from ...framework.command import DocumentedCommand, Example, option
+from ...framework.completion import complete_topic
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.params import Source, source, topic_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -390,7 +390,7 @@ def command(
             raise click.UsageError(
                 f"{given[0]} is for Parquet files, and {wanted} is a topic; a folder of this name is ./{wanted}."
             )
-        from .replay_topic import TopicRequest, replay_topic
+        from .topic import TopicRequest, replay_topic
 
         asked = TopicRequest(
             wanted,
@@ -446,7 +446,7 @@ def _replay_files(
     form: str,
     quiet: bool,
 ) -> int:
-    from .bulk import check_extra
+    from ..shared.bulk import check_extra
 
     if engine == "inline" and master is not None:
         raise click.UsageError("--engine inline and --master exclude each other.")
@@ -456,7 +456,7 @@ def _replay_files(
         raise click.UsageError("--dry-run and --job exclude each other: nothing is begun.")
     check_extra("replay of files")
 
-    from .replaying_files import Running, default_jobs_folder, replay_files
+    from .files import Running, default_jobs_folder, replay_files
 
     chosen = "spark" if master is not None else engine
     folder = (jobs_folder or default_jobs_folder()).absolute()

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
-from .connecting import Connecting, refuse_plain_http
-from .errors import Failure, Terminated, no_tls, unreachable, wants_https
-from .exit_codes import ExitCode
-from .options import HTTP_OPTION
-from .output import count_of, json_lines, rate, size, talk, write
+from ...broker.address_options import HTTP_OPTION
+from ...broker.connection_options import Connecting, refuse_plain_http
+from ...framework.errors import Failure, Terminated, no_tls, unreachable, wants_https
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, json_lines, rate, size, talk, write
+from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.spark.replay.job import ReplayJob, ReplayOutcome

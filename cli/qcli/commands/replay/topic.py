@@ -14,12 +14,12 @@ import trio
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 
-from .broker_log import note_beginning, reading_errors
-from .connecting import Connecting
-from .errors import Failure, not_connected
-from .exit_codes import ExitCode
-from .options import TCP_OPTION
-from .output import (
+from ...broker.address_options import TCP_OPTION
+from ...broker.connection_options import Connecting
+from ...broker.topic_log import note_beginning, reading_errors
+from ...framework.errors import Failure, not_connected
+from ...framework.exit_codes import ExitCode
+from ...framework.output import (
     count_of,
     hear_library,
     json_lines,
@@ -30,10 +30,10 @@ from .output import (
     talks_to_live_terminal,
     write,
 )
-from .params import without_scheme
-from .reading import Pace
-from .replaying import Replay, ReplayOutcome, Spacing
-from .signals import watch_signals
+from ...framework.params import without_scheme
+from ...framework.reading import Pace
+from ...framework.signals import watch_signals
+from .topic_messages import Replay, ReplayOutcome, Spacing
 
 _MAX_BYTES = 2**30
 """Whether a message is too long is for the broker to say, whose limit we do not know."""
@@ -113,7 +113,7 @@ async def _replay(request: TopicRequest) -> ReplayOutcome:
                     )
                     await nursery.start(watch_signals, replay.stop)
                     if not request.quiet and talks_to_live_terminal():
-                        from .progress import show_progress
+                        from ...terminal.progress import show_progress
 
                         nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
                     await replay.run()

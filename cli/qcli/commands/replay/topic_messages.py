@@ -16,9 +16,9 @@ from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
-from .broker_log import is_for_all, note_gap
-from .exit_codes import ExitCode
-from .reading import Pace
+from ...broker.topic_log import is_for_all, note_gap
+from ...framework.exit_codes import ExitCode
+from ...framework.reading import Pace
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import Example, GoFlagsCommand, version_option
-from .daemon import reload_log_level, run_server, tell_what_is_ignored
-from .exit_codes import ExitCode
-from .serve_config import CONFIG
-from .serve_options import LOG_LEVELS, SETTINGS, broker_options
+from ...framework.command import Example, GoFlagsCommand, version_option
+from ...framework.daemon.config_file import CONFIG
+from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
+from ...framework.exit_codes import ExitCode
+from .options import LOG_LEVELS, SETTINGS, broker_options
 
 if TYPE_CHECKING:
     from trio_nsq.broker import BoundAddresses
@@ -88,7 +88,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     from trio_nsq.broker import serve
 
-    from .serve_log import log_to_stderr
+    from ...framework.daemon.log_format import log_to_stderr
 
     # What the broker says about the folder is to be clear wherever it is read.
     values["data_path"] = (values["data_path"] or Path()).absolute()

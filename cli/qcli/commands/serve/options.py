@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .commands import GroupedOption
-from .errors import Failure
-from .params import (
+from ...framework.command import GroupedOption
+from ...framework.errors import Failure
+from ...framework.params import (
     Boolean,
     BooleanOrWord,
     Integer,

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .asking import make_sure
-from .brokers import on_broker, on_each
-from .commands import DocumentedCommand, Example, option
-from .completing import complete_channel, complete_topic
-from .errors import Failure
-from .exit_codes import ExitCode
-from .options import asks_broker
-from .output import talk
-from .params import Source, channel_source, topic_name
+from ...broker.address_options import asks_broker
+from ...broker.fan_out import on_broker, on_each
+from ...framework.command import DocumentedCommand, Example, option
+from ...framework.completion import complete_channel, complete_topic
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import talk
+from ...framework.params import Source, channel_source, topic_name
+from ...terminal.confirm import make_sure
 
 if TYPE_CHECKING:
-    from .broker_http import BrokerHTTP
+    from ...broker.broker_http import BrokerHTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
     Raises:
         Failure: It was not done for all.
     """
-    from .broker_http import BrokerHTTP, Refused
+    from ...broker.broker_http import BrokerHTTP, Refused
 
     done = 0
     complaints: list[str] = []

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from .connecting import Connecting
-from .errors import Failure
-from .output import count_of, plain_terminal, rate, size, talks_to_live_terminal
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure
+from ...framework.output import count_of, plain_terminal, rate, size, talks_to_live_terminal
 
 if TYPE_CHECKING:
     from trio_nsq.spark.broker_log import TLSFiles

@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from .asking import make_sure
-from .brokers import by_broker, from_each, on_each
-from .commands import DocumentedCommand, Example, did_you_mean, option, output_format
-from .completing import complete_channel, complete_topic
-from .exit_codes import ExitCode
-from .extensions import get_json, put_json
-from .options import asks_broker
-from .output import count_of, json_lines, write
-from .params import (
+from ...broker.address_options import asks_broker
+from ...broker.fan_out import by_broker, from_each, on_each
+from ...broker.json_api import get_json, put_json
+from ...framework.command import DocumentedCommand, Example, did_you_mean, option, output_format
+from ...framework.completion import complete_channel, complete_topic
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, json_lines, write
+from ...framework.params import (
     BYTES_PER_UNIT,
     Source,
     byte_size,
@@ -24,6 +23,7 @@ from .params import (
     retention_time,
     topic_name,
 )
+from ...terminal.confirm import make_sure
 
 DEFAULT = "default"
 _WHAT = "settings of topics and channels"

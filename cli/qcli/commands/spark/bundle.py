@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from .commands import DocumentedCommand, Example
-from .exit_codes import ExitCode
-from .output import talk, write
+from ...framework.command import DocumentedCommand, Example
+from ...framework.exit_codes import ExitCode
+from ...framework.output import talk, write
 
 ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
 _PROGRAM = """\

@@ -2,13 +2,13 @@
 
 import click
 
-from .commands import Example, LazyGroup
+from ...framework.command import Example, LazyGroup
 
 
 @click.group(
     "spark",
     cls=LazyGroup,
-    modules={"bundle": "qcli.spark_bundle"},
+    modules={"bundle": "qcli.commands.spark.bundle"},
     short_help="Prepare for spark-submit.",
     examples=[Example("write what spark-submit needs", "qcli spark bundle ./submit")],
 )

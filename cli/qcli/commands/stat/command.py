@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .commands import DocumentedCommand, Example, option, output_format
-from .completing import complete_source
-from .errors import Failure
-from .exit_codes import ExitCode
-from .options import asks_broker
-from .output import is_live_terminal, json_lines, json_word, plain_table, separated, write
-from .params import Source, positive_duration, source
-from .stats import (
+from ...broker.address_options import asks_broker
+from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.completion import complete_source
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import is_live_terminal, json_lines, json_word, plain_table, separated, write
+from ...framework.params import Source, positive_duration, source
+from .rows import (
     LEFT_OUT_FIRST,
     NAME_COLUMNS,
     NARROW_HEADINGS,
@@ -30,7 +30,7 @@ from .stats import (
 )
 
 if TYPE_CHECKING:
-    from .broker_http import BrokerHTTP
+    from ...broker.broker_http import BrokerHTTP
 
 FORMATS = ("table", "json", "csv", "tsv")
 
@@ -106,13 +106,13 @@ def command(
     On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more. The
     numbers of several brokers are added up.
     """
-    from .broker_http import BrokerHTTP
+    from ...broker.broker_http import BrokerHTTP
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
     reports = Reports([BrokerHTTP(address) for address in nsqd_http_addresses], wanted)
     if form == "table" and count is None and not once and is_live_terminal():
-        from .stat_live import show_live
+        from .live import show_live
 
         show_live(reports, interval)
     else:

@@ -13,13 +13,13 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .errors import Failure, OutputClosed
-from .exit_codes import ExitCode
-from .output import plain_table, styled, write
-from .stats import NAME_COLUMNS, Row, complaints, table
+from ...framework.errors import Failure, OutputClosed
+from ...framework.exit_codes import ExitCode
+from ...framework.output import plain_table, styled, write
+from .rows import NAME_COLUMNS, Row, complaints, table
 
 if TYPE_CHECKING:
-    from .stat import Reports
+    from .command import Reports
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"

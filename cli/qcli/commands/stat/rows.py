@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .params import Source
+from ...framework.params import Source
 
 Key = tuple[str, str | None]
 

@@ -14,9 +14,9 @@ import trio
 
 from trio_nsq.client import Consumer, MessageBatch
 
-from .errors import OutputClosed
-from .exit_codes import ExitCode
-from .output import RawOutput, body_field, hear_library, talk, talks_to_terminal
+from ...framework.errors import OutputClosed
+from ...framework.exit_codes import ExitCode
+from ...framework.output import RawOutput, body_field, hear_library, talk, talks_to_terminal
 
 LAST_WRITE_S = 0.5
 """How long a write that is under way may go on after a signal."""

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from .commands import DocumentedCommand, Example, option, output_format
-from .completing import complete_source
-from .connecting import Connecting, refuse_plain_http, tcp_connection
-from .errors import leaves, no_lookupd, not_connected
-from .exit_codes import ExitCode
-from .options import (
+from ...broker.address_options import (
     HTTP_OPTION,
     LOOKUPD_OPTION,
     TCP_OPTION,
@@ -23,10 +18,15 @@ from .options import (
     lookupd_addresses,
     tcp_addresses,
 )
-from .output import RawOutput, hear_library, quiet_library
-from .params import Source, delimiter, positive_duration, source, without_scheme
-from .positions import NOTE as POSITIONS
-from .positions import check_range, from_option, to_option
+from ...broker.connection_options import Connecting, refuse_plain_http, tcp_connection
+from ...broker.positions import NOTE as POSITIONS
+from ...broker.positions import check_range, from_option, to_option
+from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.completion import complete_source
+from ...framework.errors import leaves, no_lookupd, not_connected
+from ...framework.exit_codes import ExitCode
+from ...framework.output import RawOutput, hear_library, quiet_library
+from ...framework.params import Source, delimiter, positive_duration, source, without_scheme
 
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
@@ -250,9 +250,9 @@ async def _tail(request: _Request) -> ExitCode:
 
     from trio_nsq.client import ConnectionFailed, Consumer
 
+    from ...framework.signals import watch_signals
+    from .channel_messages import Tail, json_renderer, raw_renderer
     from .private_channel import SharedChannel
-    from .signals import watch_signals
-    from .tailing import Tail, json_renderer, raw_renderer
 
     if len(request.addresses) > 1 and not request.lookupd_addresses:
         hear_library()  # others go on while one of them is away
@@ -308,9 +308,9 @@ async def _tail_log(request: _Request) -> ExitCode:
 
     from trio_nsq.client.reading.topic_reader import TopicReader
 
-    from .broker_log import reading_errors
-    from .signals import watch_signals
-    from .tail_log import LogTail, json_log_renderer, raw_log_renderer
+    from ...broker.topic_log import reading_errors
+    from ...framework.signals import watch_signals
+    from .log_messages import LogTail, json_log_renderer, raw_log_renderer
 
     quiet_library()
     (address,) = request.http_addresses

@@ -8,9 +8,9 @@ from functools import partial
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
-from .broker_log import is_for_all, note_beginning, note_gap
-from .output import RawOutput, body_field, json_lines
-from .tailing import Printer
+from ...broker.topic_log import is_for_all, note_beginning, note_gap
+from ...framework.output import RawOutput, body_field, json_lines
+from .channel_messages import Printer
 
 RenderLog = Callable[[str, Sequence[RecordBatch], int], bytes]
 """Makes the output for the first messages of batches: topic, batches, how many."""

@@ -9,13 +9,13 @@ import trio
 
 from trio_nsq.protocol.names import is_ephemeral
 
-from .broker_http import BrokerHTTP
-from .connecting import Connecting
-from .errors import Failure
-from .exit_codes import ExitCode
-from .options import HTTP_OPTION
-from .output import talk
-from .tail import TAKE_BACKLOG
+from ...broker.address_options import HTTP_OPTION
+from ...broker.broker_http import BrokerHTTP
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import talk
+from .command import TAKE_BACKLOG
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.query import ProducerAddress

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from .bulk import progress
-from .connecting import Connecting
-from .errors import Failure, Terminated, leaves, not_connected
-from .exit_codes import ExitCode
-from .exporting import Running, Work
-from .options import TCP_OPTION
-from .output import hear_library, quiet_library, talk
+from ...broker.address_options import TCP_OPTION
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure, Terminated, leaves, not_connected
+from ...framework.exit_codes import ExitCode
+from ...framework.output import hear_library, quiet_library, talk
+from ..shared.bulk import progress
+from .log_export import Running, Work
 
 if TYPE_CHECKING:
     from trio_nsq.protocol import NSQError
@@ -45,7 +45,7 @@ def meet_brokers(addresses: Sequence[str]) -> None:
     """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
     from trio_nsq.client import ConnectionFailed, Producer
 
-    from .signals import run_until_signal
+    from ...framework.signals import run_until_signal
 
     async def connect() -> None:
         async with Producer(addresses, close_timeout_s=0, **Connecting.of_command().options()):
@@ -162,7 +162,7 @@ class SpoolWork(Work):
         from trio_nsq.client import Consumer
         from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, Collecting, Until
 
-        from .signals import watch_signals
+        from ...framework.signals import watch_signals
 
         request, running, receiving = self.job.request, self._running, self._receiving
         assert request.channel is not None

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from . import params
-from .commands import option
-from .options import TCP_OPTION, check_tcp_address
+from ...broker.address_options import TCP_OPTION, check_tcp_address
+from ...framework import params
+from ...framework.command import option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import params
-from .commands import DocumentedCommand, Example, option, several
-from .completing import complete_topic
-from .connecting import tcp_connection
-from .consuming import check_consuming, consumes, given, receiving_options
-from .exit_codes import ExitCode
-from .options import (
+from ...broker.address_options import (
     BROKER,
     DEFAULT_TCP_ADDRESS,
     TCP_OPTION,
@@ -23,9 +17,15 @@ from .options import (
     lookupd_addresses,
     works_in_bulk,
 )
-from .params import topic_name
-from .positions import NOTE as POSITIONS
-from .positions import BrokerPosition, check_range
+from ...broker.connection_options import tcp_connection
+from ...broker.positions import NOTE as POSITIONS
+from ...broker.positions import BrokerPosition, check_range
+from ...framework import params
+from ...framework.command import DocumentedCommand, Example, option, several
+from ...framework.completion import complete_topic
+from ...framework.exit_codes import ExitCode
+from ...framework.params import topic_name
+from .channel_options import check_consuming, consumes, given, receiving_options
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
@@ -299,7 +299,7 @@ def command(
     if given("every_ms") and not follow:
         raise click.UsageError("--every is for --follow: without it there is one round.")
 
-    from .bulk import check_extra
+    from ..shared.bulk import check_extra
 
     check_extra("to-parquet")
 
@@ -314,8 +314,8 @@ def command(
     from trio_nsq.spark.export.layout import Body, Layout, Partition
     from trio_nsq.spark.export.task import FileOptions
 
-    from .exporting import Running, export
-    from .spooling import Receiving
+    from .channel_export import Receiving
+    from .log_export import Running, export
 
     body = Body.TEXT if text else Body.JSON if as_json else Body.BINARY
     level = 1 if compression_level is None and compression == "zstd" else compression_level

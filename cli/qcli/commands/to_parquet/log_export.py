@@ -9,18 +9,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
-from .connecting import Connecting
-from .errors import Failure, Terminated, no_lookupd, reason_of, unreachable
-from .exit_codes import ExitCode
-from .options import HTTP_OPTION, TCP_OPTION
-from .output import count_of, json_lines, rate, size, talk, write
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure, Terminated, no_lookupd, reason_of, unreachable
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, json_lines, rate, size, talk, write
+from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.job import Engine, Export, ExportRequest, Outcome
     from trio_nsq.spark.export.task import ExportTask
 
-    from .spooling import Receiving
+    from .channel_export import Receiving
 
 LOOKUPD_TIMEOUT_S = 5.0
 _RETRY_S = 5.0
@@ -68,7 +68,7 @@ def export(request: ExportRequest, running: Running) -> int:
         if running.receiving is None:
             work = Work(stack.enter_context(open_export(request, addresses)), running, stack)
         else:
-            from .spooling import SpoolWork, meet_brokers
+            from .channel_export import SpoolWork, meet_brokers
 
             if request.spool is not None and not request.spool.exists():
                 meet_brokers(addresses)
@@ -89,8 +89,8 @@ def _failures() -> Iterator[None]:
     from trio_nsq.protocol import NSQError
     from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
-    from .broker_log import not_readable
-    from .params import Source
+    from ...broker.topic_log import not_readable
+    from ...framework.params import Source
 
     try:
         yield
@@ -233,7 +233,7 @@ class Work:
     # ------------------------------------------------------------------ what is said
 
     def _tell_gaps(self) -> None:
-        from .broker_log import note_gap
+        from ...broker.topic_log import note_gap
 
         gaps = self.job.outcome.gaps
         for broker, first, end, reason in gaps[self._gaps_told :]:
@@ -318,7 +318,7 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
     from trio_nsq.lookup.query import LookupFailed, lookup_topic
     from trio_nsq.protocol.address import format_address
 
-    from .signals import run_until_signal
+    from ...framework.signals import run_until_signal
 
     found: dict[str, None] = {}
     failures: list[LookupFailed] = []

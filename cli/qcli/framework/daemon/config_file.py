@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import click
 
-from .errors import Failure
-from .serve_options import CONFIGURATION, FILE, Setting
+from ...commands.serve.options import CONFIGURATION, FILE, Setting
+from ..errors import Failure
 
 
 class ConfigFile(NamedTuple):

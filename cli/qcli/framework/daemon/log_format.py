@@ -8,7 +8,7 @@ from typing import Any
 
 from trio_nsq.wording import printable
 
-from .output import talk
+from ..output import talk
 
 
 class NsqdFormatter(logging.Formatter):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .commands import REPEATED, alike
-from .errors import Failure
-from .output import talk
-from .serve_config import ConfigFile, read_config
-from .serve_options import LOG_LEVELS, Setting
+from ...commands.serve.options import LOG_LEVELS, Setting
+from ..command import REPEATED, alike
+from ..errors import Failure
+from ..output import talk
+from .config_file import ConfigFile, read_config
 
 if TYPE_CHECKING:
     import logging
@@ -105,7 +105,7 @@ async def run_server(
 
     import trio
 
-    from .signals import watch_hangups, watch_signals
+    from ..signals import watch_hangups, watch_signals
 
     if address_file is not None:
         # Whoever waits for the file must not find that of an earlier server.

@@ -1,0 +1,1 @@
+"""`qcli log`: data folders of brokers that do not run."""

@@ -1,0 +1,1 @@
+"""`qcli lookupd`: the discovery service."""

@@ -1,0 +1,1 @@
+"""`qcli pub`: publish lines, or files, to a topic."""

@@ -1,0 +1,1 @@
+"""`qcli serve`: the broker."""

@@ -1,0 +1,1 @@
+"""`qcli spark`: prepare for spark-submit."""

@@ -1,0 +1,1 @@
+"""`qcli stat`: statistics of topics and channels."""

@@ -1,0 +1,1 @@
+"""`qcli tail`: print the messages of a topic."""

@@ -1,0 +1,1 @@
+"""`qcli to-parquet`: export messages to Parquet files."""

@@ -1,0 +1,1 @@
+"""What all commands are built from: click extensions, options and values, errors and exit codes, output, signals."""

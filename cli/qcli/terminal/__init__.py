@@ -1,0 +1,1 @@
+"""What only a person at a terminal sees: progress lines and questions."""
