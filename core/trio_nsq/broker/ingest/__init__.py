@@ -1,0 +1,1 @@
+"""What is published, on its way into the log."""

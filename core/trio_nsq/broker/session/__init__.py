@@ -1,0 +1,1 @@
+"""TCP clients: one session each."""

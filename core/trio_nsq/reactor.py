@@ -1,0 +1,294 @@
+"""One task that reads what all clients send, beside trio.
+
+A task of its own for each read costs more than what most reads ask for. So one task, the poller, asks the kernel who has
+sent something, and serves these clients in its own turn, one after the other. What all of them published in one round is
+stored together. A client's own task is woken for what has to be waited for.
+
+Results of threads are handled in the same rounds. What can wait is done when nobody has sent anything.
+"""
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from threading import Lock
+from time import perf_counter
+from typing import Any, Protocol
+
+import trio
+
+from .pacing import Pacing
+
+RECEIVE_BYTES = 64 * 1024
+# Edge-triggered: a socket is registered once, and an event comes each time that something arrives.
+_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class EndpointState(Enum):
+    """Who reads what a client sends."""
+
+    RESTING = auto()
+    """Nobody, until something comes: then the poller."""
+    SERVING = auto()
+    """The poller, in its turn."""
+    AWAITING = auto()
+    """Nobody, until what the client asked for is done: who did it goes on with the client."""
+    IN_TASK = auto()
+    """The client's own task."""
+
+
+# To look a member up in its class takes longer than the rest of such a comparison.
+RESTING, SERVING, AWAITING, IN_TASK = EndpointState
+
+
+class PolledEndpoint:
+    """A client's socket, read by the poller as far as nothing has to be waited for, and by the client's task otherwise.
+
+    A subclass implements `serve_data`. At the end of that it calls `rest`, `hand_over`, or `await_completion`.
+
+    Args:
+        sock: Non-blocking.
+        poller: Who serves it.
+
+    Attributes:
+        state: Who reads.
+        handed_over: Set when the task has to go on.
+    """
+
+    def __init__(self, sock: socket.socket, poller: "Poller") -> None:
+        self.state = IN_TASK
+        self.handed_over = trio.Event()
+        self._sock = sock
+        self._poller = poller
+        self._unread = True  # there may be something in the socket
+        self._ended = False  # what is there is the last
+
+    def serve_data(self, data: bytes | None) -> None:
+        """In the poller's turn, handle what was read; b"": the client has ended its side; None: the connection is lost."""
+        raise NotImplementedError
+
+    def mark_readable(self, *, ended: bool) -> None:
+        """Something has come; `ended`: and it is the last."""
+        self._unread = True
+        self._ended |= ended
+
+    def serve(self) -> bool:
+        """In the poller's turn, read once and handle that. True: there may be more to read."""
+        if self.state is not RESTING:
+            return False
+        self.state = SERVING
+        data: bytes | None
+        try:
+            data = self.receive_now()
+        except BlockingIOError:
+            self.rest()
+            return False
+        except OSError:
+            data = None
+        self.serve_data(data)
+        return self._unread and self.state is RESTING
+
+    def receive_now(self, size: int = RECEIVE_BYTES) -> bytes:
+        """What the socket has, `size` bytes at most. Raises OSError, BlockingIOError if it has nothing."""
+        try:
+            data = self._sock.recv(size)
+        except BlockingIOError:
+            self._unread = False
+            raise
+        # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
+        self._unread = len(data) == size or self._ended
+        return data
+
+    def rest(self) -> None:
+        """Leave the client to the poller."""
+        self.state = RESTING
+
+    def await_completion(self) -> None:
+        """Let nobody read until what the client asked for is done."""
+        self.state = AWAITING
+
+    def hand_over(self) -> None:
+        """Wake the client's task."""
+        self.state = IN_TASK
+        self.handed_over.set()
+
+    def look_again(self) -> None:
+        """After a completion: have the poller read on if there may be something."""
+        if self._unread and self.state is RESTING:
+            self._poller.look_again(self._sock.fileno())
+
+
+class Rounds(Protocol):
+    """What is done around the rounds of a poller."""
+
+    @property
+    def is_busy(self) -> bool:
+        """A thread will soon need the event loop, which therefore is not to be kept waiting."""
+
+    def end_round(self) -> None:
+        """All who had sent something are served."""
+
+    def idle(self) -> bool:
+        """Nobody has sent anything: do something of what can wait. True: there may be more of it."""
+
+
+class Poller:
+    """The clients whose sockets are watched. One for a broker.
+
+    Args:
+        pacing: See there.
+        clock_s: Seconds, by any clock that never steps.
+
+    Attributes:
+        in_round: Clients are being served: what they ask for is best gathered until the end of the round.
+    """
+
+    def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
+        self.in_round = False
+        self._pacing = pacing or Pacing()
+        self._clock_s = clock_s
+        self._token = trio.lowlevel.current_trio_token()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._waking = Lock()
+        self._wake_fd = -1  # an eventfd, while `run` runs
+        self._is_woken = False  # it was written to, and nobody has noticed yet
+        self._epoll: select.epoll | None = None  # while `run` runs
+        self._endpoints: dict[int, PolledEndpoint] = {}
+        # In order, and each once: news of a client that is here already give it no second turn.
+        self._again: dict[PolledEndpoint, None] = {}
+        self._stays_awake = False
+
+    def add(self, fd: int, endpoint: PolledEndpoint) -> None:
+        """Watch a client's socket, until `remove`."""
+        if self._epoll is not None:
+            self._epoll.register(fd, _EVENTS)
+        self._endpoints[fd] = endpoint
+
+    def remove(self, fd: int) -> None:
+        """Forget a client; before its socket is closed."""
+        del self._endpoints[fd]
+        if self._epoll is not None:
+            self._epoll.unregister(fd)
+
+    def look_again(self, fd: int) -> None:
+        """Serve a client soon whose socket may have something although no event will tell of it."""
+        if self.in_round:
+            self._again[self._endpoints[fd]] = None
+        elif self._epoll is not None:
+            self._epoll.modify(fd, _EVENTS)  # that tells of what is there, and wakes us if need be
+
+    def wake(self) -> None:
+        """Look soon what there is to do. May be called in a thread."""
+        with self._waking:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._epoll is not None and not self._is_woken:
+            self._is_woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        """In any thread: have something called in the next round, or, while `run` does not run, by trio."""
+        with self._waking:
+            if self._epoll is not None:
+                self._calls.append((call, args))
+                self._wake()
+                return
+        self._token.run_sync_soon(call, *args)
+
+    async def run(self, rounds: Rounds) -> None:
+        """Serve clients; runs until cancelled."""
+        with select.epoll() as epoll:
+            self._wake_fd, self._is_woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), False
+            epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
+            for fd in self._endpoints:
+                epoll.register(fd, _EVENTS)
+            self._epoll = epoll
+            try:
+                while True:
+                    fell_asleep_s = self._clock_s()
+                    await trio.lowlevel.wait_readable(epoll.fileno())
+                    await self._serve_all(epoll, rounds, fell_asleep_s)
+            finally:
+                with self._waking:
+                    self._epoll = None
+                    os.close(self._wake_fd)
+                for call, args in self._calls:
+                    self._token.run_sync_soon(call, *args)
+                self._calls.clear()
+
+    async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
+        """Serve clients, and do what could wait, until there is nothing to do."""
+        pacing, awake_s = self._pacing, self._clock_s()
+        self._stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
+        turn_over_s = awake_s + pacing.turn_s
+        while (
+            self._serve_round(epoll, rounds)
+            or rounds.idle()
+            or (self._stays_awake and self._wait_awake(epoll, rounds, awake_s + pacing.awake_at_most_s))
+        ):
+            if self._clock_s() > turn_over_s:
+                await trio.lowlevel.checkpoint()
+                turn_over_s = self._clock_s() + pacing.turn_s
+
+    def _wait_awake(self, epoll: select.epoll, rounds: Rounds, until_s: float) -> bool:
+        """Whether somebody soon sends something, if nobody else needs the event loop."""
+        if self._clock_s() > until_s or rounds.is_busy:
+            return False
+        if trio.lowlevel.current_statistics().tasks_runnable:
+            return False
+        over_s = self._clock_s() + self._pacing.awake_s
+        while self._clock_s() < over_s:
+            if events := epoll.poll(0, self._pacing.clients_per_round):
+                self._mark_readable(events)
+                return True
+        self._stays_awake = False
+        return False
+
+    def _mark_readable(self, events: list[tuple[int, int]]) -> None:
+        for fd, event in events:
+            if fd == self._wake_fd:
+                self._is_woken = False  # from now on whoever calls wakes us again, and his call is seen below
+                continue
+            endpoint = self._endpoints[fd]
+            endpoint.mark_readable(ended=bool(event & _ENDED))
+            self._again[endpoint] = None
+
+    def _serve_round(self, epoll: select.epoll, rounds: Rounds) -> bool:
+        """Serve all who have sent something or called, while the turn lasts; False if there were none."""
+        pacing, clock_s = self._pacing, self._clock_s
+        self._mark_readable(epoll.poll(0, pacing.clients_per_round))
+        endpoints, self._again = self._again, {}
+        if not endpoints and not self._calls:
+            return False
+        late: list[PolledEndpoint] = []
+        again: list[PolledEndpoint] = []
+        served: set[PolledEndpoint] = set()
+        turn_over_s = clock_s() + pacing.turn_s
+        self.in_round = True
+        try:
+            for _ in range(len(self._calls)):  # what these call soon comes in the next round
+                call, args = self._calls.popleft()
+                call(*args)
+            while True:
+                for endpoint in endpoints:
+                    if clock_s() > turn_over_s:
+                        late.append(endpoint)
+                    elif endpoint.serve():
+                        again.append(endpoint)
+                if late or len(endpoints) < pacing.many_clients:
+                    break
+                # Who was served has had his turn: all wait for the end of the round.
+                served.update(endpoints)
+                self._mark_readable(epoll.poll(0, pacing.clients_per_round))
+                again += [endpoint for endpoint in self._again if endpoint in served]
+                endpoints = {endpoint: None for endpoint in self._again if endpoint not in served}
+                self._again = {}
+            self._again |= dict.fromkeys(late + again)
+        finally:
+            rounds.end_round()
+            self.in_round = False
+        return True
