@@ -25,7 +25,8 @@ class Pacing:
             meanwhile is sent with them. It is the least that a client may ask for, by default
             (`--min-output-buffer-timeout`).
         gather_s: A sync is put off for at most so long because clients have more to send.
-        tell_s: A thread that syncs reports its results after so long at the latest, before it has synced all its topics.
+        tell_s: A thread that syncs reports its results after so long at the latest, also before it has synced all of
+            its topics.
         min_commit_threads, max_commit_threads: How many threads sync.
         commit_s: Each thread that is at work keeps the event loop waiting for Python's lock. Where a sync takes no
             longer than this, the fewest threads are best, each with several topics. (With 100 topics, each synced for

@@ -1,8 +1,8 @@
 """One task that reads what all clients send, beside trio.
 
-A task of its own for each read costs more than what most reads ask for. So one task, the poller, asks the kernel who has
-sent something, and serves these clients in its own turn, one after the other. What all of them published in one round is
-stored together. A client's own task is woken for what has to be waited for.
+A task of its own for each read costs more than what most reads ask for. So one task, the poller, asks the kernel who
+has sent something, and serves these clients in its own turn, one after the other. What all of them published in one
+round is stored together. A client's own task is woken for what has to be waited for.
 
 Results of threads are handled in the same rounds. What can wait is done when nobody has sent anything.
 """
@@ -56,18 +56,24 @@ class PolledEndpoint:
     Attributes:
         state: Who reads.
         handed_over: Set when the task has to go on.
+        read_bytes: How much is read at a time.
     """
 
     def __init__(self, sock: socket.socket, poller: "Poller") -> None:
         self.state = IN_TASK
         self.handed_over = trio.Event()
+        self.read_bytes = RECEIVE_BYTES
         self._sock = sock
         self._poller = poller
         self._unread = True  # there may be something in the socket
         self._ended = False  # what is there is the last
 
     def serve_data(self, data: bytes | None) -> None:
-        """In the poller's turn, handle what was read; b"": the client has ended its side; None: the connection is lost."""
+        """In the poller's turn, handle what was read.
+
+        Args:
+            data: b"" if the client has ended its side, None if the connection is lost.
+        """
         raise NotImplementedError
 
     def mark_readable(self, *, ended: bool) -> None:
@@ -91,15 +97,15 @@ class PolledEndpoint:
         self.serve_data(data)
         return self._unread and self.state is RESTING
 
-    def receive_now(self, size: int = RECEIVE_BYTES) -> bytes:
-        """What the socket has, `size` bytes at most. Raises OSError, BlockingIOError if it has nothing."""
+    def receive_now(self) -> bytes:
+        """What the socket has, `read_bytes` at most. Raises OSError, BlockingIOError if it has nothing."""
         try:
-            data = self._sock.recv(size)
+            data = self._sock.recv(self.read_bytes)
         except BlockingIOError:
             self._unread = False
             raise
         # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
-        self._unread = len(data) == size or self._ended
+        self._unread = len(data) == self.read_bytes or self._ended
         return data
 
     def rest(self) -> None:

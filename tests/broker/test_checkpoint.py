@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio_nsq.broker.publication import Publication
 
 from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.storage.data_folder import DataFolder

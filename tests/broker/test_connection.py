@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio_nsq.broker.tcp.connection import Connection
 
 from broker.support import (
     PATIENCE_S,
@@ -28,7 +29,6 @@ from broker.support import (
     threads_done,
 )
 from broker.test_http_api import running_api
-from trio_nsq.broker.tcp.connection import Connection
 
 
 @pytest.fixture

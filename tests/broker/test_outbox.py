@@ -7,9 +7,9 @@ from random import Random
 import pytest
 import trio
 import trio.testing
+from trio_nsq.broker.tcp.outbox import Outbox
 
 from broker.support import settle
-from trio_nsq.broker.tcp.outbox import Outbox
 
 RANDOM = Random(1)
 

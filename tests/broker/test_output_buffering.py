@@ -10,6 +10,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
+from trio_nsq.broker.tcp.connection import Connection
 
 from broker.support import (
     RawClient,
@@ -23,7 +24,6 @@ from broker.support import (
 )
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.channel import Channel, Grant
-from trio_nsq.broker.tcp.connection import Connection
 
 
 @pytest.fixture

@@ -15,6 +15,11 @@ from typing import Any, Literal
 import pytest
 import trio
 import trio.testing
+from trio_nsq.broker.publication import Publication
+from trio_nsq.broker.tcp import connection
+from trio_nsq.broker.tcp import poller as poller_module
+from trio_nsq.broker.tcp.connection import Connection
+from trio_nsq.broker.tcp.poller import Poller
 
 from broker.support import (
     PATIENCE_S,
@@ -32,17 +37,12 @@ from broker.test_http_api import running_api
 from broker.test_output_buffering import Watched, watching
 from broker.test_upgrades import upgrade
 from trio_nsq.broker import BrokerOptions, publisher, server
-from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.state import channel
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.spare_room import SpareRoom
-from trio_nsq.broker.tcp import connection
-from trio_nsq.broker.tcp import poller as poller_module
-from trio_nsq.broker.tcp.connection import Connection
-from trio_nsq.broker.tcp.poller import Poller
 from trio_nsq.log import DiskLog, Files, MemoryLog
 from trio_nsq.protocol.messages import pack_messages
 

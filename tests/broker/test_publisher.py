@@ -11,6 +11,8 @@ from typing import Any, Literal
 import pytest
 import trio
 import trio.testing
+from trio_nsq.broker.publication import Publication
+from trio_nsq.broker.publisher import Publisher
 
 from broker.support import (
     PATIENCE_S,
@@ -28,8 +30,6 @@ from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
 from trio_nsq.broker import BrokerOptions, group_commit, publisher
 from trio_nsq.broker.errors import PublishRefused
-from trio_nsq.broker.publication import Publication
-from trio_nsq.broker.publisher import Publisher
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel, Grant

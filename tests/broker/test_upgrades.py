@@ -13,11 +13,11 @@ import trio
 import trio.testing
 from OpenSSL import SSL
 from snappy import StreamCompressor, StreamDecompressor
+from trio_nsq.broker.tcp.connection import Connection
 
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
 from trio_nsq.broker.errors import StartupError
-from trio_nsq.broker.tcp.connection import Connection
 from trio_nsq.protocol import OK_FRAME
 
 COMPRESSIONS = [None, "snappy", "deflate"]

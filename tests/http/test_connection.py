@@ -13,8 +13,8 @@ import httpx
 import pytest
 import trio
 from trio.testing import memory_stream_pair
-
 from trio_nsq.broker.tcp.poller import Poller
+
 from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
 
 LIMIT_BYTES = 1000

@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
-
 from trio_nsq.broker.tcp.poller import Poller
+
 from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
 
 IDLE_S = 100.0

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from trio.testing import MockClock
+from trio_nsq.broker.tcp.poller import Poller
 
 from broker.support import open_files, open_files_before, settle
-from trio_nsq.broker.tcp.poller import Poller
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 from trio_nsq.http.polled import PolledConnection
 

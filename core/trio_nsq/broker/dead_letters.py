@@ -8,26 +8,25 @@ at all dead letters since the last that are known to be out of their channels' s
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from ..log import LogError, LogReadError
 from ..protocol import pack_messages
+from .cold_reads import ColdReads
+from .delivery import Delivery
 from .errors import PublishRefused, SaveError
-from .publication import Publication
+from .ingest.publication import Publication
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.message_store import MessageStore
-from .state.record_metadata import Origin, Reason, metadata_for_dead_letters, origins
+from .state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from .state.settings import SettingsError
-from .state.topic import Topic
 from .state.wanted import Wanted
 from .state.withdrawn import Withdrawn
-
-if TYPE_CHECKING:
-    from .server import Server
+from .topics import Topics
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -45,25 +44,32 @@ class DeadLetterMover:
     """Moves what channels have given up. One for a broker.
 
     Args:
-        server: Whose channels these are.
-        nursery: Runs a task for each channel that has something to move, until it has not.
+        broker, topics, delivery, cold_reads: Of the broker.
     """
 
-    def __init__(self, server: "Server", nursery: trio.Nursery) -> None:
-        self._server = server
-        self._nursery = nursery
+    def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, cold_reads: ColdReads) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._delivery = delivery
+        self._cold_reads = cold_reads
         self._moving: set[Channel] = set()
         self._complaints: set[Channel] = set()
 
-    def look_at(self, channel: Channel) -> None:
-        """Begin to move what a channel has given up, if there is anything."""
-        if channel.given_up and channel not in self._moving:
-            self._moving.add(channel)
-            self._nursery.start_soon(self._move_all, channel)
+    async def run(self) -> None:
+        """Move what channels give up, with a task for each of them that has something to move; until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._delivery.given_up_grew.wait()
+                self._delivery.given_up_grew = trio.Event()
+                channels, self._delivery.given_up = self._delivery.given_up, {}
+                for channel in channels:
+                    if channel not in self._moving:
+                        self._moving.add(channel)
+                        nursery.start_soon(self._move_all, channel)
 
     async def _move_all(self, channel: Channel) -> None:
         try:
-            while channel.given_up and self._server.serves_channel(channel):
+            while channel.given_up and self._broker.serves_channel(channel):
                 if error := await self._move_some(channel):
                     self._complain(channel, error)
                     await trio.sleep(_AGAIN_S)
@@ -89,7 +95,7 @@ class DeadLetterMover:
         taken = channel.take_given_up(_AT_ONCE)
         try:
             batches, error = await self._batches(channel.store, taken)
-            if not self._server.serves_channel(channel):
+            if not self._broker.serves_channel(channel):
                 raise PublishRefused(EXITING)
             letters, gone = _read(channel, taken, batches)
             if error is not None and not letters and not gone:
@@ -97,8 +103,8 @@ class DeadLetterMover:
             if letters:
                 metadata = metadata_for_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
-                await self._server.create(topic_name, DEAD_LETTERS)
-                await store_durably(self._server, topic_name, Publication([bodies], metadata=metadata))
+                await self._topics.create(topic_name, DEAD_LETTERS)
+                await self._topics.publish_durably(topic_name, Publication([bodies], metadata=metadata))
         except (PublishRefused, LogError, SaveError) as exc:
             self._put_back(channel, taken)
             return str(exc)
@@ -121,40 +127,25 @@ class DeadLetterMover:
         missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
         if not missing:
             return batches, None
-        found = await self._server.cold_reads.call(lambda: store.read(Wanted(None, missing)))
+        found = await self._cold_reads.call(lambda: store.read(Wanted(None, missing)))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
 
     def _put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
         channel.put_back(messages)
-        self._server.pump(channel)  # the settings may have changed: then they are ready
+        self._delivery.deliver(channel)  # the settings may have changed: then they are ready
 
     def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
-        topic = self._server.broker.topics.get(topic_name)
+        topic = self._broker.topics.get(topic_name)
         if topic is None:
             return
-        origin = self._server.broker.topic_of(channel)
-        if origin is None or origin.ephemeral or not self._server.serves(origin):
+        origin = self._broker.topic_of(channel)
+        if origin is None or origin.ephemeral or not self._broker.serves(origin):
             topic.confirm_moved(metadata)
         else:
             origin.moved_dead_letters.append((topic, metadata))
-            self._server.broker.changed.add(origin.name)
-
-
-async def store_durably(server: "Server", topic_name: str, publication: Publication) -> None:
-    """Return when a publication is on stable storage, whatever the sync mode.
-
-    Raises:
-        PublishRefused: Nothing was stored.
-    """
-    await server.publish(topic_name, [publication])
-    if server.options.sync == "interval":
-        with trio.CancelScope(shield=True):  # once written, it must not be published a second time
-            while (topic := server.broker.topics.get(topic_name)) is not None and server.serves(topic):
-                if await server.publisher.sync(topic):
-                    break
-                await trio.sleep(_AGAIN_S)
+            self._broker.changed.add(origin.name)
 
 
 def _read(
@@ -191,69 +182,6 @@ def _read(
         )
         letters.append((message, origin, body))
     return letters, gone
-
-
-def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
-    """After a restart: have channels forget what has arrived in a dead-letter topic, though their states have it.
-
-    If only one topic was opened just now, no letters are looked at but those in it and those from it.
-
-    What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
-    """
-    for topic in broker.topics.values():
-        for metadata in list(topic.unconfirmed):
-            try:
-                _confirm_moved(broker, topic, metadata, only)
-            except Exception:
-                # A defect of ours: it keeps neither the broker nor other topics from starting.
-                logger.exception("topic %s: dead letters may come to it a second time", topic.name)
-
-
-def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | None) -> None:
-    found = origins(metadata)
-    if only is not None and topic.name != only and not (found and found[0].topic == only):
-        return
-    if found and found[0].topic in broker.unavailable and found[0].topic != only:
-        return
-    origin = broker.topics.get(found[0].topic) if found else None
-    channel = origin.channels.get(found[0].channel) if origin is not None else None
-    if origin is None or channel is None:
-        topic.confirm_moved(metadata)
-    elif _forget(channel, found):
-        origin.moved_dead_letters.append((topic, metadata))
-        broker.changed.add(origin.name)
-
-
-def forget_origin(broker: Broker, name: str) -> None:
-    """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
-    for topic in broker.topics.values():
-        for metadata in list(topic.unconfirmed):
-            found = origins(metadata)
-            if found and found[0].topic == name:
-                topic.confirm_moved(metadata)
-
-
-def _forget(channel: Channel, found: Iterable[Origin]) -> bool:
-    """Returns whether each of them could be looked at; the others stay."""
-    ids = {origin.sequence: origin.id for origin in found}
-    taken = channel.withdraw(ids)
-    same: list[Withdrawn] = []
-    error: LogReadError | None = None
-    try:
-        for each in taken:
-            try:
-                # A topic that was deleted and made again has other messages in the same places.
-                if channel.store.id_at(each.sequence) == ids[each.sequence]:
-                    same.append(each)
-            except LogReadError as exc:
-                error = exc
-    finally:
-        channel.dispose(same)
-        channel.put_back(taken)
-    if error is not None:
-        what = "%s/%s: dead letters that have been moved may be moved again: %s"
-        logger.error(what, channel.topic.name, channel.name, error)
-    return error is None
 
 
 def refuse_loop(broker: Broker, channel: Channel, changes: Mapping[str, Any]) -> None:

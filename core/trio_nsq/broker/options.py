@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..pacing import Pacing
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
 from .state.settings import TopicSettings
 
@@ -61,6 +62,7 @@ class BrokerOptions:
         e2e_processing_latency_percentiles: Quantiles in (0, 1], descending, of the time from publish to FIN; none:
             it is not measured.
         e2e_processing_latency_window_time_ms: Over how long.
+        pacing: How long one kind of work may keep others waiting; no setting.
     """
 
     data_path: Path
@@ -102,6 +104,7 @@ class BrokerOptions:
     statsd_exclude_ephemeral: bool = False
     e2e_processing_latency_percentiles: tuple[float, ...] = ()
     e2e_processing_latency_window_time_ms: int = 10 * MINUTE_MS
+    pacing: Pacing = Pacing()  # noqa: RUF009 - it cannot be changed
 
     @property
     def required_tls(self) -> TLSRequired:

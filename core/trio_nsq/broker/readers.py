@@ -10,6 +10,7 @@ import trio
 from ..http import CutOff
 from ..log import LogReadError
 from ..log.gaps import Gap, gaps
+from .state.broker import Broker
 from .state.topic import Topic
 
 _THREADS = 8
@@ -33,14 +34,17 @@ class Readers:
     """What those who read have in common. One for a broker.
 
     Args:
-        is_served: Whether a topic is still there, and its log open.
+        broker: Says whether a topic is still served.
+
+    Attributes:
+        waiting: How many readers wait for messages. While there are none, `wake` need not be called.
     """
 
-    def __init__(self, is_served: Callable[[Topic], bool]) -> None:
-        self._is_served = is_served
+    def __init__(self, broker: Broker) -> None:
+        self.waiting = 0
+        self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
         self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
-        self._waiting = 0  # how many wait for one of these
 
     async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
         """Do something that reads from a topic's log, where it holds up nobody.
@@ -53,15 +57,14 @@ class Readers:
             return work()
         return await trio.to_thread.run_sync(work, limiter=self._threads)
 
-    def topic_grew(self, topic: Topic) -> None:
+    def wake(self, topic: Topic) -> None:
         """Wake those who wait for messages of a topic: there are more, or there will be none."""
-        # Called with every publish, and mostly nobody waits: to look into a weak dictionary makes a reference first.
-        if self._waiting and (event := self._grown.pop(topic, None)) is not None:
+        if (event := self._grown.pop(topic, None)) is not None:
             event.set()
 
     def check(self, topic: Topic) -> None:
         """Raise CutOff unless the topic is still served; otherwise what was read of it means nothing."""
-        if not self._is_served(topic):
+        if not self._broker.serves(topic):
             raise CutOff(f"topic {topic.name} was deleted, or the broker stops")
 
     async def wait_past(self, topic: Topic, sequence: int) -> None:
@@ -70,11 +73,11 @@ class Readers:
             event = self._grown.get(topic)
             if event is None:
                 event = self._grown[topic] = trio.Event()
-            self._waiting += 1
+            self.waiting += 1
             try:
                 await event.wait()
             finally:
-                self._waiting -= 1
+                self.waiting -= 1
 
 
 class Reading(Generic[_Record]):

@@ -8,11 +8,14 @@ from typing import Any
 import trio
 
 from ..log import Log, LogError, is_disk_full
-from .dead_letters import confirm_moved_letters, forget_origin
+from .dead_letter_recovery import confirm_moved_letters, forget_origin
+from .delivery import Delivery
 from .state.broker import Broker
 from .state.checkpoint import first_needed
 from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
+from .storage.retention import RetentionManager
+from .timers import Timers
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -29,8 +32,9 @@ class TopicLoader:
         broker: Gets the topics.
         folder: Holds them.
         make_log: Opens the log of a topic, by name; thread-safe. May raise LogError.
-        loaded: Called with each topic that was opened.
-        stops: Whether the broker is stopping, and closes its topics.
+        delivery: Gets what channels of opened topics have given up.
+        timers: Look at what is due in them.
+        retention: Told which files there are.
     """
 
     def __init__(
@@ -38,14 +42,16 @@ class TopicLoader:
         broker: Broker,
         folder: DataFolder,
         make_log: Callable[[str], Log],
-        loaded: Callable[[Topic], None],
-        stops: Callable[[], bool],
+        delivery: Delivery,
+        timers: Timers,
+        retention: RetentionManager,
     ) -> None:
         self._broker = broker
         self._folder = folder
         self._make_log = make_log
-        self._loaded = loaded
-        self._stops = stops
+        self._delivery = delivery
+        self._timers = timers
+        self._retention = retention
         self._at_one = trio.Lock()  # held while an unavailable topic is opened or deleted
 
     def load_all(self) -> None:
@@ -58,6 +64,12 @@ class TopicLoader:
         confirm_moved_letters(self._broker)
         for topic in self._broker.topics.values():
             self._loaded(topic)
+
+    def _loaded(self, topic: Topic) -> None:
+        self._retention.found(topic)
+        for channel in topic.channels.values():
+            self._delivery.look_for_given_up(channel)
+        self._timers.look_again()
 
     async def open_again_on_schedule(self) -> None:
         """Retry opening the unavailable topics, with growing pauses, until all are open.
@@ -77,7 +89,7 @@ class TopicLoader:
             return  # it was deleted meanwhile
         try:
             topic, is_saved = await trio.to_thread.run_sync(self._restore, name)
-            if self._stops():
+            if self._broker.stopping:
                 topic.log.close()
                 return
             self._add(topic, is_saved)

@@ -25,7 +25,7 @@ from .storage.data_folder import DataFolder
 if TYPE_CHECKING:
     from OpenSSL import SSL
 
-    from .tcp.authorization import AuthClient
+    from .session.auth_client import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -94,24 +94,17 @@ async def _serve_folder(
         await _open(opened, options, https=tls_context is not None)
         addresses = {name: there.address for name, there in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
-        jobs = (
-            server.poller.run,
-            server.run_timers,
-            server.save_on_schedule,
-            server.open_again_on_schedule,
-            server.publisher.sync_on_schedule,
-        )
-        for job in jobs:
+        for job in server.jobs:
             workers.start_soon(_keep_running, job, name=job)
         if options.statsd_address:
             prefix = Broadcast.of(options, bound).statsd_prefix(options.statsd_prefix)
             push = StatsdClient(server, prefix).push_on_schedule
             workers.start_soon(_keep_running, push, name=push)
-        server.lookup = _lookup_registration(server, bound)
+        lookup = server.topics.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
         most = connection_limit(options.max_connections, len(opened))
         server.admissions = {
-            "TCP": Admission("TCP", most, server.handle_tcp, tcp_refusal(most)),
+            "TCP": Admission("TCP", most, server.sessions.handle, tcp_refusal(most)),
             "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)),
             "HTTPS": Admission("HTTPS", most, http_server.handle_https, https_refusal()),
         }
@@ -119,7 +112,7 @@ async def _serve_folder(
             for name, there in opened.items():
                 accepting.start_soon(_accept, server.admissions[name].handle, there, workers)
                 logger.info("%s: listening on %s", name, there.address)
-            run = server.lookup.run  # nobody is to be sent to a broker that stops
+            run = lookup.run  # nobody is to be sent to a broker that stops
             accepting.start_soon(_keep_running, run, name=run)
             if reloads is not None:
                 accepting.start_soon(_reload_files, server, reloads)
@@ -139,11 +132,11 @@ async def _reload_files(server: Server, reloads: AsyncIterable[object]) -> None:
     """Read again what clients' sessions and the auth client are made of, whenever told to."""
     async for _ in reloads:
         try:
-            if server.tls_context is not None:
-                server.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
+            if server.services.tls_context is not None:
+                server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
                 logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
-            if server.auth_client is not None:
-                await server.auth_client.reload()
+            if server.services.auth_client is not None:
+                await server.services.auth_client.reload()
                 logger.info("reload: read the CAs of auth servers")
         except StartupError as exc:
             logger.error("reload: %s; what was read before stays in use", exc)
@@ -194,7 +187,7 @@ def _log_start(server: Server) -> None:
 def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
     if options.tls_cert is None and options.tls_key is None and options.required_tls == "false":
         return None  # and TLS takes no time to be imported
-    from .tcp.tls import server_context
+    from .session.tls import server_context
 
     return server_context(options)
 
@@ -202,7 +195,7 @@ def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
 def _auth_client(options: BrokerOptions) -> "AuthClient | None":
     if not options.auth_http_addresses:
         return None
-    from .tcp.authorization import AuthClient  # with all of an HTTP client
+    from .session.auth_client import AuthClient  # with all of an HTTP client
 
     return AuthClient(options)
 

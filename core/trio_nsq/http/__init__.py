@@ -8,7 +8,6 @@ all by a `Poller`, in whose turn a route can answer by its `begin`.
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
 from .messages import Body, CutOff, HTTPError, Request, Response
 from .parsing import MAX_HEAD_BYTES
-from .polled import Poller
 from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
 from .serving import peer_of, serve_connection
 
@@ -24,7 +23,6 @@ __all__ = [
     "HTTPError",
     "Handler",
     "OnRequest",
-    "Poller",
     "Request",
     "Response",
     "Route",

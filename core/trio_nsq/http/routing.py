@@ -17,8 +17,9 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers a request; may raise HTTPError. Any other exception is logged and answered with 500."""
 
 Begin: TypeAlias = Callable[[Request, Callable[[Response], None]], bool]
-"""Answers a request without a task: has what it is given called with the response, once, soon or before it returns. The
-response's body is bytes. False: it cannot; nothing was done, and the handler is to be asked. It must not raise."""
+"""Answers a request without a task: has what it is given called with the response, once, after it has returned True.
+The response's body is bytes. False: it cannot; nothing was done, and the handler is to be asked. May raise HTTPError.
+"""
 
 DEFAULT_MAX_BODY_BYTES = 64 * 1024
 """Bodies of up to this size are accepted, and can be ignored, where none is asked for: some clients send them."""

@@ -5,9 +5,10 @@ import socket
 import trio
 
 from ..protocol.address import format_peer
+from ..reactor import Poller
 from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Bodies, Connection, OnRequest
 from .parsing import RequestReader
-from .polled import PolledConnection, Poller
+from .polled import PolledConnection
 from .routing import Router
 
 

@@ -57,6 +57,8 @@ class ConfigEndpoints:
 
     async def put(self, request: Request) -> Response:
         """Change one of the two options that can be; the answer is the new value."""
+        lookup = self._server.topics.lookup
+        assert lookup is not None  # before it is there, nobody is served
         option = _option(request)
         if not request.body:
             raise HTTPError(413, "INVALID_VALUE")
@@ -64,7 +66,7 @@ class ConfigEndpoints:
             _LOGGER.setLevel(_parse_level(request.body))
         elif option == "nsqlookupd_tcp_addresses":
             try:
-                self._server.set_nsqlookupd_tcp_addresses(_parse_addresses(request.body))
+                lookup.set_addresses(_parse_addresses(request.body))
             except ValueError as exc:
                 raise HTTPError(400, "INVALID_VALUE") from exc
         elif option in _OF_TOPICS:
@@ -95,6 +97,8 @@ class ConfigEndpoints:
         for name in _NO_FLAGS:
             del options[name]
         defaults = self._server.options.topic_defaults
+        lookup = self._server.topics.lookup
+        assert lookup is not None  # before it is there, nobody is served
         return options | {
             "id": self._server.node_id,
             "retention_time": defaults.retention_time_ms * _NS_PER_MS,
@@ -106,7 +110,7 @@ class ConfigEndpoints:
             "broadcast_tcp_port": self._broadcast.tcp_port,
             "broadcast_http_port": self._broadcast.http_port,
             "auth_http_addresses": tuple(map(without_secrets, options["auth_http_addresses"])),
-            "nsqlookupd_tcp_addresses": self._server.nsqlookupd_tcp_addresses,
+            "nsqlookupd_tcp_addresses": lookup.addresses,
             "statsd_prefix": self._broadcast.statsd_prefix(options["statsd_prefix"]),
             "tls_required": _TLS_REQUIRED[self._server.options.required_tls],
             "tls_min_version": _TLS_VERSIONS[options["tls_min_version"]],

@@ -18,9 +18,9 @@ from ...http import CutOff, HTTPError, Request, Response, Route
 from ...log import LogReadError, RecordBatch
 from ...log.interface import READ_BYTES
 from ...protocol import pack_messages
-from ..dead_letters import DEAD_LETTERS, store_durably
+from ..dead_letters import DEAD_LETTERS
 from ..errors import PublishRefused, SaveError
-from ..publication import Publication
+from ..ingest.publication import Publication
 from ..state.channel import Channel
 from ..state.record_metadata import Origin, Reason, metadata_for_channel, origins
 from ..state.topic import Topic
@@ -185,7 +185,7 @@ class DeadLetterEndpoints:
                 error = str(exc)
                 break
         try:
-            await self._server.save(topic)
+            await self._server.checkpointer.save(topic)
         except SaveError as exc:
             what = "after a crash they are here again, too"
             raise HTTPError(503, f"{done} requeued, but that cannot be saved ({what}): {exc}") from exc
@@ -207,9 +207,9 @@ class DeadLetterEndpoints:
                 taken += channel.withdraw([letter.sequence for letter in letters])
         except BaseException:
             channel.put_back(taken)
-            self._server.pump(channel)
+            self._server.delivery.deliver(channel)
             raise
-        done = await self._server.dispose(channel, taken)
+        done = await self._server.admin.dispose(channel, taken)
         return Response.json({"dropped": done, "next_sequence": reader.position})
 
     async def pub(self, request: Request) -> Response:
@@ -217,10 +217,10 @@ class DeadLetterEndpoints:
         if not request.body:
             raise HTTPError(400, "MSG_EMPTY")
         channel = find_channel(self._server, request)
-        due_ns = due_given(request, self._server) or self._server.now_ns()
+        due_ns = due_given(request, self._server) or self._server.timers.now_ns()
         publication = Publication([pack_messages([request.body])], due_ns, metadata_for_channel(channel.name))
         try:
-            await self._server.publish(channel.topic.name, [publication])
+            await self._server.topics.publish(channel.topic.name, [publication])
         except PublishRefused as exc:
             raise HTTPError(503, "EXITING" if str(exc) == "exiting" else str(exc)) from exc
         return _OK
@@ -253,13 +253,15 @@ class DeadLetterEndpoints:
             return 0
         publication = Publication([pack_messages(bodies)])
         if name is not None:
-            publication = Publication(publication.sets, self._server.now_ns(), metadata_for_channel(name))
+            publication = Publication(
+                publication.sets, self._server.timers.now_ns(), metadata_for_channel(name)
+            )
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; once stored, they must be gone here
-                await store_durably(self._server, topic, publication)
+                await self._server.topics.publish_durably(topic, publication)
         except BaseException:
             channel.put_back(taken.values())
-            self._server.pump(channel)
+            self._server.delivery.deliver(channel)
             raise
         self._server.broker.changed.add(channel.topic.name)
         return channel.dispose(taken.values())

@@ -105,7 +105,7 @@ class DebugEndpoints:
                     "thresholds": gc.get_threshold(),
                     "collections": [generation["collections"] for generation in gc.get_stats()],
                 },
-                "connections": len(self._server.connections),
+                "connections": len(self._server.sessions.connected),
                 "topics": len(broker.topics),
                 "channels": sum(len(topic.channels) for topic in broker.topics.values()),
                 "cache": {

@@ -58,7 +58,7 @@ class DeferredEndpoints:
         topic, channel = find_topic_and_channel(self._server, request)
         ids = ids_given(request)
         sequences = await find_sequences(self._server, topic, channel, ids)
-        cancelled = set(await self._server.cancel(channel, sequences.values()))
+        cancelled = set(await self._server.admin.cancel(channel, sequences.values()))
         return Response.json(
             {
                 "cancelled": [each for each in ids if sequences.get(each) in cancelled],
@@ -88,6 +88,6 @@ async def find_sequences(server: "Server", topic: Topic, channel: Channel, ids: 
         found = await server.readers.call(topic, work)
     except LogReadError as exc:
         raise HTTPError(503, str(exc)) from exc
-    if not server.serves_channel(channel):
+    if not server.broker.serves_channel(channel):
         raise HTTPError(404, "CHANNEL_NOT_FOUND")
     return {f"{message_id:016x}": sequence for message_id, sequence in found.items()}

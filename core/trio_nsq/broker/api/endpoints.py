@@ -15,10 +15,10 @@ from ...log import LogError
 from ...protocol import CommandError, MessageSet, pack_messages, walk_messages
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import DeletedError, PublishRefused, SaveError
+from ..ingest.idempotent import IdempotentPublisher
+from ..ingest.publication import Publication, SetsForRecords
 from ..monitoring.stats import broker_stats
 from ..monitoring.stats_text import render_text
-from ..once import OncePublisher
-from ..publication import Publication, SetsForRecords
 from .config import ConfigEndpoints
 from .dead_letters import DeadLetterEndpoints
 from .debug import DebugEndpoints
@@ -67,7 +67,7 @@ class Endpoints:
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._server = server
         self._bound = bound
-        self._once = OncePublisher(server)
+        self._idempotent = IdempotentPublisher(server.broker, server.topics)
         self._limits = server.options.limits
         self._metrics: MetricsExposition | None = None
 
@@ -134,7 +134,7 @@ class Endpoints:
         )
         if query.get("format") == "json":
             return Response.json(stats)
-        uptime_ns = self._server.now_ns() - self._server.start_time_ns
+        uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns
         return Response.text(render_text(stats, now_ns, uptime_ns))
 
     async def metrics(self, request: Request) -> Response:
@@ -154,9 +154,9 @@ class Endpoints:
         due_ns = due_given(request, self._server)
         return await self._publish(request, topic, [messages], due_ns)
 
-    def begin_pub(self, request: Request, then: Callable[[Response], None]) -> bool:
+    def begin_pub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
         """As `pub`."""
-        return self._begin(request, self._message, then)
+        return self._begin(request, self._message, on_response)
 
     def _message(self, request: Request) -> MessageSet:
         if not request.body:
@@ -174,9 +174,9 @@ class Endpoints:
             await trio.lowlevel.checkpoint()
         return await self._publish(request, topic, gathered.take(), due_ns)
 
-    def begin_mpub(self, request: Request, then: Callable[[Response], None]) -> bool:
+    def begin_mpub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
         """As `mpub`."""
-        return len(request.body) <= _AT_ONCE_BYTES and self._begin(request, self._messages, then)
+        return len(request.body) <= _AT_ONCE_BYTES and self._begin(request, self._messages, on_response)
 
     def _messages(self, request: Request) -> MessageSet:
         return MessageSet.join(list(self._pieces(request)))
@@ -222,25 +222,28 @@ class Endpoints:
             raise HTTPError(413, "BAD_MESSAGE")
 
     def _begin(
-        self, request: Request, read: Callable[[Request], MessageSet], then: Callable[[Response], None]
+        self, request: Request, read: Callable[[Request], MessageSet], on_response: Callable[[Response], None]
     ) -> bool:
-        """Store what a request publishes; False if it asks for more than that, or has to be waited for, or is wrong."""
+        """Store what a request publishes; False if it asks for more than that, or has to be waited for.
+
+        Raises:
+            HTTPError: It is wrong, or refused.
+        """
         if not _MORE.isdisjoint(request.query):
             return False
         try:
-            topic, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
-            if not messages:
+            name, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
+            topic = self._server.topics.ready.get(name)
+            if topic is None or not messages:
                 return False
 
             def answer(error: PublishRefused | None) -> None:
-                then(_OK if error is None else _refusal(error).response())
+                on_response(_OK if error is None else _refusal(error).response())
 
-            return self._server.submit(topic, [Publication([messages])], answer)
-        except HTTPError:
-            return False
-        except PublishRefused as exc:
-            then(_refusal(exc).response())
+            self._server.publisher.submit(topic, [Publication([messages])], answer)
             return True
+        except PublishRefused as exc:
+            raise _refusal(exc) from exc
 
     async def _publish(
         self, request: Request, topic: str, sets: Sequence[MessageSet], due_ns: int
@@ -250,8 +253,8 @@ class Endpoints:
             return _OK
         try:
             if batch is not None:
-                return _PUBLISHED if await self._once.publish(topic, batch, sets, due_ns) else _REPEATED
-            await self._server.publish(topic, [Publication(sets, due_ns)])
+                return _PUBLISHED if await self._idempotent.publish(topic, batch, sets, due_ns) else _REPEATED
+            await self._server.topics.publish(topic, [Publication(sets, due_ns)])
             return _OK
         except PublishRefused as exc:
             raise _refusal(exc) from exc
@@ -266,7 +269,7 @@ class Endpoints:
     async def forget_producer(self, request: Request) -> Response:
         """Forget a producer that has published its last batch, durably."""
         topic, producer = find_topic(self._server, given(request, "topic")), producer_given(request)
-        await self._server.forget_producer(topic, producer)
+        await self._server.admin.forget_producer(topic, producer)
         return Response()
 
     async def topic_create(self, request: Request) -> Response:
@@ -279,9 +282,9 @@ class Endpoints:
         name = given(request, "topic")
         try:
             if name in self._server.broker.unavailable:
-                await self._server.delete_unavailable(name)
+                await self._server.topics.delete_unavailable(name)
             else:
-                await self._server.delete_topic(find_topic(self._server, name))
+                await self._server.topics.delete_topic(find_topic(self._server, name))
         except OSError as exc:
             raise HTTPError(503, f"cannot delete the files of topic {name}: {exc.strerror}") from exc
         return _EMPTY
@@ -289,24 +292,24 @@ class Endpoints:
     async def topic_empty(self, request: Request) -> Response:
         """Drop what waits in the topic itself; its channels keep theirs."""
         topic = find_topic(self._server, valid_name(request, "topic", "INVALID_TOPIC"))
-        await self._server.empty_topic(topic)
+        await self._server.admin.empty_topic(topic)
         return _EMPTY
 
     async def topic_pause(self, request: Request) -> Response:
         """Give nothing more to the channels."""
         topic = find_topic(self._server, given(request, "topic"))
-        await self._server.pause_topic(topic, True)
+        await self._server.admin.pause_topic(topic, True)
         return _EMPTY
 
     async def topic_unpause(self, request: Request) -> Response:
         """Go on."""
         topic = find_topic(self._server, given(request, "topic"))
-        await self._server.pause_topic(topic, False)
+        await self._server.admin.pause_topic(topic, False)
         return _EMPTY
 
     async def _create(self, topic: str, channel: str | None = None) -> None:
         try:
-            await self._server.create(topic, channel)
+            await self._server.topics.create(topic, channel)
         except PublishRefused as exc:
             raise _refusal(exc) from exc
         except LogError as exc:
@@ -323,22 +326,22 @@ class Endpoints:
 
     async def channel_delete(self, request: Request) -> Response:
         """Delete a channel; its clients are disconnected."""
-        await self._server.delete_channel(find_channel(self._server, request))
+        await self._server.admin.delete_channel(find_channel(self._server, request))
         return _EMPTY
 
     async def channel_empty(self, request: Request) -> Response:
         """Drop everything the channel has: ready, in flight and deferred."""
-        await self._server.empty(find_channel(self._server, request))
+        await self._server.admin.empty(find_channel(self._server, request))
         return _EMPTY
 
     async def channel_pause(self, request: Request) -> Response:
         """Send nothing more to its clients."""
-        await self._server.pause(find_channel(self._server, request), True)
+        await self._server.admin.pause(find_channel(self._server, request), True)
         return _EMPTY
 
     async def channel_unpause(self, request: Request) -> Response:
         """Go on."""
-        await self._server.pause(find_channel(self._server, request), False)
+        await self._server.admin.pause(find_channel(self._server, request), False)
         return _EMPTY
 
 

@@ -68,7 +68,7 @@ class SeekEndpoints:
         position = position_given(request, "to", EARLIEST)
         dry_run = is_dry_run(request)
         try:
-            move, oldest = await self._server.seek(channel, position, dry_run=dry_run)
+            move, oldest = await self._server.admin.seek(channel, position, dry_run=dry_run)
         except LogReadError as exc:
             raise HTTPError(503, str(exc)) from exc
         return Response.json(

@@ -32,7 +32,7 @@ class HTTPServer:
     def __init__(self, server: "Server", bound: BoundAddresses) -> None:
         self._server = server
         self._poller = server.poller
-        self._bodies = server.bodies
+        self._bodies = server.services.bodies
         self._router = self._plain_router = make_router(server, bound)
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
@@ -49,12 +49,12 @@ class HTTPServer:
 
     async def handle_https(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTPS listener."""
-        from ..tcp.tls import (
+        from ..session.tls import (
             TLSError,
             TLSStream,
         )  # takes a while to be imported, and few brokers have a certificate
 
-        tls_context = self._server.tls_context
+        tls_context = self._server.services.tls_context
         assert tls_context is not None  # without it nobody listens
         peer = peer_of(stream)
         secure = TLSStream(stream, tls_context)

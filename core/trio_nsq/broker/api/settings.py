@@ -52,7 +52,7 @@ class SettingsEndpoints:
         if is_dry_run(request):
             return await self._try_topic(topic, _changes(request))
         with _refusing():
-            await self._server.configure_topic(topic, _changes(request))
+            await self._server.admin.configure_topic(topic, _changes(request))
         return Response.json(as_json(topic.settings))
 
     async def _try_topic(self, topic: Topic, changes: dict[str, Any]) -> Response:
@@ -60,7 +60,7 @@ class SettingsEndpoints:
             settings = topic.settings_with(changes)
         expired_before = 0
         if settings.ttl_ms and settings.ttl_ms != topic.settings.ttl_ms:
-            oldest_ns = self._server.now_ns() - settings.ttl_ms * _NS_PER_MS
+            oldest_ns = self._server.timers.now_ns() - settings.ttl_ms * _NS_PER_MS
             try:
                 expired_before = await self._server.readers.call(
                     topic, partial(topic.store.first_since, oldest_ns)
@@ -84,7 +84,7 @@ class SettingsEndpoints:
                 settings = channel.settings_with(changes)
             return _effect(settings, channel.would_drop(settings))
         with _refusing():
-            await self._server.configure_channel(channel, _changes(request))
+            await self._server.admin.configure_channel(channel, _changes(request))
         return Response.json(as_json(channel.settings))
 
 

@@ -8,7 +8,7 @@ from ...http.arguments import channel_names as channel_names
 from ...http.arguments import given as given
 from ...http.arguments import valid_name as valid_name
 from ..errors import TopicUnavailable
-from ..once import BatchNumber
+from ..ingest.idempotent import BatchNumber
 from ..state.channel import Channel
 from ..state.topic import Topic
 
@@ -47,7 +47,7 @@ def due_given(request: Request, server: "Server") -> int:
     defer_ms = int(match[1]) if match else -1
     if not 0 <= defer_ms <= server.options.limits.max_defer_ms or (defer_ms and text.startswith("-")):
         raise HTTPError(400, "INVALID_DEFER")
-    return server.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
+    return server.timers.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
 
 
 def producer_given(request: Request) -> str:

@@ -10,28 +10,20 @@ The threads stay: to begin one takes as long as a sync.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from threading import Condition, Lock
+from threading import Condition, Lock, current_thread
 from time import perf_counter
 
 import trio
 
-from .state.topic import Topic
+from ...pacing import Pacing
+from ...reactor import Poller
+from ..state.topic import Topic
 
-_MIN_THREADS = 2
-_MAX_THREADS = 16
-_COMMIT_S = 0.000_5
-"""Each thread that is at work keeps the event loop waiting for Python's lock: where a sync takes no longer than this,
-two are best, each with several topics. (With 100 topics, each synced for itself, a thread for every topic delivered
-47,000 messages a second, four threads 63,000, and two 60,000 to 76,000.) Where the disk is slower, there are more:
-syncs of several files at once take little longer than one."""
 _SMOOTHING = 1 / 16
 """How much one sync counts in the average of what they take."""
 _ROUNDS_AT_A_TIME = 16
 """After so many rounds a thread lets go of its topics: no thread keeps many while others have none."""
-_GATHER_S = 0.001
-"""A sync is put off for at most this long because clients have more to send."""
-_TELL_S = 0.005
-"""A thread reports its results after this long at the latest, before it has synced all of its topics."""
+_IDLE_NAME = "trio_nsq group commit, idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +52,22 @@ class GroupCommitter:
 
     Args:
         nursery: Hosts the threads. When it is cancelled, what was requested is synced all the same.
+        poller: What is requested in its rounds waits for `begin`; in them results are told, too.
         on_synced: Called in the event loop with what came of some syncs, in their order.
-        call_soon: Called in a thread, with a function and its arguments: calls it in the event loop.
-
-    Attributes:
-        waits: What is requested waits for `begin`.
+        pacing: See there.
     """
 
     def __init__(
         self,
         nursery: trio.Nursery,
+        poller: Poller,
         on_synced: Callable[[Sequence[Synced]], None],
-        call_soon: Callable[..., None],
+        pacing: Pacing,
     ) -> None:
-        self.waits = False
         self._nursery = nursery
+        self._poller = poller
         self._on_synced = on_synced
-        self._call_soon = call_soon
+        self._pacing = pacing
         self._lock = Lock()  # of all that follows, but for what says otherwise
         self._requested: dict[
             Topic, int
@@ -88,7 +79,7 @@ class GroupCommitter:
         self._ending = False
         # For the event loop alone.
         self._busy: dict[Topic, None] = {}  # in the queue, with a thread, or not told of yet
-        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
+        self._limiter = trio.CapacityLimiter(pacing.max_commit_threads)
         self._queued_s = 0.0  # since when something waits for `begin`
         self._sync_s = 0.0  # what a sync takes, on average
         self._idle: dict[Topic, trio.Event] = {}  # set when the topic is no longer busy
@@ -110,13 +101,13 @@ class GroupCommitter:
             if not self._queue:
                 self._queued_s = perf_counter()
             self._queue[topic] = None
-        if not self.waits:
+        if not self._poller.in_round:
             self.begin()
 
     @property
     def is_late(self) -> bool:
         """Something waits for `begin` for too long."""
-        return bool(self._queue) and perf_counter() > self._queued_s + _GATHER_S
+        return bool(self._queue) and perf_counter() > self._queued_s + self._pacing.gather_s
 
     def begin(self) -> None:
         """Let threads take what was requested."""
@@ -131,7 +122,10 @@ class GroupCommitter:
 
     @property
     def _wanted_threads(self) -> int:
-        return max(_MIN_THREADS, min(int(self._sync_s / _COMMIT_S), _MAX_THREADS))
+        pacing = self._pacing
+        return max(
+            pacing.min_commit_threads, min(int(self._sync_s / pacing.commit_s), pacing.max_commit_threads)
+        )
 
     async def _host_thread(self) -> None:
         ended = trio.Event()
@@ -202,13 +196,17 @@ class GroupCommitter:
 
     def _wait_for_queue(self) -> list[Topic]:
         """Some topics of the queue; none: the thread is not needed any more."""
+        thread = current_thread()
+        name = thread.name
         with self._lock:
             while not self._queue:
                 if self._ending or self._threads > self._wanted_threads:
                     self._threads -= 1
                     return []
                 self._idle_threads += 1
+                thread.name = _IDLE_NAME
                 self._queue_grew.wait()
+                thread.name = name
                 self._idle_threads -= 1
             return self._take_locked()
 
@@ -234,11 +232,11 @@ class GroupCommitter:
                 again.append(topic)
                 result = replace(result, goes_on=True)
             results.append(result)
-            if perf_counter() > began_s + _TELL_S:
-                self._call_soon(self._tell, results)
+            if perf_counter() > began_s + self._pacing.tell_s:
+                self._poller.call_soon(self._tell, results)
                 results, began_s = [], perf_counter()
         if results:
-            self._call_soon(self._tell, results)
+            self._poller.call_soon(self._tell, results)
         return again
 
     def _sync(self, topic: Topic) -> Synced:

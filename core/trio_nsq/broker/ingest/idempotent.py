@@ -4,18 +4,16 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import trio
 
-from ..protocol import MessageSet
-from .errors import PublishRefused
+from ...protocol import MessageSet
+from ..errors import PublishRefused
+from ..state.broker import Broker
+from ..state.producers import KEPT_S, MAX_PRODUCERS
+from ..state.record_metadata import metadata_for_batch
+from ..topics import Topics
 from .publication import Publication
-from .state.producers import KEPT_S, MAX_PRODUCERS
-from .state.record_metadata import metadata_for_batch
-
-if TYPE_CHECKING:
-    from .server import Server
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -41,18 +39,20 @@ class _UnderWay:
     error: PublishRefused | None = None
 
 
-class OncePublisher:
+class IdempotentPublisher:
     """Stores each numbered batch once. One for a broker.
 
     A producer's batches are stored one after the other: if a later one were while an earlier one fails, that would be
     taken for a repetition when it is sent again.
 
     Args:
-        server: Who stores them.
+        broker: Knows which batches were stored.
+        topics: Stores them.
     """
 
-    def __init__(self, server: "Server") -> None:
-        self._server = server
+    def __init__(self, broker: Broker, topics: Topics) -> None:
+        self._broker = broker
+        self._topics = topics
         self._under_way: dict[tuple[str, str], _UnderWay] = {}  # by topic and producer
 
     async def publish(self, topic: str, name: BatchNumber, sets: Sequence[MessageSet], due_ns: int) -> bool:
@@ -81,7 +81,7 @@ class OncePublisher:
             # Bounded by the disk: it may be stored, and others wait to hear of it.
             with trio.CancelScope(shield=True):
                 metadata = metadata_for_batch(name.producer, name.number)
-                await self._server.publish(topic, [Publication(sets, due_ns, metadata)])
+                await self._topics.publish(topic, [Publication(sets, due_ns, metadata)])
         except PublishRefused as exc:
             this.error = exc
             raise
@@ -93,11 +93,11 @@ class OncePublisher:
 
     def has_published(self, topic: str, name: BatchNumber) -> bool:
         """Whether a batch, or one after it, is stored in a topic, which need not be there."""
-        found = self._server.broker.topics.get(topic)
+        found = self._broker.topics.get(topic)
         return found is not None and found.producers.has_published(name.producer, name.number, time.time_ns())
 
     def _refuse_too_many(self, topic: str, producer: str) -> None:
-        found = self._server.broker.topics.get(topic)
+        found = self._broker.topics.get(topic)
         if found is not None and not found.producers.has_room(producer, time.time_ns()):
             raise PublishRefused(
                 f"topic {topic} remembers {MAX_PRODUCERS} producers that have published within {KEPT_S // 60} minutes, "
@@ -106,7 +106,7 @@ class OncePublisher:
             )
 
     def _report_forgotten(self, topic: str) -> None:
-        found = self._server.broker.topics.get(topic)
+        found = self._broker.topics.get(topic)
         while found is not None and found.producers.forgotten:
             logger.warning(
                 "%s: the number of producer %s is forgotten: there are %d others, and it was not used for %d minutes",

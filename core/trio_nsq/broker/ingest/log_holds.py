@@ -1,6 +1,7 @@
 """Tasks that have a topic's log for themselves, one after the other: nothing is written to it meanwhile."""
 
 from collections import deque
+from collections.abc import Iterator
 
 import trio
 
@@ -19,9 +20,8 @@ class LogHolds:
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def first(self) -> Topic:
-        """Some topic whose log is held."""
-        return next(iter(self._lines))
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._lines)
 
     def take(self, topic: Topic) -> None:
         """Hold a log that nobody holds."""

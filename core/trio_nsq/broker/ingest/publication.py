@@ -1,11 +1,15 @@
 """What is published together: by one command, and, of one topic, by one write."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
-from ..protocol import MessageSet
-from .errors import PublishRefused
+from ...log import RecordBatch
+from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
+from ...protocol import MessageSet
+from ..errors import PublishRefused
+from ..state.broker import MessageIds
+from ..state.record_metadata import is_about_messages
 
 
 @dataclass(slots=True)
@@ -100,3 +104,52 @@ class Group:
         """Tell all who published that it is stored, or why not."""
         for on_complete in self.on_complete:
             on_complete(error)
+
+
+def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:
+    """Records for these publications, from a sequence on; neighbours share one while it is small.
+
+    What is too large for one record has several, which recovery keeps together. But not if its metadata tells of
+    each of its messages, in their order: there are few of those.
+    """
+    records: list[RecordBatch] = []
+    timestamp_ns = time.time_ns()
+    for together in _sharing_records(publications):
+        first = together[0]
+        sets: Sequence[MessageSet] = first.sets
+        if len(together) > 1:
+            sets = [MessageSet.join([publication.sets[0] for publication in together])]
+        elif is_about_messages(first.metadata):
+            sets = [MessageSet.join(sets)]
+        else:
+            sets = [piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)]
+        count = sum([len(messages.sizes) for messages in sets])
+        first_id = ids.take(count)
+        record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.metadata)
+        if len(sets) == 1:
+            records.append(record)
+        else:
+            records += linked_records(record, sets[1:])
+        sequence += count
+    return records
+
+
+def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:
+    """Neighbours that share a record: while it is small, and nothing is to be said of them that is not said of all."""
+    if len(publications) == 1:
+        return [publications]
+    shares: list[list[Publication]] = []
+    size = count = 0
+    open_for_more = False
+    for publication in publications:
+        messages = publication.sets[0]
+        plain = not (publication.due_ns or publication.metadata or len(publication.sets) > 1)
+        size += len(messages.data)
+        count += len(messages.sizes)
+        if open_for_more and plain and size <= MAX_RECORD_BYTES and count <= MAX_RECORD_MESSAGES:
+            shares[-1].append(publication)
+        else:
+            shares.append([publication])
+            size, count = len(messages.data), len(messages.sizes)
+            open_for_more = plain
+    return shares

@@ -15,76 +15,31 @@ A new file of a log waits for the disk. So a thread makes it, and what is publis
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import trio
 
-from ..log import LogError, RecordBatch, is_disk_full
-from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
-from ..protocol import MessageSet
-from .errors import PublishRefused, TopicFull
+from ...log import LogError, RecordBatch, is_disk_full
+from ...reactor import Poller
+from ..delivery import Delivery
+from ..errors import PublishRefused, TopicFull
+from ..monitoring.histogram import Histogram
+from ..options import BrokerOptions
+from ..state.broker import MessageIds
+from ..state.topic import Topic
+from ..storage.spare_room import SpareRoom
 from .group_commit import GroupCommitter, Synced
-from .monitoring.histogram import Histogram
-from .options import BrokerOptions
-from .publication import Group, Publication
-from .state.broker import MessageIds
-from .state.record_metadata import is_about_messages
-from .state.topic import Topic
-from .storage.spare_room import SpareRoom
+from .log_holds import LogHolds
+from .publication import Group, Publication, records_for
+from .scheduled_syncs import ScheduledSyncs
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_SYNC_BYTES = 16 * 1024 * 1024
-"""With `--sync=interval` so much is synced, however few messages that are: a file is synced before the next is begun,
-and all publishers of its topic wait for that."""
-
 _THREADS = 16
 """For new files of logs, alone."""
-_TURN_S = 0.005
-"""Clients that publish again as soon as something is written let other tasks have their turn after so much time."""
-
-
-@dataclass(slots=True)
-class _Unsynced:
-    """What of a log is written and not on stable storage, with `--sync=interval`.
-
-    Attributes:
-        messages, size: What no sync was requested for yet: messages, and bytes of their records.
-        requested_messages, requested_size: The same of what a sync was requested for.
-        last_request: The number of the last request.
-    """
-
-    messages: int = 0
-    size: int = 0
-    requested_messages: int = 0
-    requested_size: int = 0
-    last_request: int = 0
-
-    def note_requested(self, number: int) -> None:
-        """A sync is requested for all there is."""
-        self.last_request = number
-        self.requested_messages += self.messages
-        self.requested_size += self.size
-        self.messages = self.size = 0
-
-    def note_failed(self) -> None:
-        """It failed: another one has to be requested."""
-        self.messages += self.requested_messages
-        self.size += self.requested_size
-        self.requested_messages = self.requested_size = 0
-
-
-@dataclass(slots=True)
-class _SyncWait:
-    """A caller of `sync` waits for the sync that serves its request."""
-
-    request: int
-    done: trio.Event = field(default_factory=trio.Event)
-    is_synced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +66,15 @@ class Publisher:
         ids: Where message ids come from.
         nursery: Runs the threads. When it is cancelled, what was submitted is stored all the same.
         spare_room: Of the data folder.
-        published: Called with a topic whenever messages were added to it. Their publishers have been told before,
-            unless the topic may refuse messages.
-        call_soon: Called in any thread, with a function and its arguments: calls it in the event loop, best in a round.
-            None: trio does.
+        poller: In its rounds, what is submitted gathers until the end of the round.
+        delivery: Told whenever messages were added to a topic. Their publishers have been told before, unless the topic
+            may refuse messages.
 
     Attributes:
         health: Empty, or what the last write of any log failed with, unless there was no room: see `SpareRoom`.
-        in_round: What is submitted gathers until the end of the round.
         append_duration: What a write to a log took each time, its sync included with `--sync=always`.
-        sync_duration: What a sync of a log took each time, with `--sync=interval`.
         sync_count: How often a log was brought to stable storage.
+        syncs: Those of `--sync=interval`.
     """
 
     def __init__(
@@ -130,32 +83,28 @@ class Publisher:
         ids: MessageIds,
         nursery: trio.Nursery,
         spare_room: SpareRoom,
-        published: Callable[[Topic], None],
-        call_soon: Callable[..., None] | None = None,
+        poller: Poller,
+        delivery: Delivery,
     ) -> None:
         self.health = ""
-        self.in_round = False
         self.append_duration = Histogram()
-        self.sync_duration = Histogram()
         self.sync_count = 0
-        self._options = options
+        self._is_synced_first = options.sync == "always"
+        self._turn_s = options.pacing.turn_s
         self._ids = ids
         self._nursery = nursery
         self._spare_room = spare_room
-        self._published = published
-        self._call_soon = call_soon or trio.lowlevel.current_trio_token().run_sync_soon
-        self._committer = GroupCommitter(nursery, self._note_synced, self._call_soon)
+        self._poller = poller
+        self._delivery = delivery
+        self._committer = GroupCommitter(nursery, poller, self._complete_synced, options.pacing)
+        self.syncs = ScheduledSyncs(options, self._committer)
         self._threads = trio.CapacityLimiter(_THREADS)
         self._gathered: dict[Topic, Group] = {}  # not written
         self._due: dict[Topic, None] = {}  # what has gathered there can be written
         self._is_called = False  # `_write_gathered` is going to be
         self._written: dict[Topic, deque[_Write]] = {}  # waits for a sync, in order; none is empty
-        # Logs that nothing is written to: a task holds each of them, and these tasks are next.
-        self._held: dict[Topic, deque[trio.Event]] = {}
-        self._waiting: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
-        self._unsynced: dict[Topic, _Unsynced] = {}  # only with `--sync=interval`
-        self._sync_waits: dict[Topic, list[_SyncWait]] = {}
-        self._sync_soon = trio.Event()
+        self._holds = LogHolds()  # nothing is written to these logs
+        self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._closed = False
 
     # ------------------------------------------------------------------ submitting
@@ -206,7 +155,7 @@ class Publisher:
                 topic's is the reason.
         """
         self._gather(topic, publications, on_complete)
-        if not self.in_round:
+        if not self._poller.in_round:
             self._write_soon()
 
     def _gather(
@@ -225,7 +174,7 @@ class Publisher:
         group = self._gathered.get(topic)
         if group is None:
             group = self._gathered[topic] = Group()
-            if topic not in self._held:
+            if topic not in self._holds:
                 self._due[topic] = None
         group.publications += publications
         group.size += size
@@ -245,32 +194,29 @@ class Publisher:
 
     # ------------------------------------------------------------------ rounds
 
-    def begin_round(self) -> None:
-        """Let what is submitted gather until `end_round`, and what is to be synced until `begin_syncs`."""
-        self.in_round = self._committer.waits = True
-
     def end_round(self) -> None:
-        """Write what has gathered."""
+        """Write what has gathered in a round of the poller."""
         self._write_gathered()
-        self.in_round = self._committer.waits = False
         if self._committer.is_late:
-            self.begin_syncs()
+            self._committer.begin()
 
     def begin_syncs(self) -> None:
         """Have threads sync what was written. To be called when no client has anything more to send."""
+        if self._due:
+            self._write_gathered()
         self._committer.begin()
 
     @property
     def is_busy(self) -> bool:
         """A thread is at some topic's log."""
-        return self._committer.is_busy or bool(self._held)
+        return self._committer.is_busy or bool(self._holds)
 
     # ------------------------------------------------------------------ writing
 
     def _write_soon(self) -> None:
         if not self._is_called:
             self._is_called = True
-            self._call_soon(self._write_called)
+            self._poller.call_soon(self._write_called)
 
     def _write_called(self) -> None:
         self._is_called = False
@@ -278,12 +224,12 @@ class Publisher:
 
     def _write_gathered(self) -> None:
         """Write what has gathered, and what its publishers publish when they hear of it, while the turn lasts."""
-        turn_over_s = perf_counter() + _TURN_S
+        turn_over_s = perf_counter() + self._turn_s
         while self._due:
             topics, self._due = self._due, {}
             # Those who wait for an OK can send the next while there is more to do here.
             for topic in [topic for topic in topics if self._write_group(topic)]:
-                self._deliver(topic)
+                self._delivery.deliver_published(topic)
             if self._due and perf_counter() > turn_over_s:
                 self._write_soon()
                 return
@@ -294,7 +240,7 @@ class Publisher:
         if topic.log.begins_file(group.size):
             if topic not in self._written:  # else when that is committed
                 self._nursery.start_soon(self._begin_file, topic)
-                self._held[topic] = deque()
+                self._holds.take(topic)
             return False
         del self._gathered[topic]
         began_s = perf_counter()
@@ -306,8 +252,8 @@ class Publisher:
         write = _Write(topic.log.writes, group, records, perf_counter() - began_s)
         if topic.ephemeral:
             return self._commit(topic, write)
-        if self._options.sync == "interval":
-            self._note_unsynced(topic, records)
+        if not self._is_synced_first:
+            self.syncs.record_write(topic, records)
             self.append_duration.observe(write.took_s)
             return self._commit(topic, write)
         self._written.setdefault(topic, deque()).append(write)
@@ -318,46 +264,16 @@ class Publisher:
         if not topic.ephemeral and (reason := self._spare_room.begin_append()):
             raise PublishRefused(reason)
         try:
-            records = self._records(topic, group.publications)
+            records = records_for(group.publications, topic.log.written_sequence, self._ids)
             topic.log.write(records)
         finally:
             if not topic.ephemeral:
                 self._spare_room.end_append()
         return records
 
-    def _records(self, topic: Topic, publications: Sequence[Publication]) -> list[RecordBatch]:
-        """Records for these publications, from the end of the log on; neighbours share one while it is small.
-
-        What is too large for one record has several, which recovery keeps together. But not if its metadata tells of
-        each of its messages, in their order: there are few of those.
-        """
-        records: list[RecordBatch] = []
-        timestamp_ns = time.time_ns()
-        sequence = topic.log.written_sequence
-        for together in _sharing_records(publications):
-            first = together[0]
-            sets: Sequence[MessageSet] = first.sets
-            if len(together) > 1:
-                sets = [MessageSet.join([publication.sets[0] for publication in together])]
-            elif is_about_messages(first.metadata):
-                sets = [MessageSet.join(sets)]
-            else:
-                sets = [
-                    piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
-                ]
-            count = sum([len(messages.sizes) for messages in sets])
-            first_id = self._ids.take(count)
-            record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.metadata)
-            if len(sets) == 1:
-                records.append(record)
-            else:
-                records += linked_records(record, sets[1:])
-            sequence += count
-        return records
-
     # ------------------------------------------------------------------ committing
 
-    def _note_synced(self, results: Sequence[Synced]) -> None:
+    def _complete_synced(self, results: Sequence[Synced]) -> None:
         """Commit, acknowledge and deliver what was synced, or take it back."""
         delivering: list[Topic] = []
         for result in results:
@@ -368,12 +284,14 @@ class Publisher:
                     delivering.append(topic)
             else:
                 self._refuse_written(topic, result.error)
-            if self._options.sync == "interval":
-                self._note_scheduled(result)
+            if not self._is_synced_first:
+                if result.error is None:
+                    self.health = ""
+                self.syncs.record_sync(result)
             self._go_on(topic)
         for topic in delivering:
-            self._deliver(topic)
-        if not self.in_round:
+            self._delivery.deliver_published(topic)
+        if not self._poller.in_round:
             self._write_gathered()
 
     def _commit_synced(self, result: Synced) -> bool:
@@ -401,7 +319,7 @@ class Publisher:
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:
-            self._deliver(topic)
+            self._delivery.deliver_published(topic)
         write.group.complete(error)
         return error is None and not first
 
@@ -421,17 +339,10 @@ class Publisher:
 
     def _go_on(self, topic: Topic) -> None:
         """Continue with a topic after a sync of its log or a hold on it has ended."""
-        if topic in self._gathered and topic not in self._held:
+        if topic in self._gathered and topic not in self._holds:
             self._due[topic] = None
-        if (waiting := self._waiting.pop(topic, None)) is not None:
-            waiting.set()
-
-    def _deliver(self, topic: Topic) -> None:
-        """Have what was stored sent on: it is stored, whatever comes of this."""
-        try:
-            self._published(topic)
-        except Exception:
-            logger.exception("%s: what was published could not be sent on", topic.name)
+        if (change := self._changes.pop(topic, None)) is not None:
+            change.set()
 
     def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
         if isinstance(error, PublishRefused):
@@ -453,62 +364,9 @@ class Publisher:
             self.health = text
         return PublishRefused(text)
 
-    # ------------------------------------------------------------------ the scheduled sync
-
-    async def sync_on_schedule(self) -> None:
-        """Sync what was written, after every so many messages or so much time; runs until cancelled."""
-        while True:
-            with trio.move_on_after(self._options.sync_timeout_ms / 1000):
-                await self._sync_soon.wait()
-            self._sync_soon = trio.Event()
-            await self._sync_all()
-
-    async def _sync_all(self) -> None:
-        async with trio.open_nursery() as nursery:
-            for topic in list(self._unsynced):
-                nursery.start_soon(self._sync, topic)
-
     async def sync(self, topic: Topic) -> bool:
-        """Return when what a topic has accepted is on stable storage; False if that failed, which is noted."""
-        return self._options.sync == "always" or await self._sync(topic)
-
-    async def _sync(self, topic: Topic) -> bool:
-        if (unsynced := self._unsynced.get(topic)) is None:
-            return True
-        wait = _SyncWait(self._committer.request(topic))
-        unsynced.note_requested(wait.request)
-        self._sync_waits.setdefault(topic, []).append(wait)
-        await wait.done.wait()
-        return wait.is_synced
-
-    def _note_scheduled(self, result: Synced) -> None:
-        """A sync of committed messages has ended."""
-        topic, unsynced = result.topic, self._unsynced.get(result.topic)
-        if result.error is None:
-            self.sync_duration.observe(result.took_s)
-            self.health = ""
-            if unsynced is not None and result.writes == topic.log.writes:
-                del self._unsynced[topic]
-            elif unsynced is not None and result.request == unsynced.last_request:
-                unsynced.requested_messages = unsynced.requested_size = 0
-        elif unsynced is not None and result.request == unsynced.last_request:
-            unsynced.note_failed()
-        waits = self._sync_waits.pop(topic, [])
-        for wait in waits:
-            if wait.request <= result.request:
-                wait.is_synced = result.error is None
-                wait.done.set()
-        if later := [wait for wait in waits if not wait.done.is_set()]:
-            self._sync_waits[topic] = later
-
-    def _note_unsynced(self, topic: Topic, records: Sequence[RecordBatch]) -> None:
-        unsynced = self._unsynced.get(topic)
-        if unsynced is None:
-            unsynced = self._unsynced[topic] = _Unsynced()
-        unsynced.messages += records[-1].next_sequence - records[0].base_sequence
-        unsynced.size += sum([record.record_bytes for record in records])
-        if unsynced.messages >= self._options.sync_every or unsynced.size >= _SYNC_BYTES:
-            self._sync_soon.set()
+        """Return when what a topic has accepted is on stable storage; False if that failed, which is logged."""
+        return self._is_synced_first or await self.syncs.sync(topic)
 
     # ------------------------------------------------------------------ a log of one's own
 
@@ -547,10 +405,10 @@ class Publisher:
 
     async def _hold(self, topic: Topic) -> None:
         """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
-        if topic in self._held:
-            await self._stand_in_line(topic)
+        if topic in self._holds:
+            await self._holds.wait(topic)
         else:
-            self._held[topic] = deque()
+            self._holds.take(topic)
             self._due.pop(topic, None)
         try:
             while topic in self._written:
@@ -559,32 +417,16 @@ class Publisher:
             self._release(topic)
             raise
 
-    async def _stand_in_line(self, topic: Topic) -> None:
-        turn = trio.Event()
-        line = self._held[topic]
-        line.append(turn)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():
-                self._release(topic)
-            else:
-                line.remove(turn)
-            raise
-
     def _release(self, topic: Topic) -> None:
         """Let the next in line have a topic's log, or write what has gathered."""
-        if line := self._held[topic]:
-            line.popleft().set()
-            return
-        del self._held[topic]
-        self._go_on(topic)
-        if not self.in_round:
-            self._write_soon()
+        if self._holds.release(topic):
+            self._go_on(topic)
+            if not self._poller.in_round:
+                self._write_soon()
 
     async def _change(self, topic: Topic) -> None:
         """Wait until a sync of the topic's log, or the last hold on it, has ended."""
-        await self._waiting.setdefault(topic, trio.Event()).wait()
+        await self._changes.setdefault(topic, trio.Event()).wait()
 
     async def idle(self, topic: Topic) -> None:
         """Wait until nothing is being stored or synced; none is until the caller's next checkpoint."""
@@ -592,7 +434,7 @@ class Publisher:
             self._write_gathered()
             if topic in self._due:  # the turn was over
                 await trio.lowlevel.checkpoint()
-            elif topic in self._gathered or topic in self._written or topic in self._held:
+            elif topic in self._gathered or topic in self._written or topic in self._holds:
                 await self._change(topic)
             elif self._committer.is_at(topic):
                 await self._committer.idle(topic)
@@ -601,36 +443,15 @@ class Publisher:
 
     def forget(self, topic: Topic) -> None:
         """Let go of a topic that is being deleted."""
-        self._unsynced.pop(topic, None)
+        self.syncs.forget(topic)
 
     async def close(self) -> None:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True
         self._write_gathered()
         self.begin_syncs()
-        while topic := next(iter([*self._gathered, *self._written, *self._held]), None):
+        while topic := next(iter([*self._gathered, *self._written, *self._holds]), None):
             await self.idle(topic)
-        await self._sync_all()
+        await self.syncs.sync_all()
         await self._committer.all_idle()
         self._committer.end()
-
-
-def _sharing_records(publications: Sequence[Publication]) -> Sequence[Sequence[Publication]]:
-    """Neighbours that share a record: while it is small, and nothing is to be said of them that is not said of all."""
-    if len(publications) == 1:
-        return [publications]
-    shares: list[list[Publication]] = []
-    size = count = 0
-    open_for_more = False
-    for publication in publications:
-        messages = publication.sets[0]
-        plain = not (publication.due_ns or publication.metadata or len(publication.sets) > 1)
-        size += len(messages.data)
-        count += len(messages.sizes)
-        if open_for_more and plain and size <= MAX_RECORD_BYTES and count <= MAX_RECORD_MESSAGES:
-            shares[-1].append(publication)
-        else:
-            shares.append([publication])
-            size, count = len(messages.data), len(messages.sizes)
-            open_for_more = plain
-    return shares

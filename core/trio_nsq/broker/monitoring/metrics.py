@@ -184,7 +184,7 @@ class MetricsExposition:
         )
         unavailable = len(server.broker.unavailable)
         yield GaugeMetricFamily("nsq_unavailable_topics", "Topics whose files cannot be used.", unavailable)
-        connections = server.connections
+        connections = server.sessions.connected
         producers = sum(1 for connection in connections if connection.pub_counts)
         yield GaugeMetricFamily("nsq_connections", "TCP clients connected.", len(connections))
         refused = CounterMetricFamily(
@@ -202,7 +202,7 @@ class MetricsExposition:
         yield _histogram(
             "nsq_sync_duration_seconds",
             "Syncing a topic's log on the schedule of --sync=interval.",
-            publisher.sync_duration,
+            publisher.syncs.duration,
         )
         yield CounterMetricFamily(
             "nsq_syncs", "Times a topic's log was brought to stable storage.", publisher.sync_count

@@ -5,11 +5,11 @@ from operator import itemgetter
 from typing import Any
 
 from ..server import Server
+from ..session.session import Session
 from ..state.channel import Channel
 from ..state.quantiles import Sketch
 from ..state.settings import TopicSettings, as_json
 from ..state.topic import Topic
-from ..tcp.connection import Connection
 
 
 def broker_stats(
@@ -32,7 +32,9 @@ def broker_stats(
         include_clients: Whether to list the clients of channels, and the producers.
         include_mem: Whether `memory` is there.
     """
-    by_consumer = {c.consumer: c for c in server.connections if c.consumer is not None}
+    by_consumer = {
+        s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
+    }
     figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns)
     topics: list[dict[str, Any]] | None = None
     for _, found in sorted(server.broker.topics.items()):
@@ -55,7 +57,9 @@ def broker_stats(
         if missing:
             topics = sorted([*(topics or ()), *missing], key=itemgetter("topic_name"))
     unknown = topics is None and bool(topic)  # nsqd then shows nothing at all
-    publishing = [c for c in server.connections if c.pub_counts] if include_clients and not unknown else []
+    publishing = []
+    if include_clients and not unknown:
+        publishing = [session for session in server.sessions.connected if session.pub_counts]
     stats: dict[str, Any] = {
         "version": server.version,
         "health": server.health,
@@ -182,24 +186,26 @@ def _losses(settings: TopicSettings, where: Topic | Channel) -> dict[str, int]:
     return losses
 
 
-def _client(client: Connection, topic: str) -> dict[str, Any]:
-    consumer, tls, authorizations = client.consumer, client.wire.tls, client.guard.authorizations
+def _client(client: Session, topic: str) -> dict[str, Any]:
+    tls, authorizations = client.transport.tls, client.authorizer.authorizations
+    handshake, subscription = client.handshake, client.subscription
+    consumer = subscription.consumer if subscription is not None else None
     stats: dict[str, Any] = {
-        "client_id": client.identity.client_id,
-        "hostname": client.identity.hostname,
+        "client_id": handshake.identity.client_id,
+        "hostname": handshake.identity.hostname,
         "version": "V2",
         "remote_address": client.peer,
-        "state": int(client.state),
+        "state": int(client.protocol_state),
         "ready_count": consumer.ready_count if consumer else 0,
         "in_flight_count": len(consumer.in_flight) if consumer else 0,
         "message_count": consumer.message_count if consumer else 0,
         "finish_count": consumer.finish_count if consumer else 0,
         "requeue_count": consumer.requeue_count if consumer else 0,
         "connect_ts": client.connected_s,
-        "sample_rate": client.settings.sample_rate,
-        "deflate": client.upgrades.deflate,
-        "snappy": client.upgrades.snappy,
-        "user_agent": client.identity.user_agent,
+        "sample_rate": handshake.settings.sample_rate,
+        "deflate": handshake.upgrades.deflate,
+        "snappy": handshake.upgrades.snappy,
+        "user_agent": handshake.identity.user_agent,
     }
     if authorizations is not None:
         stats["authed"] = True

@@ -8,13 +8,13 @@ import trio
 from ...protocol import CommandError, quote
 
 if TYPE_CHECKING:
-    from .authorization import AuthClient, Authorizations
+    from .auth_client import AuthClient, Authorizations
     from .tls import TLSSession
 
 logger = logging.getLogger("trio_nsq.broker")
 
 
-class Guard:
+class Authorizer:
     """Asks for a client, and remembers the answer for as long as it is good for.
 
     Args:
@@ -44,7 +44,7 @@ class Guard:
             raise CommandError("E_INVALID", "AUTH already set")
         if self._auth_client is None:
             raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
-        from .authorization import auth_reply  # here, for most brokers have no auth server
+        from .auth_client import auth_reply  # here, for most brokers have no auth server
 
         self._secret, self._tls = secret, tls
         authorizations = await self._ask(self._auth_client)
@@ -70,7 +70,7 @@ class Guard:
             raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
 
     async def _ask(self, auth_client: "AuthClient") -> "Authorizations":
-        from .authorization import AuthError
+        from .auth_client import AuthError
 
         try:
             return await auth_client.query(

@@ -21,7 +21,7 @@ _MAX_PARTS = 256
 _CONGESTED_BYTES = 4 * 1024 * 1024
 
 
-class Outbox:
+class SendBuffer:
     """Bytes for one non-blocking socket.
 
     Attributes:

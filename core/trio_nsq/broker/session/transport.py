@@ -9,7 +9,7 @@ import trio
 
 from ...protocol import CommandError
 from ...protocol.compression import Codec
-from .outbox import Outbox
+from .send_buffer import SendBuffer
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -24,14 +24,14 @@ _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 1024 * 1024
 
 
-class Wire:
+class Transport:
     """Both directions of one connection.
 
     Args:
         sock: Non-blocking; ours from now on.
 
     Attributes:
-        outbox: What is to be sent.
+        send_buffer: What is to be sent.
         sock: For `recv`; what it gives goes through `decode`.
         tls: The session, if there is one.
         bare: Neither TLS nor compression is there.
@@ -39,7 +39,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.outbox = Outbox(sock)
+        self.send_buffer = SendBuffer(sock)
         self.tls: TLSSession | None = None
         self.bare = True
         self._codecs: list[Codec] = []  # what is received goes through the first of them first
@@ -55,8 +55,8 @@ class Wire:
             pieces = chain.from_iterable(map(codec.decode, pieces))
         yield from pieces
         if self.tls is not None and (said := self.tls.outgoing()):
-            self.outbox.put_encoded(said)
-            self.outbox.flush()
+            self.send_buffer.put_encoded(said)
+            self.send_buffer.flush()
 
     @property
     def ended(self) -> bool:
@@ -67,7 +67,7 @@ class Wire:
         """Lay another layer inside those that there are, from here on in both directions."""
         self._codecs.append(codec)
         self.bare = False
-        self.outbox.add_codec(codec)
+        self.send_buffer.add_codec(codec)
 
     async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
         """Come to a TLS session with the client; what comes with the end of the handshake `decode` gives.
@@ -100,8 +100,8 @@ class Wire:
         try:
             return session.handshake(received)
         finally:  # if it fails, there is an alert that says why
-            self.outbox.put_encoded(session.outgoing())
-            self.outbox.flush()
+            self.send_buffer.put_encoded(session.outgoing())
+            self.send_buffer.flush()
 
     async def _receive(self) -> bytes:
         while True:
@@ -113,10 +113,10 @@ class Wire:
 
     def say_goodbye(self) -> None:
         """Send what there is, and end the TLS session if there is one, as far as the socket takes it."""
-        if self.tls is not None and not self.outbox.broken:
-            self.outbox.encode()
-            self.outbox.put_encoded(self.tls.end())
-        self.outbox.flush()
+        if self.tls is not None and not self.send_buffer.broken:
+            self.send_buffer.encode()
+            self.send_buffer.put_encoded(self.tls.end())
+        self.send_buffer.flush()
 
     async def linger(self) -> None:
         """Say goodbye, and see to it that it arrives.
@@ -126,7 +126,7 @@ class Wire:
         """
         self.say_goodbye()
         with trio.move_on_after(_LINGER_S):
-            await self.outbox.emptied()
+            await self.send_buffer.emptied()
             try:
                 self.sock.shutdown(socket.SHUT_WR)
                 for _ in range(_LINGER_BYTES // RECEIVE_BYTES):

@@ -10,6 +10,7 @@ from ..errors import PublishRefused, TopicUnavailable
 from ..options import BrokerOptions
 from .cache import BatchCache
 from .channel import Channel
+from .message_store import MessageStore
 from .topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -73,6 +74,8 @@ class Broker:
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
+        deleting: Names of topics that are being deleted.
+        stopping: The broker stops: no topic is served any more.
         waits_for_disk: As of its topics, which are made after it is set.
     """
 
@@ -83,6 +86,8 @@ class Broker:
         self.changed: set[str] = set()
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
+        self.deleting: set[str] = set()
+        self.stopping = False
         self.waits_for_disk = True
         self._make_log = make_log
         measured = bool(options.e2e_processing_latency_percentiles)
@@ -97,6 +102,19 @@ class Broker:
         self._dead_alarms = 0  # in the heap, of channels that are deleted
 
     # ------------------------------------------------------------------ topics and channels
+
+    def serves(self, topic: Topic) -> bool:
+        """Whether a topic is there, and its log open."""
+        return not self.stopping and self.topics.get(topic.name) is topic
+
+    def serves_channel(self, channel: Channel) -> bool:
+        """Whether a channel is there, and its topic's log open."""
+        return not self.stopping and self.topic_of(channel) is not None
+
+    def serves_store(self, store: MessageStore) -> bool:
+        """Whether the topic of a message store is there, and its log open."""
+        topic = self.topics.get(store.name)
+        return not self.stopping and topic is not None and topic.store is store
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, made if need be. Raises LogError if its log cannot be opened."""

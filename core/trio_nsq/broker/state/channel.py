@@ -206,6 +206,11 @@ class Channel:
         return bool(self._ready) and not self._paused and self.ready_count > 0
 
     @property
+    def has_work(self) -> bool:
+        """Something can be delivered, or is to be moved to the dead-letter topic."""
+        return self.can_deliver or self._withdrawn.waiting > 0
+
+    @property
     def _fresh(self) -> int:
         # As `_point`, without its call: asked for several times for each delivery.
         point = self.topic.end if self.private else self.topic.high_watermark

@@ -1,10 +1,24 @@
 """One subscribed client, as its channel sees it."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from .in_flight import InFlight
 
 _NS_PER_MS = 1_000_000
+
+
+class Subscriber(Protocol):
+    """The connection of a consumer."""
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        """Take message frames; `send_delivered` follows."""
+
+    def send_delivered(self) -> None:
+        """Send what `deliver` took."""
+
+    def close(self) -> None:
+        """The channel is deleted: end the connection soon."""
 
 
 class Consumer:
@@ -12,7 +26,7 @@ class Consumer:
 
     Args:
         msg_timeout_ms: How long a message may be in flight here.
-        close: Called when the channel is deleted: ends the connection.
+        subscriber: Gets the messages.
         sample: Decides for one message whether it is sent; if not, the channel forgets it. None: all are sent.
         buffer_bytes: Messages for it may wait for more of them while their frames have fewer bytes than this.
         buffer_ms: For how long they may, see `Channel.can_wait`; 0: not at all.
@@ -29,7 +43,6 @@ class Consumer:
         "blocked",
         "buffer_bytes",
         "buffer_ns",
-        "close",
         "finish_count",
         "in_flight",
         "message_count",
@@ -38,12 +51,13 @@ class Consumer:
         "requeue_count",
         "requeued_turn",
         "sample",
+        "subscriber",
     )
 
     def __init__(
         self,
         msg_timeout_ms: int,
-        close: Callable[[], None],
+        subscriber: Subscriber,
         sample: Callable[[], bool] | None = None,
         buffer_bytes: int = 0,
         buffer_ms: int = 0,
@@ -52,7 +66,7 @@ class Consumer:
         self.buffer_ns = buffer_ms * _NS_PER_MS
         self.msg_timeout_ns = msg_timeout_ms * _NS_PER_MS
         self.sample = sample
-        self.close = close
+        self.subscriber = subscriber
         self.ready_count = 0
         self.blocked = False
         self.in_flight = InFlight()

@@ -386,7 +386,7 @@ class Topic:
             self._private.pop(channel.name, None)
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
-                consumer.close()
+                consumer.subscriber.close()
             channel.empty()  # an alarm may yet keep it in memory for a while
 
     def pause(self) -> None:

@@ -1,0 +1,113 @@
+"""IDENTIFY: what a client says of itself, what is negotiated, and the layers that are put over the connection."""
+
+import trio
+
+from ...protocol import (
+    OK_FRAME,
+    CommandReader,
+    IdentifyRequest,
+    IdentifySettings,
+    Upgrades,
+    choose_upgrades,
+    encode_response,
+    identify_reply,
+    negotiate,
+    parse_identify,
+)
+from ...protocol.compression import Deflate, Snappy
+from .services import Services
+from .transport import Transport
+
+_LARGE_BODY_BYTES = 4096
+
+
+class Handshake:
+    """What was negotiated with a client.
+
+    Args:
+        services: Of the broker.
+        reader: Reads the client's commands.
+        transport: Gets the layers.
+        host: The client's address.
+
+    Attributes:
+        identity: What the client said of itself.
+        settings: What was negotiated, or the defaults.
+        upgrades: What the connection became.
+        under_way: A layer is being put over the connection: nothing else may be sent.
+    """
+
+    def __init__(self, services: Services, reader: CommandReader, transport: Transport, host: str) -> None:
+        self.identity = IdentifyRequest(client_id=host, hostname=host)
+        self.settings = self._negotiated = IdentifySettings.default(services.options.limits)
+        self.upgrades = Upgrades()
+        self.under_way = False
+        self._is_identified = False
+        self._services = services
+        self._reader = reader
+        self._transport = transport
+
+    async def identify(self, body: bytes) -> bytes:
+        """Negotiate, answer, and put TLS and compression over the connection.
+
+        Returns:
+            What was received behind the command: it is for the new layers.
+
+        Raises:
+            CommandError: The body is wrong, or the client does not speak TLS.
+        """
+        services, limits = self._services, self._services.options.limits
+        self.identity = request = await self._parse(body)
+        self._negotiated = settings = negotiate(request, limits, self._negotiated)
+        self._reader.heartbeats = settings.heartbeat_interval_ms > 0
+        if not self._is_identified:  # as in nsqd, later ones are answered but change nothing any more
+            self._is_identified = True
+            self.settings = settings
+        buffer = self._transport.send_buffer
+        if not request.feature_negotiation:
+            buffer.put(OK_FRAME)
+            return b""
+        upgrades = Upgrades()
+        if self._transport.bare:  # a connection is upgraded once
+            upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
+        reply = identify_reply(
+            settings,
+            upgrades,
+            limits,
+            services.version,
+            auth_required=bool(services.options.auth_http_addresses),
+            survive_refusals=request.survive_refusals,
+            private_channel=request.private_channel,
+        )
+        buffer.put(encode_response(reply))
+        if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
+            return b""
+        return await self._upgrade(upgrades)
+
+    async def _parse(self, body: bytes) -> IdentifyRequest:
+        """Raises CommandError. Large bodies take milliseconds: one of them in each round of the event loop."""
+        if len(body) <= _LARGE_BODY_BYTES:
+            return parse_identify(body)
+        async with self._services.parsing:
+            await trio.lowlevel.checkpoint()
+            return parse_identify(body)
+
+    async def _upgrade(self, upgrades: Upgrades) -> bytes:
+        """Put TLS and compression over the connection, with an OK inside each. Raises CommandError."""
+        self.upgrades = upgrades
+        buffer = self._transport.send_buffer
+        buffer.flush()
+        received = self._reader.take_buffered()  # nothing, if the client keeps to the rules
+        if upgrades.tls:
+            assert self._services.tls_context is not None
+            self.under_way = True
+            await self._transport.start_tls(self._services.tls_context, received)
+            self.under_way = False
+            received = b""
+            self._reader.tls_required = False
+            buffer.put(OK_FRAME)
+        if upgrades.snappy or upgrades.deflate:
+            codec = Snappy() if upgrades.snappy else Deflate(upgrades.deflate_level)
+            self._transport.add_codec(codec)
+            buffer.put(OK_FRAME)
+        return received

@@ -1,0 +1,380 @@
+"""Topics and channels that clients make, use and delete, each made durably before anybody can use it."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import trio
+
+from ..log import LogError
+from ..protocol import is_ephemeral
+from .delivery import Delivery
+from .errors import DeletedError, LimitReached, PublishRefused, SaveError
+from .ingest.publication import Publication
+from .ingest.publisher import Publisher
+from .options import BrokerOptions
+from .readers import Readers
+from .recovery import TopicLoader
+from .state.broker import Broker
+from .state.channel import Channel
+from .state.checkpoint import Checkpoint
+from .state.consumer import Consumer
+from .state.topic import Topic
+from .storage.checkpointer import Checkpointer
+from .storage.data_folder import DataFolder
+from .timers import Timers
+
+if TYPE_CHECKING:
+    from ..lookup import LookupRegistration
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_SYNC_AGAIN_S = 1.0
+"""A sync that failed is tried again after this long."""
+_DUE_AT_ONCE = 256
+"""So many messages that waited for a channel are due in it when it is made; more of them at the next alarm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Deletion:
+    """The deletion of a topic, under way.
+
+    Attributes:
+        only_if_unused: The topic was made for a request that was refused. Other requests wait until it is gone.
+        done: Set at the end.
+    """
+
+    only_if_unused: bool
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class Topics:
+    """Makes and deletes topics and channels. One for a broker.
+
+    Args:
+        broker: Has them.
+        options: Their limits.
+        folder: Where their files are.
+        timers, publisher, delivery, checkpointer, loader, readers: Of the broker.
+        nursery: Runs requests to discovery services.
+
+    Attributes:
+        ready: Topics that can be published to at once, with `Publisher.submit`, by name. Others `publish` makes ready.
+        lookup: Knows which channels a new topic has elsewhere; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        options: BrokerOptions,
+        folder: DataFolder,
+        timers: Timers,
+        publisher: Publisher,
+        delivery: Delivery,
+        checkpointer: Checkpointer,
+        loader: TopicLoader,
+        readers: Readers,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.ready: dict[str, Topic] = {}
+        self.lookup: LookupRegistration | None = None
+        self._broker = broker
+        self._options = options
+        self._folder = folder
+        self._timers = timers
+        self._publisher = publisher
+        self._delivery = delivery
+        self._checkpointer = checkpointer
+        self._loader = loader
+        self._readers = readers
+        self._nursery = nursery
+        self._deleting: dict[str, _Deletion] = {}
+        self._coming: WeakKeyDictionary[Topic, set[str]] = WeakKeyDictionary()  # channels that are being made
+        self._precreating: dict[Topic, trio.Event] = {}
+
+    # ------------------------------------------------------------------ publishing
+
+    async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
+        """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
+        while True:
+            topic = self._topic_to_publish(topic_name)
+            if topic is None:
+                await self._deleting[topic_name].done.wait()
+            elif (precreating := self._precreating.get(topic)) is not None:
+                await precreating.wait()  # it may be deleted by then
+            else:
+                break
+        try:
+            await self._publisher.publish(topic, publications)
+        except PublishRefused:
+            await self._forget_new(topic)
+            raise
+        if topic_name not in self._deleting and self._broker.serves(topic):
+            self.ready[topic_name] = topic
+
+    async def publish_durably(self, topic_name: str, publication: Publication) -> None:
+        """Return when a publication is on stable storage, whatever the sync mode. Raises PublishRefused."""
+        await self.publish(topic_name, [publication])
+        with trio.CancelScope(shield=True):  # once written, it must not be published a second time
+            while (topic := self._broker.topics.get(topic_name)) is not None and self._broker.serves(topic):
+                if await self._publisher.sync(topic):
+                    break
+                await trio.sleep(_SYNC_AGAIN_S)
+
+    def _topic_to_publish(self, name: str) -> Topic | None:
+        """The topic of this name, made if need be; None while one that was new is forgotten. Raises PublishRefused."""
+        if self._broker.stopping:
+            raise PublishRefused("exiting")
+        if (deletion := self._deleting.get(name)) is not None:
+            if deletion.only_if_unused:
+                return None
+            raise PublishRefused("exiting")
+        try:
+            return self._topic(name)
+        except LogError as exc:
+            raise PublishRefused(str(exc)) from exc
+
+    # ------------------------------------------------------------------ consuming
+
+    async def subscribe(
+        self, topic_name: str, channel_name: str, consumer: Consumer, *, private: bool = False
+    ) -> Channel:
+        """Let a consumer have messages of a channel; it and its topic are made, durably, if need be.
+
+        Args:
+            topic_name, channel_name, consumer: Who consumes what.
+            private: If the channel is made, make it a private one; its name must be an ephemeral one.
+
+        Raises:
+            LogError, SaveError: The channel is not there, and was not made.
+            PublishRefused: Its topic is being deleted.
+            LimitReached: It has as many consumers as it may have.
+        """
+        channel = await self.channel(topic_name, channel_name, private=private)
+        limit = self._options.max_channel_consumers
+        if limit and len(channel.consumers) >= limit:
+            raise LimitReached(f"consumers for {topic_name}:{channel_name} exceeds limit of {limit}")
+        channel.add(consumer)
+        return channel
+
+    def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
+        """Take a consumer out of its channel; what it had in flight goes to the others."""
+        channel.remove(consumer)
+        self._broker.changed.add(channel.topic.name)
+        alive = self._broker.topic_of(channel) is not None
+        if alive and channel.ephemeral and not channel.consumers:
+            self._broker.delete_channel(channel)
+        elif alive:
+            self._delivery.deliver(channel)
+
+    # ------------------------------------------------------------------ making
+
+    async def create(self, topic_name: str, channel_name: str | None = None) -> None:
+        """Make a topic, or a channel and its topic, durably.
+
+        Raises:
+            LogError, SaveError: It is not there, or would not outlast a restart.
+            PublishRefused: It is being deleted.
+        """
+        if channel_name is not None:
+            await self.channel(topic_name, channel_name)
+            return
+        topic = await self._topic_to_use(topic_name)
+        try:
+            await self._checkpointer.save_new(topic)
+        except SaveError:
+            await self._forget_new(topic)
+            raise
+
+    async def _topic_to_use(self, name: str) -> Topic:
+        """The topic of this name, made if need be, without a checkpoint behind that.
+
+        Raises:
+            LogError: It cannot be made.
+            PublishRefused: It is being deleted.
+        """
+        while (deletion := self._deleting.get(name)) is not None and deletion.only_if_unused:
+            await deletion.done.wait()
+        if deletion is not None or self._broker.stopping:
+            raise PublishRefused("exiting")
+        return self._topic(name)
+
+    async def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
+        """The channel of this name. A new one is on disk before anybody can use it; `private` as in `subscribe`.
+
+        Raises:
+            LogError, SaveError: It is not there, and was not made.
+            PublishRefused: Its topic is being deleted.
+        """
+        while (channel := (topic := await self._topic_to_use(topic_name)).channels.get(name)) is None:
+            self._check_channel_limit(topic, name)
+            if is_ephemeral(name):
+                if topic in self._broker.never_saved:
+                    await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
+                    self._check_channel_limit(await self._topic_to_use(topic_name), name)
+                return self._add_channel(topic_name, name, private=private)
+
+            def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
+                if name not in topic.channels:  # another request may just have made it
+                    checkpoint.add_channel(name)
+
+            def apply() -> None:
+                self._add_channel(topic_name, name)
+
+            coming = self._coming.setdefault(topic, set())
+            coming.add(name)
+            try:
+                await self._checkpointer.change(topic, plan, apply, with_others=True)
+            except DeletedError:
+                continue  # the topic was deleted meanwhile
+            except SaveError:
+                await self._forget_new(topic)
+                raise
+            finally:
+                coming.discard(name)
+        return channel
+
+    def _check_channel_limit(self, topic: Topic, name: str) -> None:
+        """Raise LimitReached if the topic may not have a channel of this name besides those it has or is getting."""
+        limit = self._options.max_channels
+        if limit and len((topic.channels.keys() | self._coming.get(topic, set())) - {name}) >= limit:
+            raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
+
+    async def _try_to_save(self, topic: Topic) -> None:
+        """Save a topic now, if that works; an error is reported, and the next checkpoint tries again."""
+        try:
+            await self._checkpointer.save(topic)
+        except SaveError:
+            pass
+
+    async def _forget_new(self, topic: Topic) -> None:
+        """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
+        if self._is_new(topic) and topic not in self._precreating:
+            try:
+                await self.delete_topic(topic, only_if_unused=True)
+            except OSError as exc:
+                logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
+
+    def _is_new(self, topic: Topic) -> bool:
+        """Whether a topic was never saved, and has neither messages nor channels."""
+        return topic in self._broker.never_saved and not (topic.channels or topic.log.next_sequence)
+
+    # ------------------------------------------------------------------ deleting
+
+    async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
+        """Delete a topic with its channels and files; its clients are disconnected.
+
+        Args:
+            topic: Which one.
+            only_if_unused: Only if it was never saved, and has neither messages nor channels.
+
+        Raises:
+            OSError: Nothing was deleted.
+        """
+        while (under_way := self._deleting.get(topic.name)) is not None:
+            await under_way.done.wait()
+        if self._broker.topics.get(topic.name) is not topic:
+            return
+        self._deleting[topic.name] = _Deletion(only_if_unused)
+        self._broker.deleting.add(topic.name)
+        self.ready.pop(topic.name, None)
+        try:
+            with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
+                async with self._checkpointer.locked(topic):
+                    await self._delete(topic, only_if_unused)
+        finally:
+            self._broker.deleting.discard(topic.name)
+            self._deleting.pop(topic.name).done.set()
+
+    async def delete_unavailable(self, name: str) -> None:
+        """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
+        with trio.CancelScope(shield=True):
+            is_done = await self._loader.delete(name)
+        if not is_done and (topic := self._broker.topics.get(name)) is not None:
+            await self.delete_topic(topic)  # it was just opened
+
+    async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
+        await self._publisher.idle(topic)
+        if only_if_unused and not self._is_new(topic):
+            return
+        retired: Path | None = None
+        if not topic.ephemeral:
+            # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
+            work = partial(self._folder.retire_topic, topic.name)
+            retired = await trio.to_thread.run_sync(work)
+            await self._publisher.idle(topic)  # a scheduled sync may have begun meanwhile
+        self._publisher.forget(topic)
+        self._broker.delete_topic(topic)
+        self._readers.wake(topic)
+        self._checkpointer.forget(topic)
+        if retired is not None:
+            await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+
+    async def deletions_done(self) -> None:
+        """Wait until no topic is being deleted."""
+        for deletion in list(self._deleting.values()):
+            await deletion.done.wait()
+
+    # ------------------------------------------------------------------ new topics
+
+    def _topic(self, name: str) -> Topic:
+        """The topic of this name, made if need be: then publishes to it wait until it has its channels."""
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            limit = self._options.max_topics
+            if limit and len(self._broker.topics) >= limit:
+                raise LimitReached(f"there are {limit} topics, as many as --max-topics allows")
+            topic = self._broker.topic(name)
+            if self.lookup is not None and self.lookup.addresses:
+                self._precreating[topic] = trio.Event()
+                self._nursery.start_soon(self._precreate, topic, self.lookup)
+        return topic
+
+    async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
+        """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
+        try:
+            names = await lookup.channels(topic.name)
+            if self._broker.stopping or self._broker.topics.get(topic.name) is not topic:
+                return
+            if 0 < self._options.max_channels < len(topic.channels.keys() | set(names)):
+                logger.warning(
+                    "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
+                )
+                room = self._options.max_channels - len(topic.channels)
+                names = [name for name in names if name not in topic.channels][:room]
+            durable = [name for name in names if not is_ephemeral(name)]
+
+            def plan(checkpoint: Checkpoint) -> None:
+                for name in durable:
+                    if name not in topic.channels:
+                        checkpoint.add_channel(name)
+
+            def apply() -> None:
+                for name in names:
+                    self._add_channel(topic.name, name)
+
+            await self._checkpointer.change(topic, plan, apply)
+        except (SaveError, DeletedError):
+            pass  # an error is logged; what cannot be saved is not made
+        except Exception:
+            # A mistake of ours: the topic has to do without.
+            logger.exception("%s: channels could not be made in advance", topic.name)
+        finally:
+            self._precreating.pop(topic).set()
+
+    def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
+        """The channel of this name, made if need be: it may begin with messages that wait for their time."""
+        self._topic(topic_name)
+        known_ns = self._broker.next_deadline_ns
+        channel = self._broker.channel(topic_name, channel_name, private=private)
+        if channel.next_due_ns is not None:
+            channel.tick(
+                self._timers.now_ns(), _DUE_AT_ONCE
+            )  # or its first consumer could come before the timer
+        if self._broker.next_deadline_ns != known_ns:
+            self._timers.look_again()
+        return channel
