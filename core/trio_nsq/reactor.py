@@ -56,6 +56,7 @@ class PolledEndpoint:
     Attributes:
         state: Who reads.
         handed_over: Set when the task has to go on.
+        is_unread: There may be something in the socket.
         read_bytes: How much is read at a time.
     """
 
@@ -65,8 +66,17 @@ class PolledEndpoint:
         self.read_bytes = RECEIVE_BYTES
         self._sock = sock
         self._poller = poller
-        self._unread = True  # there may be something in the socket
+        self.is_unread = True
         self._ended = False  # what is there is the last
+
+    def start_polling(self) -> None:
+        """Have the poller watch the socket. The client's task has the client still, until it calls `rest`."""
+        self._poller.add(self._sock.fileno(), self)
+
+    def stop_polling(self) -> None:
+        """Serve the client in its task only; before the socket is closed."""
+        self.state = IN_TASK
+        self._poller.remove(self._sock.fileno())
 
     def serve_data(self, data: bytes | None) -> None:
         """In the poller's turn, handle what was read.
@@ -78,7 +88,7 @@ class PolledEndpoint:
 
     def mark_readable(self, *, ended: bool) -> None:
         """Something has come; `ended`: and it is the last."""
-        self._unread = True
+        self.is_unread = True
         self._ended |= ended
 
     def serve(self) -> bool:
@@ -95,17 +105,17 @@ class PolledEndpoint:
         except OSError:
             data = None
         self.serve_data(data)
-        return self._unread and self.state is RESTING
+        return self.is_unread and self.state is RESTING
 
     def receive_now(self) -> bytes:
         """What the socket has, `read_bytes` at most. Raises OSError, BlockingIOError if it has nothing."""
         try:
             data = self._sock.recv(self.read_bytes)
         except BlockingIOError:
-            self._unread = False
+            self.is_unread = False
             raise
         # A short read has taken all there was: the kernel tells of what comes afterwards. But not again of the end.
-        self._unread = len(data) == self.read_bytes or self._ended
+        self.is_unread = len(data) == self.read_bytes or self._ended
         return data
 
     def rest(self) -> None:
@@ -123,7 +133,7 @@ class PolledEndpoint:
 
     def look_again(self) -> None:
         """After a completion: have the poller read on if there may be something."""
-        if self._unread and self.state is RESTING:
+        if self.is_unread and self.state is RESTING:
             self._poller.look_again(self._sock.fileno())
 
 

@@ -135,27 +135,10 @@ class Server:
         )
 
     async def _poll(self) -> None:
-        await self.poller.run(self)
+        await self.poller.run(self.publisher)
 
     async def _save_on_schedule(self) -> None:
         await self.checkpointer.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
-
-    # ------------------------------------------------------------------ rounds of the poller, see `Rounds`
-
-    @property
-    def is_busy(self) -> bool:
-        """As `Rounds.is_busy`."""
-        return self.publisher.is_busy
-
-    def end_round(self) -> None:
-        """Store what clients have published, then deliver."""
-        self.publisher.end_round()
-        self.delivery.end_round()
-
-    def idle(self) -> bool:
-        """Sync what was stored, and deliver what could wait."""
-        self.publisher.begin_syncs()
-        return self.delivery.idle()
 
     # ------------------------------------------------------------------ the whole
 

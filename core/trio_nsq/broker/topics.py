@@ -298,7 +298,7 @@ class Topics:
             await self.delete_topic(topic)  # it was just opened
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
-        await self._publisher.idle(topic)
+        await self._publisher.until_idle(topic)
         if only_if_unused and not self._is_new(topic):
             return
         retired: Path | None = None
@@ -306,7 +306,7 @@ class Topics:
             # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
             work = partial(self._folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
-            await self._publisher.idle(topic)  # a scheduled sync may have begun meanwhile
+            await self._publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
         self._publisher.forget(topic)
         self._broker.delete_topic(topic)
         self._readers.wake(topic)

@@ -49,18 +49,17 @@ class PolledConnection(PolledEndpoint, Connection):
 
     async def run(self) -> None:
         """As `Connection.run`."""
-        fd = self._sock.fileno()
-        self._poller.add(fd, self)
+        self.start_polling()
         try:
             await super().run()
         finally:
-            self.state, self._is_gone = IN_TASK, True
-            self._poller.remove(fd)
+            self._is_gone = True
+            self.stop_polling()
 
     # ------------------------------------------------------------------ in the task
 
     async def _receive(self) -> bool:
-        if self._unread:
+        if self.is_unread:
             await trio.lowlevel.checkpoint()
             try:
                 data = self.receive_now()
@@ -110,7 +109,7 @@ class PolledConnection(PolledEndpoint, Connection):
         if data:
             self._go_on(data)
         else:
-            self._unread = True  # the task finds the same
+            self.is_unread = True  # the task finds the same
             self.hand_over()
 
     def _go_on(self, data: bytes = b"") -> None:

@@ -158,15 +158,15 @@ class GroupCommitter:
         """Whether a thread is at the topic's log, or soon will be."""
         return topic in self._busy
 
-    async def idle(self, topic: Topic) -> None:
+    async def until_idle(self, topic: Topic) -> None:
         """Wait until no thread is at the topic's log; none is until the caller's next checkpoint."""
         while topic in self._busy:
             await self._idle.setdefault(topic, trio.Event()).wait()
 
-    async def all_idle(self) -> None:
+    async def until_all_idle(self) -> None:
         """Wait until no thread is at any log."""
         for topic in list(self._busy):
-            await self.idle(topic)
+            await self.until_idle(topic)
 
     def _tell(self, results: Sequence[Synced]) -> None:
         for result in results:

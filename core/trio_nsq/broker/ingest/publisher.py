@@ -174,7 +174,7 @@ class Publisher:
         group = self._gathered.get(topic)
         if group is None:
             group = self._gathered[topic] = Group()
-            if topic not in self._holds:
+            if topic not in self._holds.lines:
                 self._due[topic] = None
         group.publications += publications
         group.size += size
@@ -195,21 +195,23 @@ class Publisher:
     # ------------------------------------------------------------------ rounds
 
     def end_round(self) -> None:
-        """Write what has gathered in a round of the poller."""
+        """Clients had their turn: write what they published, then deliver. See `Rounds`."""
         self._write_gathered()
         if self._committer.is_late:
             self._committer.begin()
+        self._delivery.end_round()
 
-    def begin_syncs(self) -> None:
-        """Have threads sync what was written. To be called when no client has anything more to send."""
+    def idle(self) -> bool:
+        """No client has anything more to send: have threads sync what was written, and deliver what could wait."""
         if self._due:
             self._write_gathered()
         self._committer.begin()
+        return self._delivery.idle()
 
     @property
     def is_busy(self) -> bool:
         """A thread is at some topic's log."""
-        return self._committer.is_busy or bool(self._holds)
+        return self._committer.is_busy or bool(self._holds.lines)
 
     # ------------------------------------------------------------------ writing
 
@@ -339,7 +341,7 @@ class Publisher:
 
     def _go_on(self, topic: Topic) -> None:
         """Continue with a topic after a sync of its log or a hold on it has ended."""
-        if topic in self._gathered and topic not in self._holds:
+        if topic in self._gathered and topic not in self._holds.lines:
             self._due[topic] = None
         if (change := self._changes.pop(topic, None)) is not None:
             change.set()
@@ -405,7 +407,7 @@ class Publisher:
 
     async def _hold(self, topic: Topic) -> None:
         """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
-        if topic in self._holds:
+        if topic in self._holds.lines:
             await self._holds.wait(topic)
         else:
             self._holds.take(topic)
@@ -428,16 +430,16 @@ class Publisher:
         """Wait until a sync of the topic's log, or the last hold on it, has ended."""
         await self._changes.setdefault(topic, trio.Event()).wait()
 
-    async def idle(self, topic: Topic) -> None:
+    async def until_idle(self, topic: Topic) -> None:
         """Wait until nothing is being stored or synced; none is until the caller's next checkpoint."""
         while True:
             self._write_gathered()
             if topic in self._due:  # the turn was over
                 await trio.lowlevel.checkpoint()
-            elif topic in self._gathered or topic in self._written or topic in self._holds:
+            elif topic in self._gathered or topic in self._written or topic in self._holds.lines:
                 await self._change(topic)
             elif self._committer.is_at(topic):
-                await self._committer.idle(topic)
+                await self._committer.until_idle(topic)
             else:
                 return
 
@@ -449,9 +451,9 @@ class Publisher:
         """Refuse further publishes, and wait for those under way and for a last sync."""
         self._closed = True
         self._write_gathered()
-        self.begin_syncs()
-        while topic := next(iter([*self._gathered, *self._written, *self._holds]), None):
-            await self.idle(topic)
+        self._committer.begin()
+        while topic := next(iter([*self._gathered, *self._written, *self._holds.lines]), None):
+            await self.until_idle(topic)
         await self.syncs.sync_all()
-        await self._committer.all_idle()
+        await self._committer.until_all_idle()
         self._committer.end()

@@ -6,6 +6,7 @@ import socket
 import trio
 
 from ...protocol.address import format_peer
+from .client_task import ClientTask
 from .services import Services
 from .session import Session
 
@@ -49,7 +50,7 @@ class Sessions:
             self._deserted = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         try:
-            await session.run()
+            await ClientTask(session, self._services).run()
         except Exception:
             # A mistake of ours, not the client's: it must not reach the other clients.
             logger.exception("TCP: client(%s): internal error", peer)
