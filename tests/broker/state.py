@@ -192,12 +192,19 @@ class Subscriber:
     ) -> None:
         self.closed = False
         self.channel = channel
-        self.consumer = Consumer(msg_timeout_ms, self._close, None, *buffer)
+        self.consumer = Consumer(msg_timeout_ms, self, None, *buffer)
         self._fixture = fixture
         channel.add(self.consumer)
         self.ready(ready)
 
-    def _close(self) -> None:
+    def deliver(self, frames: bytes | memoryview) -> None:
+        """What is delivered is taken from what `Channel.dispatch` returns."""
+
+    def send_delivered(self) -> None:
+        """Nothing is sent on."""
+
+    def close(self) -> None:
+        """The channel is deleted."""
         self.closed = True
 
     def ready(self, count: int) -> None:

@@ -32,11 +32,24 @@ def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1)
         broker.watch(channel, channel.next_due_ns)
 
 
+class Connection:
+    """A consumer's connection, as far as its channel knows of it."""
+
+    def __init__(self, on_close: Callable[[], None] = lambda: None) -> None:
+        self.close = on_close
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        pass
+
+    def send_delivered(self) -> None:
+        pass
+
+
 def deliver(
     broker: Broker, channel: Channel, now_ns: int, *, ready: int = 1, timeout_ms: int = 1000
 ) -> Consumer:
     """A consumer that is sent what is ready, and the channel watched as the server does it."""
-    consumer = Consumer(timeout_ms, lambda: None)
+    consumer = Consumer(timeout_ms, Connection())
     consumer.ready_count = ready
     channel.add(consumer)
     if grants := channel.dispatch(now_ns):
@@ -136,7 +149,7 @@ def test_deleting_a_topic_closes_its_clients_and_its_log_and_forgets_it() -> Non
 
     broker = make_broker(lambda name: ClosingLog())
     channel = broker.channel("t", "c")
-    channel.add(Consumer(1000, lambda: closed.append("client")))
+    channel.add(Consumer(1000, Connection(lambda: closed.append("client"))))
     publish(broker, "t", due_ns=5 * SECOND)
     topic = broker.topic("t")
     broker.changed.add("t")

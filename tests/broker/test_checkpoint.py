@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import trio
-from trio_nsq.broker.publication import Publication
 
 from broker.state import SECOND, Fixture
 from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.storage.data_folder import DataFolder
@@ -116,9 +116,9 @@ async def test_others_have_their_turns_while_a_large_channel_is_saved(tmp_path: 
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
         topic = server.broker.topic("t")
         server.broker.channel("t", "c")
-        later_ns = server.now_ns() + 3600 * SECOND
+        later_ns = server.timers.now_ns() + 3600 * SECOND
         for _ in range(50):
-            await server.publish("t", [Publication([pack_messages([b"x"] * 1000)], later_ns)])
+            await server.topics.publish("t", [Publication([pack_messages([b"x"] * 1000)], later_ns)])
         turns = 0
 
         async def count_turns() -> None:
@@ -128,7 +128,7 @@ async def test_others_have_their_turns_while_a_large_channel_is_saved(tmp_path: 
                 turns += 1
 
         nursery.start_soon(count_turns)
-        await server.save(topic)
+        await server.checkpointer.save(topic)
         nursery.cancel_scope.cancel()
     assert turns >= 50
     assert (

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from broker.state import Fixture, UnreadableLog, damage, disk_log
+from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.readers import Readers, Reading
+from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.http import CutOff
 from trio_nsq.log import Log, MemoryLog, RecordBatch
@@ -31,8 +33,15 @@ def reading(
     return Reading(readers, topic, partial(topic.log.read, max_bytes=max_bytes), start, end, wait_s)
 
 
-def readers_of(fixture: Fixture) -> Readers:
-    return Readers(lambda topic: topic is fixture.topic)
+def broker_of(*fixtures: Fixture) -> Broker:
+    """A broker that serves these topics."""
+    broker = Broker(BrokerOptions(data_path=Path("unused")), lambda name: MemoryLog())
+    broker.topics = {fixture.topic.name: fixture.topic for fixture in fixtures}
+    return broker
+
+
+def readers_of(*fixtures: Fixture) -> Readers:
+    return Readers(broker_of(*fixtures))
 
 
 async def read_all(way: Reading[RecordBatch]) -> tuple[list[int], list[Gap]]:
@@ -189,11 +198,10 @@ async def test_what_cannot_be_read_cuts_it_off() -> None:
 async def test_a_topic_that_is_deleted_meanwhile_cuts_it_off(tmp_path: Path) -> None:
     """What its closed log then gives looks like damage."""
     fixture = filled(disk_log(tmp_path / "log"), [1] * 3)
-    served = True
-    way = reading(Readers(lambda topic: served), fixture.topic, 0, 3, max_bytes=0)
+    broker = broker_of(fixture)
+    way = reading(Readers(broker), fixture.topic, 0, 3, max_bytes=0)
     assert len(await way.next()) == 1
-    fixture.log.close()
-    served = False
+    broker.delete_topic(fixture.topic)
     with pytest.raises(CutOff, match="topic topic was deleted, or the broker stops"):
         await way.next()
 
@@ -227,7 +235,7 @@ async def test_it_waits_for_more(autojump_clock: MockClock) -> None:
         for pause_s in (3, 9):
             await trio.sleep(pause_s)
             fixture.publish(b"x")
-            readers.topic_grew(fixture.topic)
+            readers.wake(fixture.topic)
     assert got == [(0, [0]), (3, [1]), (12, [2])]
     assert trio.current_time() - began == 22
 
@@ -242,7 +250,7 @@ async def test_it_waits_for_a_sequence_and_then_ends(autojump_clock: MockClock) 
             for _ in range(4):
                 await trio.sleep(20)
                 fixture.publish(b"x")
-                readers.topic_grew(fixture.topic)
+                readers.wake(fixture.topic)
 
         nursery.start_soon(publish)
         assert await read_all(way) == ([0, 1, 2], [])
@@ -259,16 +267,15 @@ async def test_without_waiting_the_end_is_the_end(autojump_clock: MockClock) -> 
 
 async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
-    served = True
-    readers = Readers(lambda topic: served)
+    broker = broker_of(fixture)
+    readers = Readers(broker)
     way = reading(readers, fixture.topic, 1, None, wait_s=60)
     async with trio.open_nursery() as nursery:
 
         async def delete() -> None:
-            nonlocal served
             await trio.sleep(5)
-            served = False
-            readers.topic_grew(fixture.topic)
+            broker.delete_topic(fixture.topic)
+            readers.wake(fixture.topic)
 
         nursery.start_soon(delete)
         with pytest.raises(CutOff):
@@ -279,13 +286,13 @@ async def test_who_waits_hears_of_the_end_of_the_topic(autojump_clock: MockClock
 async def test_nobody_waits_for_a_topic_that_is_gone(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     with pytest.raises(CutOff):
-        await reading(Readers(lambda topic: False), fixture.topic, 1, None, wait_s=60).next()
+        await reading(readers_of(), fixture.topic, 1, None, wait_s=60).next()
     assert trio.current_time() == 0
 
 
 async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: MockClock) -> None:
     fixture, other = in_memory(), Fixture(name="other#ephemeral")
-    readers = Readers(lambda topic: True)
+    readers = readers_of(fixture, other)
     got: list[int] = []
 
     async def read(number: int) -> None:
@@ -296,11 +303,11 @@ async def test_many_wait_for_one_topic_and_none_for_another(autojump_clock: Mock
         for number in range(5):
             nursery.start_soon(read, number)
         await trio.sleep(1)
-        readers.topic_grew(other.topic)
+        readers.wake(other.topic)
         await trio.sleep(1)
         assert got == []
         fixture.publish(b"x")
-        readers.topic_grew(fixture.topic)
+        readers.wake(fixture.topic)
     assert sorted(got) == [0, 1, 2, 3, 4]
     assert trio.current_time() == 2
 

@@ -28,12 +28,12 @@ async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
         cut_off = trio.CancelScope()
 
         async def first() -> None:
-            await server.save(topic)
+            await server.checkpointer.save(topic)
             cut_off.cancel()
 
         async def second() -> None:
             with cut_off:
-                await server.create("t", "second")
+                await server.topics.create("t", "second")
 
         async with trio.open_nursery() as saving:
             saving.start_soon(first)
@@ -43,7 +43,7 @@ async def test_save_that_is_cancelled_is_made_up_for(tmp_path: Path) -> None:
             files.release()
         assert cut_off.cancelled_caught
         assert saved_channels(tmp_path / "d") == ["first"]
-        await server.create("t", "second")
+        await server.topics.create("t", "second")
         assert saved_channels(tmp_path / "d") == ["first", "second"]
     folder.close()
 
@@ -64,7 +64,7 @@ async def test_those_who_wait_to_save_the_same_topic_share_one_write(tmp_path: P
         files.hold("replace")
         writes.clear()
         for number in range(20):
-            nursery.start_soon(server.create, "t", f"c{number}")
+            nursery.start_soon(server.topics.create, "t", f"c{number}")
         await files.reached()
         await settle()
         files.release()
