@@ -55,6 +55,7 @@ class GroupCommitter:
         poller: What is requested in its rounds waits for `begin`; in them results are told, too.
         on_synced: Called in the event loop with what came of some syncs, in their order.
         pacing: See there.
+        clock_s: Seconds, by any clock that never steps; called in the threads, too.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class GroupCommitter:
         poller: Poller,
         on_synced: Callable[[Sequence[Synced]], None],
         pacing: Pacing,
+        clock_s: Callable[[], float] = perf_counter,
     ) -> None:
         self._nursery = nursery
         self._poller = poller
         self._on_synced = on_synced
         self._pacing = pacing
+        self._clock_s = clock_s
         self._lock = Lock()  # of all that follows, but for what says otherwise
         self._requested: dict[
             Topic, int
@@ -99,7 +102,7 @@ class GroupCommitter:
         self._busy[topic] = None
         with self._lock:
             if not self._queue:
-                self._queued_s = perf_counter()
+                self._queued_s = self._clock_s()
             self._queue[topic] = None
         if not self._poller.in_round:
             self.begin()
@@ -107,7 +110,7 @@ class GroupCommitter:
     @property
     def is_late(self) -> bool:
         """Something waits for `begin` for too long."""
-        return bool(self._queue) and perf_counter() > self._queued_s + self._pacing.gather_s
+        return bool(self._queue) and self._clock_s() > self._queued_s + self._pacing.gather_s
 
     def begin(self) -> None:
         """Let threads take what was requested."""
@@ -225,16 +228,16 @@ class GroupCommitter:
         """Sync these, and tell of it; returns those that this thread syncs again, none of them with `is_last`."""
         again: list[Topic] = []
         results: list[Synced] = []
-        began_s = perf_counter()
+        began_s = self._clock_s()
         for topic in topics:
             result = self._sync(topic)
             if result.error is None and not is_last and topic in self._requested:
                 again.append(topic)
                 result = replace(result, goes_on=True)
             results.append(result)
-            if perf_counter() > began_s + self._pacing.tell_s:
+            if self._clock_s() > began_s + self._pacing.tell_s:
                 self._poller.call_soon(self._tell, results)
-                results, began_s = [], perf_counter()
+                results, began_s = [], self._clock_s()
         if results:
             self._poller.call_soon(self._tell, results)
         return again
@@ -243,10 +246,10 @@ class GroupCommitter:
         with self._lock:
             request = self._requested.pop(topic)
         writes = topic.log.writes
-        began_s = perf_counter()
+        began_s = self._clock_s()
         error: Exception | None = None
         try:
             topic.log.sync()
         except Exception as exc:
             error = exc
-        return Synced(topic, request, writes, perf_counter() - began_s, error)
+        return Synced(topic, request, writes, self._clock_s() - began_s, error)
