@@ -147,8 +147,7 @@ class Delivery:
 
     def _try_to_deliver(self, channel: Channel) -> bool:
         try:
-            if self._broker.serves_channel(channel):
-                self.deliver(channel)
+            self.deliver(channel)
         except Exception:
             # A mistake of ours: it must not reach other channels.
             logger.exception("%s/%s: nothing could be delivered", channel.topic.name, channel.name)
@@ -236,9 +235,10 @@ class Delivery:
         if not await self._read_for(channel):
             await trio.sleep(_PAUSE_S)
         self._reading.discard(channel)
-        if not self._try_to_deliver(channel):
+        if self._broker.serves_channel(channel) and not self._try_to_deliver(channel):
             await trio.sleep(_PAUSE_S)
-            self._try_to_deliver(channel)
+            if self._broker.serves_channel(channel):
+                self._try_to_deliver(channel)
 
     async def _read_for(self, channel: Channel) -> bool:
         """Read what a channel needs to go on; False if it must pause before its next read."""

@@ -32,9 +32,7 @@ class Timers:
 
     def watch(self, channel: Channel, at_ns: int | None) -> None:
         """See to it that a channel is looked at by `at_ns`; None: never."""
-        known_ns = self._broker.next_deadline_ns
-        self._broker.watch(channel, at_ns)
-        if self._broker.next_deadline_ns != known_ns:
+        if self._broker.watch(channel, at_ns):
             self._moved.set()
 
     def look_again(self) -> None:

@@ -205,15 +205,17 @@ class Broker:
 
     # ------------------------------------------------------------------ time
 
-    def watch(self, channel: Channel, at_ns: int | None) -> None:
-        """Look at a channel at `at_ns`, if not before; None is never."""
+    def watch(self, channel: Channel, at_ns: int | None) -> bool:
+        """Look at a channel at `at_ns`, if not before; None is never. Returns whether nothing is due before that."""
         if at_ns is None:
-            return
+            return False
         alarms = self._alarms_of.setdefault(channel, [])
         if not alarms or at_ns < alarms[-1]:
             alarms.append(at_ns)
             self._alarm_order += 1
             heappush(self._alarms, (at_ns, self._alarm_order, channel))
+            return self._alarms[0][1] == self._alarm_order
+        return False
 
     @property
     def next_deadline_ns(self) -> int | None:
