@@ -106,6 +106,22 @@ class Group:
             on_complete(error)
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A group that is written and not committed.
+
+    Attributes:
+        number: Of the write, as `Log.writes` counts.
+        records: What was written, at least one.
+        took_s: How long the write took.
+    """
+
+    number: int
+    group: Group
+    records: Sequence[RecordBatch]
+    took_s: float
+
+
 def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:
     """Records for these publications, from a sequence on; neighbours share one while it is small.
 

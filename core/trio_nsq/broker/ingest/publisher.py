@@ -17,12 +17,11 @@ A new file of a log waits for the disk. So a thread makes it, and what is publis
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import trio
 
-from ...log import LogError, RecordBatch, is_disk_full
+from ...log import LogError, RecordBatch
 from ...reactor import Poller
 from ..delivery import Delivery
 from ..errors import PublishRefused, TopicFull
@@ -33,29 +32,14 @@ from ..state.topic import Topic
 from ..storage.spare_room import SpareRoom
 from .group_commit import GroupCommitter, Synced
 from .log_holds import LogHolds
-from .publication import Group, Publication, records_for
+from .publication import Group, Publication, Write, records_for
 from .scheduled_syncs import ScheduledSyncs
+from .write_errors import WriteErrors
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS = 16
 """For new files of logs, alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A group that is written and not committed.
-
-    Attributes:
-        number: Of the write, as `Log.writes` counts.
-        records: What was written, at least one.
-        took_s: How long the write took.
-    """
-
-    number: int
-    group: Group
-    records: Sequence[RecordBatch]
-    took_s: float
 
 
 class Publisher:
@@ -71,7 +55,7 @@ class Publisher:
             may refuse messages.
 
     Attributes:
-        health: Empty, or what the last write of any log failed with, unless there was no room: see `SpareRoom`.
+        errors: What writes and syncs have failed with.
         append_duration: What a write to a log took each time, its sync included with `--sync=always`.
         sync_count: How often a log was brought to stable storage.
         syncs: Those of `--sync=interval`.
@@ -86,7 +70,7 @@ class Publisher:
         poller: Poller,
         delivery: Delivery,
     ) -> None:
-        self.health = ""
+        self.errors = WriteErrors(spare_room)
         self.append_duration = Histogram()
         self.sync_count = 0
         self._is_synced_first = options.sync == "always"
@@ -102,7 +86,7 @@ class Publisher:
         self._gathered: dict[Topic, Group] = {}  # not written
         self._due: dict[Topic, None] = {}  # what has gathered there can be written
         self._is_called = False  # `_write_gathered` is going to be
-        self._written: dict[Topic, deque[_Write]] = {}  # waits for a sync, in order; none is empty
+        self._written: dict[Topic, deque[Write]] = {}  # waits for a sync, in order; none is empty
         self._holds = LogHolds()  # nothing is written to these logs
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._closed = False
@@ -249,9 +233,9 @@ class Publisher:
         try:
             records = self._write(topic, group)
         except Exception as exc:
-            group.complete(self._refusal(topic, exc, group.size))
+            group.complete(self.errors.refusal(topic, exc, group.size))
             return False
-        write = _Write(topic.log.writes, group, records, perf_counter() - began_s)
+        write = Write(topic.log.writes, group, records, perf_counter() - began_s)
         if topic.ephemeral:
             return self._commit(topic, write)
         if not self._is_synced_first:
@@ -288,7 +272,7 @@ class Publisher:
                 self._refuse_written(topic, result.error)
             if not self._is_synced_first:
                 if result.error is None:
-                    self.health = ""
+                    self.errors.text = ""
                 self.syncs.record_sync(result)
             self._go_on(topic)
         for topic in delivering:
@@ -308,16 +292,16 @@ class Publisher:
             to_deliver |= self._commit(topic, write)
         return to_deliver
 
-    def _commit(self, topic: Topic, write: _Write) -> bool:
+    def _commit(self, topic: Topic, write: Write) -> bool:
         """Let readers see a write, and acknowledge it; whether it is still to be delivered."""
         error: PublishRefused | None = None
         try:
             topic.log.commit(write.records[-1].next_sequence)
             if not topic.ephemeral:
-                self.health = self._spare_room.failed_with = ""
+                self.errors.clear()
             topic.accept(write.records)
         except Exception as exc:
-            error = self._refusal(topic, exc, write.group.size)
+            error = self.errors.refusal(topic, exc, write.group.size)
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:
@@ -330,12 +314,12 @@ class Publisher:
         writes = self._written.pop(topic, ())
         if not writes:
             if isinstance(error, LogError):
-                self._failed(error)
+                self.errors.record(error)
             else:
                 logger.error("%s: a sync failed", topic.name, exc_info=error)
             return
         topic.log.take_back()
-        reason = self._refusal(topic, error, sum(write.group.size for write in writes))
+        reason = self.errors.refusal(topic, error, sum(write.group.size for write in writes))
         for write in writes:
             write.group.complete(reason)
 
@@ -345,26 +329,6 @@ class Publisher:
             self._due[topic] = None
         if (change := self._changes.pop(topic, None)) is not None:
             change.set()
-
-    def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
-        if isinstance(error, PublishRefused):
-            return error
-        if isinstance(error, LogError):
-            return self._failed(error, size)
-        # A mistake of ours: it ends neither the broker nor what comes next, and the publishers hear of it.
-        logger.error("%s: a publish failed", topic.name, exc_info=error)
-        return PublishRefused("internal error")
-
-    def _failed(self, error: LogError, size: int = 0) -> PublishRefused:
-        """Note an error; `size` is what was to be written."""
-        text = str(error)
-        if text not in (self.health, self._spare_room.failed_with):
-            logger.error("%s", text)
-        if is_disk_full(error):
-            self._spare_room.note_failed(text, size)
-        else:
-            self.health = text
-        return PublishRefused(text)
 
     async def sync(self, topic: Topic) -> bool:
         """Return when what a topic has accepted is on stable storage; False if that failed, which is logged."""
@@ -379,7 +343,7 @@ class Publisher:
         try:
             await trio.to_thread.run_sync(self._spare_room.use, topic.log.roll, limiter=self._threads)
         except LogError as exc:
-            self._failed(exc)
+            self.errors.record(exc)
             return False
         finally:
             self._release(topic)
@@ -394,7 +358,7 @@ class Publisher:
         except Exception as exc:
             error = exc
         if error is not None and (group := self._gathered.pop(topic, None)) is not None:
-            group.complete(self._refusal(topic, error, group.size))
+            group.complete(self.errors.refusal(topic, error, group.size))
         self._release(topic)
 
     def _begin_file_now(self, topic: Topic) -> None:
