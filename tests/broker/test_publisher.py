@@ -6,13 +6,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from trio_nsq.broker.publication import Publication
-from trio_nsq.broker.publisher import Publisher
 
 from broker.support import (
     PATIENCE_S,
@@ -28,22 +26,17 @@ from broker.support import (
 )
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import OK, running_api
-from trio_nsq.broker import BrokerOptions, group_commit, publisher
+from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.errors import PublishRefused
-from trio_nsq.broker.state.broker import MessageIds
-from trio_nsq.broker.state.cache import BatchCache
+from trio_nsq.broker.ingest.publication import Publication
+from trio_nsq.broker.options import Sync
+from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.channel import Channel, Grant
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.state.topic import Topic
-from trio_nsq.broker.storage.spare_room import SpareRoom
-from trio_nsq.log import DiskLog, Files, MemoryLog, RecordBatch
+from trio_nsq.broker.storage.data_folder import DataFolder
+from trio_nsq.log import Files, MemoryLog, RecordBatch
+from trio_nsq.pacing import Pacing
 from trio_nsq.protocol import pack_messages
-
-
-def set_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let so many threads be wanted for commits, however long these take."""
-    monkeypatch.setattr(group_commit, "_MIN_THREADS", count)
-    monkeypatch.setattr(group_commit, "_MAX_THREADS", count)
 
 
 class Counted(Files):
@@ -283,13 +276,11 @@ async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
         assert [(await consumer.message()).body for _ in range(2)] == [b"1", b"2"]
 
 
-async def test_a_few_threads_store_for_all_topics_each_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_threads(monkeypatch, 2)
+async def test_a_few_threads_store_for_all_topics_each_by_itself(tmp_path: Path) -> None:
     files = TopicsFiles()
+    pacing = Pacing(min_commit_threads=2, max_commit_threads=2)
     topics = [f"t{n}" for n in range(20)]
-    async with running_broker(tmp_path / "d", files=files) as bound, AsyncExitStack() as stack:
+    async with running_broker(tmp_path / "d", files=files, pacing=pacing) as bound, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in topics]
         for topic, client in zip(topics, clients, strict=True):
             await client.publish(topic, b"makes the segment")
@@ -366,21 +357,20 @@ async def test_what_is_remembered_of_many_topics_is_no_more_than_may_be(tmp_path
 
 
 class Busy:
-    """A topic to which somebody publishes again as soon as what he published is stored."""
+    """A topic to which somebody publishes, again as soon as what he published is stored if he `goes_on`."""
 
-    def __init__(self, tested: Publisher, folder: Path, files: Files | None = None) -> None:
+    def __init__(self, server: Server, name: str, *, goes_on: bool) -> None:
         self.stored = 0
-        self.goes_on = True
-        self._publisher = tested
-        log = DiskLog(folder, files=files or Files())
-        log.begin_file()
-        self.topic = Topic(folder.name, log, BatchCache(10**7), 10)
+        self.goes_on = goes_on
+        self._publisher = server.publisher
+        self.topic = server.broker.topic(name)
+        self.topic.log.begin_file()
 
     def publish(self) -> None:
         """Publish a message."""
-        self._publisher.submit(self.topic, [Publication([pack_messages([b"x"])])], self._then)
+        self._publisher.submit(self.topic, [Publication([pack_messages([b"x"])])], self._complete)
 
-    def _then(self, error: PublishRefused | None) -> None:
+    def _complete(self, error: PublishRefused | None) -> None:
         assert error is None
         self.stored += 1
         if self.goes_on:
@@ -388,48 +378,63 @@ class Busy:
 
 
 class Running:
-    """A publisher, and those who publish with it."""
+    """A broker's publisher, and those who publish with it."""
 
-    def __init__(self, publisher: Publisher, nursery: trio.Nursery, folder: Path) -> None:
-        self.publisher = publisher
+    def __init__(self, server: Server, nursery: trio.Nursery) -> None:
+        self.server = server
+        self.publisher = server.publisher
         self.nursery = nursery
         self.busy: list[Busy] = []
-        self._folder = folder
 
-    def add(self, name: str, files: Files | None = None, *, goes_on: bool = False) -> Busy:
+    def add(self, name: str, *, goes_on: bool = False) -> Busy:
         """Somebody who publishes to a topic of his own; he goes on if he is to, but not beyond the end."""
-        one = Busy(self.publisher, self._folder / name, files)
-        one.goes_on = goes_on
-        self.busy.append(one)
-        return one
+        self.busy.append(Busy(self.server, name, goes_on=goes_on))
+        return self.busy[-1]
 
     @property
     def threads(self) -> int:
         """How many there are for commits: each has a task that waits for it."""
         return len(self.nursery.child_tasks)
 
+    @asynccontextmanager
+    async def rounds(self) -> AsyncIterator[Callable[[], int]]:
+        """The poller runs, and clients always have something to send; gives how many rounds there were."""
+        count = 0
+        poller = self.server.poller
+
+        def again() -> None:
+            nonlocal count
+            count += 1
+            if not polling.cancel_scope.cancel_called:
+                poller.call_soon(again)
+
+        async with trio.open_nursery() as polling:
+            polling.start_soon(poller.run, self.publisher)
+            again()
+            await until(lambda: count > 10)
+            yield lambda: count
+            polling.cancel_scope.cancel()
+
 
 @asynccontextmanager
 async def running_publisher(
-    folder: Path,
-    sync: Literal["always", "interval"] = "always",
-    call_soon: Callable[..., None] | None = None,
+    folder: Path, sync: Sync = "always", files: Files | None = None, **pacing: Any
 ) -> AsyncIterator[Running]:
     """A publisher that is closed at the end, unless its nursery is cancelled by then."""
+    data_folder = DataFolder(folder / "d", files)
+    options = BrokerOptions(data_path=folder / "d", sync=sync, pacing=Pacing(**pacing))
     async with trio.open_nursery() as nursery:
-        options = BrokerOptions(data_path=folder, sync=sync)
-        room = SpareRoom(folder / "spare-room", Files())
-        tested = Publisher(options, MessageIds(0, 0), nursery, room, lambda topic: None, call_soon)
-        running = Running(tested, nursery, folder)
+        running = Running(Server(options, data_folder, nursery), nursery)
         try:
             yield running
         finally:
             for one in running.busy:
                 one.goes_on = False
         if not nursery.cancel_scope.cancel_called:
-            await tested.close()
+            await running.publisher.close()
     for one in running.busy:
         one.topic.log.close()
+    data_folder.close()
 
 
 async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_path: Path) -> None:
@@ -447,28 +452,6 @@ async def test_whoever_needs_a_log_has_it_although_publishers_always_wait(tmp_pa
         await until(lambda: all(one.stored > before for one, before in zip(busy, stored, strict=True)))
 
 
-async def test_what_is_stored_is_told_while_a_thread_goes_on_with_other_topics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_threads(monkeypatch, 1)
-    monkeypatch.setattr(group_commit, "_TELL_S", 0)
-    files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        first, second, third = [running.add(name, files) for name in ("t1", "t2", "t3")]
-        for one in (first, second, third):
-            one.publish()
-        await until(lambda: bool(third.stored))
-        files.gates = {"t1": threading.Event(), "t3": threading.Event()}
-        for one in (first, second, third):
-            one.publish()  # the thread takes the first, and both others next
-            await settle()
-        files.gates["t1"].set()
-        await until(lambda: second.stored == 2)
-        assert third.stored == 1
-        files.gates["t3"].set()
-    assert [one.stored for one in (first, second, third)] == [2, 2, 2]
-
-
 @pytest.mark.parametrize("sync", ["always", "interval"])
 async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_path: Path, sync: str) -> None:
     options: dict[str, Any] = {"sync": sync, "topic_defaults": TopicSettings(max_messages=1)}
@@ -484,21 +467,10 @@ async def test_what_consumers_take_at_once_makes_room_for_the_next_publish(tmp_p
             await client.ok()
 
 
-async def test_threads_stay_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_threads(monkeypatch, 1)
-    async with running_publisher(tmp_path) as running:
-        one = running.add("t")
-        for count in range(1, 4):
-            one.publish()
-            await until(lambda: not running.publisher.is_busy)
-            await settle()
-            assert (one.stored, running.threads) == (count, 1)
-
-
 async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        idle, committing = running.add("t1", files), running.add("t2", files)
+    async with running_publisher(tmp_path, files=files) as running:
+        idle, committing = running.add("t1"), running.add("t2")
         for one in (idle, committing):
             one.publish()
         await until(lambda: bool(idle.stored and committing.stored))
@@ -511,78 +483,18 @@ async def test_threads_end_when_their_nursery_is_cancelled(tmp_path: Path) -> No
     assert committing.topic.log.next_sequence == 2
 
 
-async def test_threads_that_are_no_longer_needed_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        topics = [running.add(f"t{n}", files) for n in range(4)]
-        set_threads(monkeypatch, 4)
-        files.gates = {f"t{n}": threading.Event() for n in range(4)}
-        for one in topics:
-            one.publish()
-            await settle()
-        await until(lambda: len(files.syncing) == 4)
-        set_threads(monkeypatch, 1)
-        for gate in files.gates.values():
-            gate.set()
-        await until(lambda: running.threads == 1)
-        topics[0].publish()
-        await until(lambda: topics[0].stored == 2)
-
-
 @pytest.mark.parametrize("gather_s", [-1.0, 1000.0])
-async def test_a_commit_waits_for_a_pause_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float
-) -> None:
-    monkeypatch.setattr(group_commit, "_GATHER_S", gather_s)
-    async with running_publisher(tmp_path) as running:
+async def test_a_commit_waits_for_a_pause_but_not_for_ever(tmp_path: Path, gather_s: float) -> None:
+    async with running_publisher(tmp_path, gather_s=gather_s, turn_s=-1) as running:
         one = running.add("t")
-        running.publisher.begin_round()
-        one.publish()
-        running.publisher.end_round()
-        if gather_s < 0:
-            await until(lambda: bool(one.stored))
-        await settle()
-        assert (one.stored, running.threads > 0) == (gather_s < 0, gather_s < 0)
-        running.publisher.begin_syncs()
-        await until(lambda: bool(one.stored))
-
-
-async def test_a_commit_does_not_wait_longer_because_others_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 1000.0
-    monkeypatch.setattr(group_commit, "perf_counter", lambda: now_s)
-    async with running_publisher(tmp_path) as running:
-        topics = [running.add(f"t{n}") for n in range(3)]
-        for one in topics:
-            running.publisher.begin_round()
-            one.publish()
-            running.publisher.end_round()
-            assert not running.threads
-            now_s += 0.000_4
-        running.publisher.begin_round()
-        running.publisher.end_round()
-        await until(lambda: all(one.stored for one in topics))
-
-
-async def test_as_many_threads_begin_as_there_is_work_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_threads(monkeypatch, 4)
-    files = TopicsFiles()
-    gate = threading.Event()
-    async with running_publisher(tmp_path) as running:
-        topics = [running.add(f"t{n}", files) for n in range(5)]
-        files.gates = {f"t{n}": gate for n in range(5)}
-        running.publisher.begin_round()
-        for one in topics:
-            one.publish()
-        running.publisher.end_round()
-        running.publisher.begin_syncs()
-        await settle()
-        assert running.threads == 4
-        gate.set()
-    assert [one.stored for one in topics] == [1] * 5
+        async with running.rounds() as count:
+            running.server.poller.call_soon(one.publish)
+            later = count() + 1000
+            if gather_s < 0:
+                await until(lambda: bool(one.stored))
+            else:
+                await until(lambda: count() > later)
+                assert (one.stored, running.threads) == (0, 0)
 
 
 async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_path: Path) -> None:
@@ -596,80 +508,23 @@ async def test_what_is_published_when_the_nursery_is_cancelled_is_stored(tmp_pat
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-async def test_a_topic_that_is_deleted_is_kept_by_nobody(
-    tmp_path: Path, sync: Literal["always", "interval"]
-) -> None:
+async def test_a_topic_that_is_deleted_is_kept_by_nobody(tmp_path: Path, sync: Sync) -> None:
     """Not by threads that wait, either."""
     async with running_publisher(tmp_path, sync) as running:
         one = running.add("t")
         one.publish()
         await until(lambda: bool(running.busy[0].stored) and not running.publisher.is_busy)
         running.busy.clear()
-        one.topic.log.close()
         topic = weakref.ref(one.topic)
-        running.publisher.forget(one.topic)
+        await running.server.topics.delete_topic(one.topic)
         del one
         await until(lambda: topic() is None)
 
 
-async def test_nobody_waits_for_the_commit_of_others_while_a_thread_is_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_threads(monkeypatch, 2)
-    files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        slow, other = running.add("t1", files), running.add("t2", files)
-        files.gates = {"t1": threading.Event(), "t2": threading.Event()}
-        for one in (slow, other):
-            one.publish()
-        await until(lambda: len(files.syncing) == 2)  # so there are two threads
-        files.gates["t1"].set()
-        files.gates["t2"].set()
-        await until(lambda: not running.publisher.is_busy)
-        await settle()
-        files.gates = {"t1": threading.Event()}
-        running.publisher.begin_round()
-        for one in (slow, other):
-            one.publish()
-        running.publisher.end_round()
-        running.publisher.begin_syncs()
-        await until(lambda: other.stored == 2)
-        assert slow.stored == 1
-        files.gates["t1"].set()
-
-
-async def test_a_topic_that_nobody_publishes_to_is_left_to_other_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        set_threads(monkeypatch, 1)
-        first, pausing, slow = everybody = [running.add(name, files) for name in ("t1", "t2", "t3")]
-        for one in everybody:
-            one.publish()  # makes the segment
-        await until(lambda: slow.stored == 1 and not running.publisher.is_busy)
-        files.gates = {"t1": threading.Event(), "t3": threading.Event()}
-        first.publish()
-        await until(lambda: files.syncing == ["t1"])
-        for one in (pausing, slow):
-            one.publish()
-        files.gates["t1"].set()  # now the thread has all three
-        await until(lambda: files.syncing == ["t3"])
-        slow.publish()
-        gate, files.gates["t3"] = files.gates["t3"], threading.Event()
-        gate.set()
-        await until(lambda: slow.stored == 2 and files.syncing == ["t3"])
-        set_threads(monkeypatch, 2)
-        pausing.publish()
-        await until(lambda: pausing.stored == 3)
-        assert slow.stored == 2
-        files.gates["t3"].set()
-
-
 async def test_what_gathers_while_somebody_waits_for_a_log_is_written_behind_it(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, files=files) as running:
+        one = running.add("t")
         files.gates["t"] = threading.Event()
         one.publish()
         await until(lambda: files.syncing == ["t"])
@@ -687,8 +542,8 @@ async def test_what_gathers_while_somebody_waits_for_a_log_is_written_behind_it(
 async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_turn: bool) -> None:
     """Before it is their turn, or just then."""
     files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, files=files) as running:
+        one = running.add("t")
         one.publish()
         await until(lambda: bool(one.stored))
         files.gates["t"] = threading.Event()
@@ -720,8 +575,8 @@ async def test_whoever_gives_up_keeps_nobody_from_the_log(tmp_path: Path, is_tur
 async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fails: str) -> None:
     """And what comes afterwards takes its place in the log."""
     files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, files=files) as running:
+        one = running.add("t")
         one.publish()
         await until(lambda: bool(one.stored))
         errors: list[PublishRefused | None] = []
@@ -760,8 +615,8 @@ async def test_what_follows_a_failed_sync_is_refused_with_it(tmp_path: Path, fai
 
 async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> None:
     files = Counted()
-    async with running_publisher(tmp_path, sync="interval") as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, "interval", files) as running:
+        one = running.add("t")
         one.publish()  # makes the segment
         await until(lambda: not running.publisher.is_busy)
         one.publish()
@@ -770,25 +625,20 @@ async def test_what_was_written_is_synced_when_it_is_closed(tmp_path: Path) -> N
         assert (one.stored, files.syncs) == (2, 1)
 
 
-async def test_what_has_gathered_when_it_is_closed_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_commit, "_GATHER_S", 1000)
-    async with running_publisher(tmp_path) as running:
+async def test_what_has_gathered_when_it_is_closed_is_stored(tmp_path: Path) -> None:
+    async with running_publisher(tmp_path, gather_s=1000, turn_s=-1) as running:
         one = running.add("t")
-        running.publisher.begin_round()
-        one.publish()
-        running.publisher.end_round()
-        with trio.fail_after(PATIENCE_S):
-            await running.publisher.close()
+        async with running.rounds():
+            running.server.poller.call_soon(one.publish)
+            await until(lambda: running.publisher.is_busy)
+            assert not running.threads
+            with trio.fail_after(PATIENCE_S):
+                await running.publisher.close()
         assert one.stored == 1
 
 
-async def test_what_one_turn_has_no_time_for_is_written_in_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher, "_TURN_S", -1)
-    async with running_publisher(tmp_path, sync="interval") as running:
+async def test_what_one_turn_has_no_time_for_is_written_in_the_next(tmp_path: Path) -> None:
+    async with running_publisher(tmp_path, "interval", turn_s=-1) as running:
         busy = running.add("busy#ephemeral", goes_on=True)
         busy.publish()  # and again, as soon as that is written
         for _ in range(20):
@@ -800,8 +650,8 @@ async def test_what_one_turn_has_no_time_for_is_written_in_the_next(
 
 async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeeded(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path, sync="interval") as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, "interval", files) as running:
+        one = running.add("t")
         one.publish()
         await until(lambda: one.stored == 1)
         told: dict[str, bool] = {}
@@ -827,8 +677,8 @@ async def test_a_sync_that_fails_is_not_forgotten_because_the_one_before_succeed
 
 async def test_nobody_is_told_that_something_is_synced_which_a_later_sync_serves(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path, sync="interval") as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, "interval", files) as running:
+        one = running.add("t")
         one.publish()
         await until(lambda: one.stored == 1)
         told: list[bool] = []
@@ -854,14 +704,11 @@ async def test_nobody_is_told_that_something_is_synced_which_a_later_sync_serves
         assert (before, told) == ([True], [True] * 3)
 
 
-async def test_what_was_synced_is_not_refused_with_what_failed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_commit, "_TELL_S", 1000)
+async def test_what_was_synced_is_not_refused_with_what_failed_later(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path) as running:
-        set_threads(monkeypatch, 1)
-        first, one, slow = everybody = [running.add(name, files) for name in ("t1", "t2", "t3")]
+    pacing: dict[str, Any] = {"tell_s": 1000, "min_commit_threads": 1, "max_commit_threads": 1}
+    async with running_publisher(tmp_path, files=files, **pacing) as running:
+        first, one, slow = everybody = [running.add(name) for name in ("t1", "t2", "t3")]
         for each in everybody:
             each.publish()
         await until(lambda: all(each.stored == 1 for each in everybody) and not running.publisher.is_busy)
@@ -879,7 +726,6 @@ async def test_what_was_synced_is_not_refused_with_what_failed_later(
         await settle()
         files.gates["t1"].set()  # now the thread has both others
         await until(lambda: files.syncing == ["t3"])  # the one is synced, and nobody told yet
-        set_threads(monkeypatch, 2)
         files.failing = {"t2"}
         publish()
         await settle()
@@ -890,8 +736,8 @@ async def test_what_was_synced_is_not_refused_with_what_failed_later(
 
 async def test_a_sync_that_is_asked_for_is_not_told_of_the_failure_of_the_one_before(tmp_path: Path) -> None:
     files = TopicsFiles()
-    async with running_publisher(tmp_path, sync="interval") as running:
-        one = running.add("t", files)
+    async with running_publisher(tmp_path, "interval", files) as running:
+        one = running.add("t")
         one.publish()
         await until(lambda: one.stored == 1)
         told: dict[str, bool] = {}
