@@ -34,10 +34,11 @@ async def test_tasks_tells_where_each_task_stands(tmp_path: Path) -> None:
         lines = (await api.get("/debug/tasks")).text.splitlines()
         living = trio.lowlevel.current_statistics().tasks_living
         assert lines[0] == f"{living} tasks"
-        (timers,) = [i for i, line in enumerate(lines) if line.endswith("Server.run_timers")]
+        (timers,) = [i for i, line in enumerate(lines) if line.endswith("Delivery.run_timers")]
         assert lines[timers + 1].strip().startswith("_keep_running (trio_nsq.broker.serve:")
-        assert lines[timers + 2].strip().startswith("Server.run_timers (trio_nsq.broker.server:")
-        assert lines[timers + 3].strip().startswith("Event.wait (trio._sync:")
+        assert lines[timers + 2].strip().startswith("Delivery.run_timers (trio_nsq.broker.delivery:")
+        assert lines[timers + 3].strip().startswith("Timers.wait (trio_nsq.broker.timers:")
+        assert lines[timers + 4].strip().startswith("Event.wait (trio._sync:")
 
 
 async def test_tasks_that_are_alike_are_told_once() -> None:

@@ -67,6 +67,7 @@ class TopicLoader:
 
     def _loaded(self, topic: Topic) -> None:
         self._retention.found(topic)
+        self._broker.publishable[topic.name] = topic
         for channel in topic.channels.values():
             self._delivery.look_for_given_up(channel)
         self._timers.look_again()

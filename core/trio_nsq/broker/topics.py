@@ -63,7 +63,6 @@ class Topics:
         nursery: Runs requests to discovery services.
 
     Attributes:
-        ready: Topics that can be published to at once, with `Publisher.submit`, by name. Others `publish` makes ready.
         lookup: Knows which channels a new topic has elsewhere; None: nobody does.
     """
 
@@ -80,7 +79,6 @@ class Topics:
         readers: Readers,
         nursery: trio.Nursery,
     ) -> None:
-        self.ready: dict[str, Topic] = {}
         self.lookup: LookupRegistration | None = None
         self._broker = broker
         self._options = options
@@ -113,8 +111,7 @@ class Topics:
         except PublishRefused:
             await self._forget_new(topic)
             raise
-        if topic_name not in self._deleting and self._broker.serves(topic):
-            self.ready[topic_name] = topic
+        self._mark_publishable(topic)
 
     async def publish_durably(self, topic_name: str, publication: Publication) -> None:
         """Return when a publication is on stable storage, whatever the sync mode. Raises PublishRefused."""
@@ -124,6 +121,11 @@ class Topics:
                 if await self._publisher.sync(topic):
                     break
                 await trio.sleep(_SYNC_AGAIN_S)
+
+    def _mark_publishable(self, topic: Topic) -> None:
+        """A topic is there to stay, and has messages or channels, or is saved."""
+        if topic.name not in self._deleting and topic not in self._precreating and self._broker.serves(topic):
+            self._broker.publishable[topic.name] = topic
 
     def _topic_to_publish(self, name: str) -> Topic | None:
         """The topic of this name, made if need be; None while one that was new is forgotten. Raises PublishRefused."""
@@ -216,7 +218,8 @@ class Topics:
                 if topic in self._broker.never_saved:
                     await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
                     self._check_channel_limit(await self._topic_to_use(topic_name), name)
-                return self._add_channel(topic_name, name, private=private)
+                channel = self._add_channel(topic_name, name, private=private)
+                break
 
             def plan(checkpoint: Checkpoint, topic: Topic = topic) -> None:
                 if name not in topic.channels:  # another request may just have made it
@@ -236,6 +239,7 @@ class Topics:
                 raise
             finally:
                 coming.discard(name)
+        self._mark_publishable(channel.topic)
         return channel
 
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
@@ -281,7 +285,7 @@ class Topics:
             return
         self._deleting[topic.name] = _Deletion(only_if_unused)
         self._broker.deleting.add(topic.name)
-        self.ready.pop(topic.name, None)
+        self._broker.publishable.pop(topic.name, None)
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
                 async with self._checkpointer.locked(topic):

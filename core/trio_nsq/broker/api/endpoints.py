@@ -233,7 +233,7 @@ class Endpoints:
             return False
         try:
             name, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
-            topic = self._server.topics.ready.get(name)
+            topic = self._server.broker.publishable.get(name)
             if topic is None or not messages:
                 return False
 

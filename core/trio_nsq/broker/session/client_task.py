@@ -66,7 +66,9 @@ class ClientTask:
             try:
                 session.leave_channel()
             finally:
-                session.subscription = None  # it knows us: without this the garbage collector would be needed
+                if session.subscription is not None:
+                    session.subscription.forget_consumer()
+                    session.subscription = None  # it knows the session
                 session.close_socket()
 
     async def _receive(self) -> None:

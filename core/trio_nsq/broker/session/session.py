@@ -263,7 +263,7 @@ class Session(PolledEndpoint):
     def _store(self) -> bool:
         """Have the publishes stored; False if that has to be waited for."""
         self._deliver_waiting()  # now: what is being published is to come after the answer
-        topic = self._services.topics.ready.get(self.publishes[0].topic)
+        topic = self._services.broker.publishable.get(self.publishes[0].topic)
         if topic is None or not self.authorizer.idle:
             return False
         try:

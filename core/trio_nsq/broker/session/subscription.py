@@ -59,6 +59,10 @@ class Subscription:
         except (PublishRefused, LogError, SaveError) as exc:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
 
+    def forget_consumer(self) -> None:
+        """After the client has left the channel: the two know each other, and the garbage collector would be needed."""
+        del self.consumer
+
     def ready(self, count: int) -> None:
         """RDY: take so many messages at a time."""
         self.consumer.ready_count = count

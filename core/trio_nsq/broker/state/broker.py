@@ -74,6 +74,8 @@ class Broker:
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
+        publishable: Topics that need not be made, saved or waited for before something is published to them, by name. The
+            owner adds them.
         deleting: Names of topics that are being deleted.
         stopping: The broker stops: no topic is served any more.
         waits_for_disk: As of its topics, which are made after it is set.
@@ -86,6 +88,7 @@ class Broker:
         self.changed: set[str] = set()
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
+        self.publishable: dict[str, Topic] = {}
         self.deleting: set[str] = set()
         self.stopping = False
         self.waits_for_disk = True
@@ -181,6 +184,7 @@ class Broker:
         """Delete a topic and its channels. The log is closed; its files are the caller's to remove."""
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
+            self.publishable.pop(topic.name, None)
             for channel in topic.channels.values():
                 self._forget(channel)
             topic.close()
