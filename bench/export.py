@@ -27,10 +27,10 @@ from cli.support import Cli, command_line
 from interop.peers import qcli_serve
 from spark.support import fill
 from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
-from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.spark.export.job import ExportRequest, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.runtime import jvm as local_jvm
-from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
 TOPIC = "bench"
@@ -76,7 +76,7 @@ def export_rate(engine: Engine, address: str, messages: int, folder: Path, range
     with open_export(ExportRequest(TOPIC, str(folder), least_ranges=ranges), [address]) as job:
         job.run(engine, job.plan([address]), lambda *_: None)
     elapsed_s = time.perf_counter() - begun_s
-    assert job.outcome.messages == messages, job.outcome
+    assert job.result.messages == messages, job.result
     return messages / elapsed_s
 
 

@@ -7,26 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.spark.export.layout import (
-    Body,
+    BodyFormat,
     JsonColumn,
     JsonType,
     Layout,
-    Partition,
+    PartitionBy,
     partition_folder,
     partition_key,
     range_name,
     safe_name,
 )
-from trio_nsq.spark.export.manifest import LastSeen, Manifest, ManifestError, RangeDone
+from trio_nsq.spark.export.manifest import LastMessage, Manifest, ManifestError, RangeResult
 from trio_nsq.spark.ranges import Span
 
 LAYOUT = Layout(
-    Partition.HOUR, Body.JSON, (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)), True
+    PartitionBy.HOUR,
+    BodyFormat.JSON,
+    (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)),
+    True,
 )
 
 
-def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeDone:
-    return RangeDone("b", first, end, end - first, last_id=last_id)
+def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeResult:
+    return RangeResult("b", first, end, end - first, last_id=last_id)
 
 
 def test_what_is_planned_is_never_cut_anew() -> None:
@@ -66,10 +69,10 @@ def test_it_is_the_same_when_it_was_written_and_read() -> None:
     manifest.plan("c", None, 40)
     manifest.finish(done(0, 33))
     manifest.finish(done(66, 100, None))
-    assert manifest.book("b").last == LastSeen(32, "a" * 16)
+    assert manifest.book("b").last == LastMessage(32, "a" * 16)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
-    found = RangeDone("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
-    assert RangeDone.from_bytes(found.to_bytes()) == found
+    found = RangeResult("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
+    assert RangeResult.from_bytes(found.to_bytes()) == found
 
 
 @pytest.mark.parametrize(
@@ -115,12 +118,12 @@ def test_names_of_ranges_sort_as_sequences_do() -> None:
 @pytest.mark.parametrize(
     ("partition", "timestamp_ns", "folder"),
     [
-        (Partition.NONE, 0, ""),
-        (Partition.DATE, 1_795_262_400 * 10**9, "date=2026-11-21/"),
-        (Partition.HOUR, 1_795_262_400 * 10**9, "date=2026-11-21/hour=12/"),
-        (Partition.HOUR, 1_795_262_400 * 10**9 - 1, "date=2026-11-21/hour=11/"),
-        (Partition.HOUR, -1, "date=1969-12-31/hour=23/"),
+        (PartitionBy.NONE, 0, ""),
+        (PartitionBy.DATE, 1_795_262_400 * 10**9, "date=2026-11-21/"),
+        (PartitionBy.HOUR, 1_795_262_400 * 10**9, "date=2026-11-21/hour=12/"),
+        (PartitionBy.HOUR, 1_795_262_400 * 10**9 - 1, "date=2026-11-21/hour=11/"),
+        (PartitionBy.HOUR, -1, "date=1969-12-31/hour=23/"),
     ],
 )
-def test_partitions(partition: Partition, timestamp_ns: int, folder: str) -> None:
+def test_partitions(partition: PartitionBy, timestamp_ns: int, folder: str) -> None:
     assert partition_folder(partition, partition_key(partition, timestamp_ns)) == folder

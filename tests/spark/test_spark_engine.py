@@ -14,8 +14,9 @@ from qcli.app import run
 from qcli.commands.spark.bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
-from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.spark.export.job import ExportRequest, open_export
 from trio_nsq.spark.runtime.bundle import write_zip
+from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
 
 
@@ -28,7 +29,7 @@ def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 6
         job.run(engine, tasks, lambda messages, _: told.append(messages))
-    assert (job.outcome.messages, job.outcome.files) == (20_000, 6)
+    assert (job.result.messages, job.result.files) == (20_000, 6)
     assert sum(told) <= 20_000
     assert rows(tmp_path)["body"].to_pylist() == bodies
     assert export(qcli, topic, tmp_path)["skipped_ranges"] == 6
@@ -48,7 +49,7 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
         )
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be read"):
             job.run(engine, [first, gone], lambda *_: None)
-    assert job.outcome.ranges == 1
+    assert job.result.ranges == 1
     assert export(qcli, topic, tmp_path)["messages"] == 50
     assert column(tmp_path, "seq") == list(range(100))
 

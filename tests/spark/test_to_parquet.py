@@ -590,7 +590,7 @@ def test_an_export_to_a_file_system_of_pyarrow(
             request_for(qcli, topic, tmp_path / "a", least_ranges=3), [qcli.http_address]
         ) as job:
             job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
-    assert job.outcome.skipped_ranges == 3
+    assert job.result.skipped_ranges == 3
     assert column(tmp_path / "a", "seq") == list(range(100))
     assert leftovers(tmp_path) == []
 

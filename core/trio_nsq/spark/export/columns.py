@@ -23,7 +23,7 @@ import pyarrow as pa
 from ...log.records import RecordBatch
 from ..spool.records import SpooledRows
 from .json_columns import parse_bodies
-from .layout import REST, UNPARSED, Body, JsonType, Layout
+from .layout import REST, UNPARSED, BodyFormat, JsonType, Layout
 
 ARROW_TYPES = {
     JsonType.STRING: pa.string(),
@@ -49,15 +49,15 @@ def schema_of(layout: Layout) -> Any:
         pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("attempts", pa.int32()),
     ]
-    if layout.body is Body.BINARY:
+    if layout.body is BodyFormat.BINARY:
         fields.append(pa.field("body", pa.binary(), nullable=False))
-    elif layout.body is Body.TEXT:
+    elif layout.body is BodyFormat.TEXT:
         fields.append(pa.field("body", pa.string()))
     else:
         fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
         if layout.keep_rest:
             fields.append(pa.field(REST, pa.string()))
-    if layout.body is not Body.BINARY:
+    if layout.body is not BodyFormat.BINARY:
         fields.append(pa.field(UNPARSED, pa.binary()))
     return pa.schema(fields)
 
@@ -136,9 +136,9 @@ class TableBuilder:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _body_columns(self) -> list[Any]:
-        if self._layout.body is Body.BINARY:
+        if self._layout.body is BodyFormat.BINARY:
             return [pa.array(self._bodies, pa.binary())]
-        if self._layout.body is Body.TEXT:
+        if self._layout.body is BodyFormat.TEXT:
             return self._text_columns()
         values, rest, unparsed = parse_bodies(self._bodies, self._layout)
         self.unparsed += len(unparsed) - unparsed.count(None)

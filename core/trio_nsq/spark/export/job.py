@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -12,23 +12,19 @@ from ...log.records import RecordBatch
 from ...protocol.errors import NSQError
 from ..broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles, broker_label
 from ..ranges import Span, subtract
-from ..runtime.engine import Advance
+from ..runtime.engine import Advance, Engine
 from ..spool.records import SpooledRows
 from ..spool.spool import Spool, SpoolLog
 from ..storage import LocalStorage, Storage, local_path, make_folder, storage_at
 from .json_columns import infer_columns
-from .layout import Body, JsonType, Layout, LayoutError, Partition, safe_name
-from .manifest import BrokerBook, Manifest, ManifestError, RangeDone, done_folder, manifest_path
+from .layout import BodyFormat, JsonType, Layout, LayoutError, PartitionBy, safe_name
+from .manifest import BrokerRanges, Manifest, ManifestError, RangeResult, done_folder, manifest_path
 from .task import ExportTask, FileOptions
 
 SAMPLE_MESSAGES = 10_000
 """So many bodies are looked at for which columns there are."""
 _FALLBACK_BYTES = 256
 """Of a message, where the log does not tell."""
-
-Engine = Callable[[Sequence[ExportTask], Callable[[RangeDone], None], Advance], None]
-"""Works through tasks, in any order. Tells of each range that is done, and of messages and bytes as far as it can.
-Returns when all are done; raises what went wrong with one of them, when nobody works on any other any more."""
 
 
 class FolderBusy(NSQError):
@@ -71,7 +67,7 @@ class ExportRequest:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExportResult:
     """What became of an export so far. Counts are of what this run did, but for those that say otherwise.
 
     Attributes:
@@ -81,7 +77,7 @@ class Outcome:
         skipped_ranges, skipped_messages: What was wanted and is there from before.
         missing: Messages that are not there any more.
         damaged: Whether some of them are damaged.
-        for_one_channel, unparsed: See `RangeDone`.
+        for_one_channel, unparsed: See `RangeResult`.
         repeated: Messages that a channel gave a second time, and that were left out.
         gaps: `(broker, first, end, reason)`.
     """
@@ -103,7 +99,7 @@ class Outcome:
     repeated: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
 
-    def add(self, done: RangeDone) -> None:
+    def add(self, done: RangeResult) -> None:
         """Count a range."""
         self.ranges += 1
         self.messages += done.messages
@@ -117,7 +113,7 @@ class Outcome:
             self.damaged |= reason == "damaged"
             self.gaps.append((done.broker, first, end, reason))
 
-    def merge(self, other: "Outcome") -> None:
+    def merge(self, other: "ExportResult") -> None:
         """Count what became of another one, too."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
@@ -134,7 +130,7 @@ class _Wanted:
     channel_at: int = 0
 
 
-class Export:
+class ExportJob:
     """The export of one topic into one folder. Made by `open_export`.
 
     Attributes:
@@ -145,7 +141,7 @@ class Export:
 
     def __init__(self, request: ExportRequest, storage: Storage) -> None:
         self.request = request
-        self.outcome = Outcome()
+        self.result = ExportResult()
         self.spool: Spool | None = None
         self._storage = storage
         self._path = manifest_path(request.topic)
@@ -165,7 +161,7 @@ class Export:
         """
         assert self.request.spool is not None
         assert self.request.channel is not None
-        books: Mapping[str, BrokerBook] = {}
+        books: Mapping[str, BrokerRanges] = {}
         if self._manifest is not None:
             self._check_layout(self._manifest.layout)
             books = self._manifest.brokers
@@ -198,7 +194,7 @@ class Export:
             self._storage.write(self._path, data)
             self._saved = data
 
-    def _take_over(self) -> list[RangeDone]:
+    def _take_over(self) -> list[RangeResult]:
         """Take over what tasks have noted, also those of a run that was killed."""
         if self._manifest is None:
             return []
@@ -206,7 +202,7 @@ class Export:
         found = []
         for name in noted:
             if name.endswith(".json") and (data := self._storage.read(name)) is not None:
-                found.append(RangeDone.from_bytes(data))
+                found.append(RangeResult.from_bytes(data))
                 self._manifest.finish(found[-1])
         if noted:
             self._save()
@@ -248,8 +244,8 @@ class Export:
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(self._manifest, wanted)
-        self.outcome.planned_ranges += len(tasks)
-        self.outcome.planned_messages += sum(task.span.length for task in tasks)
+        self.result.planned_ranges += len(tasks)
+        self.result.planned_messages += sum(task.span.length for task in tasks)
         self._save()
         return tasks
 
@@ -283,8 +279,8 @@ class Export:
         label = broker_label(address)
         book = self._manifest.brokers.get(label) if self._manifest is not None else None
         for lost in subtract(span, [] if book is None else [*book.done, *book.pending]):
-            self.outcome.missing += lost.length
-            self.outcome.gaps.append((label, *lost, "discarded"))
+            self.result.missing += lost.length
+            self.result.gaps.append((label, *lost, "discarded"))
 
     def _check_same_log(self, address: str, log: BrokerLog | SpoolLog) -> None:
         """Raises LogReplaced if this is another log than the one whose messages are in the folder."""
@@ -313,10 +309,10 @@ class Export:
         if wanted.span is not None:
             per_range = min(per_range, -(-wanted.span.length // request.least_ranges))
             for span in manifest.done_within(label, wanted.span):
-                self.outcome.skipped_ranges += 1
-                self.outcome.skipped_messages += span.common(wanted.span)
+                self.result.skipped_ranges += 1
+                self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
-        self.outcome.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
+        self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
         return [
             ExportTask(
                 request.place,
@@ -338,7 +334,7 @@ class Export:
     def _layout(self) -> Layout:
         """The layout of a folder that is begun."""
         asked = self.request.layout
-        if asked.body is not Body.JSON:
+        if asked.body is not BodyFormat.JSON:
             return asked
         columns = infer_columns(islice(self._sample(), SAMPLE_MESSAGES), self.request.json_fields)
         return Layout(asked.partition, asked.body, tuple(columns), not self.request.json_fields)
@@ -359,7 +355,7 @@ class Export:
         """Raises LayoutError if the folder was begun with another one."""
         asked = self.request.layout
         same = (there.partition, there.body) == (asked.partition, asked.body)
-        if same and asked.body is Body.JSON and self.request.json_fields:
+        if same and asked.body is BodyFormat.JSON and self.request.json_fields:
             types = {column.field: column.type for column in there.json_columns}
             fields = dict(self.request.json_fields)
             same = list(types) == list(fields) and all(
@@ -381,10 +377,10 @@ class Export:
         """
         counted: set[tuple[str, Span]] = set()
 
-        def finish(done: RangeDone) -> None:
+        def finish(done: RangeResult) -> None:
             if (done.broker, done.span) not in counted:
                 counted.add((done.broker, done.span))
-                self.outcome.add(done)
+                self.result.add(done)
 
         try:
             if tasks:
@@ -409,18 +405,18 @@ class Export:
 
 def _describe(layout: Layout) -> str:
     words = []
-    if layout.body is Body.TEXT:
+    if layout.body is BodyFormat.TEXT:
         words.append("--text")
-    if layout.body is Body.JSON:
+    if layout.body is BodyFormat.JSON:
         columns = ",".join(f"{column.field}:{column.type}" for column in layout.json_columns)
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
-    if layout.partition is not Partition.NONE:
+    if layout.partition is not PartitionBy.NONE:
         words.append(f"--partition-by {layout.partition}")
     return " ".join(words) or "bodies as they are and no partitions"
 
 
 @contextmanager
-def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Export]:
+def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[ExportJob]:
     """Open a folder for an export; no other one may write to it meanwhile, where that can be told: on this machine.
 
     Args:
@@ -437,7 +433,7 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
         BrokerLog(address, request.topic, request.tls, request.patience_s).bounds()
     storage = storage_at(request.place)
     with _locked(request, storage), ExitStack() as stack:
-        job = Export(request, storage)
+        job = ExportJob(request, storage)
         if request.spool is not None:
             stack.enter_context(job.open_spool())
         try:

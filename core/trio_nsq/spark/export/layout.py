@@ -15,7 +15,7 @@ class LayoutError(NSQError):
     """What was asked for cannot be, or does not fit what is there; the text says why."""
 
 
-class Partition(StrEnum):
+class PartitionBy(StrEnum):
     """Into which folders files go, by the time of the publish in UTC."""
 
     NONE = "none"
@@ -23,7 +23,7 @@ class Partition(StrEnum):
     HOUR = "hour"
 
 
-class Body(StrEnum):
+class BodyFormat(StrEnum):
     """What becomes of bodies."""
 
     BINARY = "binary"
@@ -70,12 +70,12 @@ class Layout:
     Attributes:
         partition: Into which folders files go.
         body: What becomes of bodies.
-        json_columns: With `Body.JSON` the columns, at least one.
-        keep_rest: With `Body.JSON` whether fields without a column are kept, in one called `rest`.
+        json_columns: With `BodyFormat.JSON` the columns, at least one.
+        keep_rest: With `BodyFormat.JSON` whether fields without a column are kept, in one called `rest`.
     """
 
-    partition: Partition = Partition.NONE
-    body: Body = Body.BINARY
+    partition: PartitionBy = PartitionBy.NONE
+    body: BodyFormat = BodyFormat.BINARY
     json_columns: tuple[JsonColumn, ...] = ()
     keep_rest: bool = False
 
@@ -92,8 +92,8 @@ class Layout:
     def from_json(cls, found: Mapping[str, Any]) -> "Layout":
         """From there. Raises ValueError, KeyError or TypeError."""
         return cls(
-            Partition(found["partition_by"]),
-            Body(found["body"]),
+            PartitionBy(found["partition_by"]),
+            BodyFormat(found["body"]),
             tuple(JsonColumn(field, JsonType(kind)) for field, kind in found["json_columns"]),
             bool(found["keep_rest"]),
         )
@@ -115,20 +115,20 @@ _HOUR_NS = 3600 * 10**9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def partition_key(partition: Partition, timestamp_ns: int) -> int:
+def partition_key(partition: PartitionBy, timestamp_ns: int) -> int:
     """A number that is the same for what was published in the same date or hour."""
-    if partition is Partition.NONE:
+    if partition is PartitionBy.NONE:
         return 0
-    return timestamp_ns // (_HOUR_NS if partition is Partition.HOUR else 24 * _HOUR_NS)
+    return timestamp_ns // (_HOUR_NS if partition is PartitionBy.HOUR else 24 * _HOUR_NS)
 
 
-def partition_folder(partition: Partition, key: int) -> str:
+def partition_folder(partition: PartitionBy, key: int) -> str:
     """The folder, with a slash behind it, in the way of Hive; empty if there is none."""
-    if partition is Partition.NONE:
+    if partition is PartitionBy.NONE:
         return ""
-    moment = _EPOCH + timedelta(hours=key if partition is Partition.HOUR else 24 * key)
+    moment = _EPOCH + timedelta(hours=key if partition is PartitionBy.HOUR else 24 * key)
     folder = f"date={moment:%Y-%m-%d}/"
-    return f"{folder}hour={moment:%H}/" if partition is Partition.HOUR else folder
+    return f"{folder}hour={moment:%H}/" if partition is PartitionBy.HOUR else folder
 
 
 def safe_name(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A range is written down before anybody works on it, and never cut anew: an attempt that was thought to be dead may still
 be at it, and then writes the same names with the same content. What is done is put down by the task itself, in a file
-beside the manifest (`RangeDone`), and taken over into it when the next chance comes.
+beside the manifest (`RangeResult`), and taken over into it when the next chance comes.
 
 In a folder of exports lie, beside the files with messages,
 
@@ -29,7 +29,7 @@ class ManifestError(NSQError):
 
 
 @dataclass(frozen=True, slots=True)
-class RangeDone:
+class RangeResult:
     """What became of a range: everything in it is in files, or is not there.
 
     Attributes:
@@ -67,7 +67,7 @@ class RangeDone:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "RangeDone":
+    def from_bytes(cls, data: bytes) -> "RangeResult":
         """From there. Raises ManifestError."""
         try:
             found = json.loads(data)
@@ -77,7 +77,7 @@ class RangeDone:
             raise ManifestError(f"what was noted of a range cannot be read: {exc}") from exc
 
 
-class LastSeen(NamedTuple):
+class LastMessage(NamedTuple):
     """A message by which a log can be told from another."""
 
     sequence: int
@@ -85,13 +85,13 @@ class LastSeen(NamedTuple):
 
 
 @dataclass(slots=True)
-class BrokerBook:
+class BrokerRanges:
     """What is planned and done of one broker's log."""
 
     done: dict[Span, int] = field(default_factory=dict)
     """Messages in files, by range."""
     pending: list[Span] = field(default_factory=list)
-    last: LastSeen | None = None
+    last: LastMessage | None = None
 
 
 @dataclass(slots=True)
@@ -100,9 +100,9 @@ class Manifest:
 
     topic: str
     layout: Layout
-    brokers: dict[str, BrokerBook] = field(default_factory=dict)
+    brokers: dict[str, BrokerRanges] = field(default_factory=dict)
 
-    def book(self, broker: str) -> BrokerBook:
+    def book(self, broker: str) -> BrokerRanges:
         """One broker's; it may be new.
 
         Raises:
@@ -112,7 +112,7 @@ class Manifest:
             for other in self.brokers:
                 if safe_name(other) == safe_name(broker):
                     raise ManifestError(f"the files of {broker} and of {other} would be called the same")
-            self.brokers[broker] = BrokerBook()
+            self.brokers[broker] = BrokerRanges()
         return self.brokers[broker]
 
     def plan(self, broker: str, wanted: Span | None, messages_per_range: int) -> list[Span]:
@@ -135,14 +135,14 @@ class Manifest:
         book.pending.sort()
         return [span for span in book.pending if span.overlaps(wanted)]
 
-    def finish(self, done: RangeDone) -> None:
+    def finish(self, done: RangeResult) -> None:
         """Note that a range is done; it does not matter if that was noted before."""
         book = self.book(done.broker)
         if done.span in book.pending:
             book.pending.remove(done.span)
         book.done[done.span] = done.messages
         if done.last_id is not None and (book.last is None or done.end > book.last.sequence):
-            book.last = LastSeen(done.end - 1, done.last_id)
+            book.last = LastMessage(done.end - 1, done.last_id)
 
     def done_within(self, broker: str, wanted: Span) -> list[Span]:
         """The ranges that are done and have to do with a span."""
@@ -185,10 +185,10 @@ class Manifest:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc
 
 
-def _book(found: Mapping[str, Any]) -> BrokerBook:
+def _book(found: Mapping[str, Any]) -> BrokerRanges:
     done = {Span(first, end): messages for first, end, messages in found["done"]}
-    last = LastSeen(*found["last"]) if found["last"] else None
-    return BrokerBook(done, [Span(first, end) for first, end in found["pending"]], last)
+    last = LastMessage(*found["last"]) if found["last"] else None
+    return BrokerRanges(done, [Span(first, end) for first, end in found["pending"]], last)
 
 
 def manifest_path(topic: str) -> str:

@@ -20,7 +20,7 @@ from ..spool.records import Spooled, SpooledRows, read_spool
 from ..storage import Storage, storage_at, writing_to
 from .columns import DICTIONARY_COLUMNS, TableBuilder
 from .layout import Layout, partition_folder, partition_key, range_name
-from .manifest import RangeDone, done_path
+from .manifest import RangeResult, done_path
 
 MIB = 1024 * 1024
 _TABLE_ROWS = 20_000
@@ -74,12 +74,12 @@ class ExportTask:
         """How many sequences there are."""
         return self.span.length
 
-    def run(self, advance: Advance | None = None) -> RangeDone:
+    def run(self, advance: Advance | None = None) -> RangeResult:
         """See `export_range`."""
         return export_range(self, advance)
 
 
-def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
+def export_range(task: ExportTask, advance: Advance | None = None) -> RangeResult:
     """Write a range to files, and note that it is done; if that is noted already, nothing happens.
 
     Files get their names when all of them are complete, so that a range is there in whole but for the moment in which
@@ -91,7 +91,7 @@ def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
     """
     storage = storage_at(task.place)
     if (noted := storage.read(done_path(task.topic, task.broker, task.span))) is not None:
-        return RangeDone.from_bytes(noted)
+        return RangeResult.from_bytes(noted)
     files = _RangeFiles(storage, task)
     try:
         done = _write(task, files, advance)
@@ -110,7 +110,7 @@ def _source(task: ExportTask) -> Iterator[Found | Spooled]:
     return BrokerLog(task.address, task.topic, task.tls, task.patience_s).read(task.span)
 
 
-def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeDone:
+def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
     span = task.span
     builder = files.builder
     gaps: list[tuple[int, int, str]] = []
@@ -133,7 +133,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
             count = len(indexes)
             if found.next_sequence >= span.end:
                 last_id = f"{found.first_id + indexes.stop - 1:016x}"
-            if not is_for_all(found):
+            if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
             files.add(found, indexes)
@@ -142,7 +142,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
         if advance is not None:
             advance(count, files.body_bytes - before)
     files.close()
-    return RangeDone(
+    return RangeResult(
         task.broker,
         *span,
         messages,
@@ -154,7 +154,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
     )
 
 
-def is_for_all(batch: RecordBatch) -> bool:
+def is_for_all_channels(batch: RecordBatch) -> bool:
     """Whether it was published to the topic, and not brought back for one of its channels: the broker notes that."""
     return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 

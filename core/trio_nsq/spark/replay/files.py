@@ -25,7 +25,7 @@ _READERS = 8
 _NS_PER_UNIT = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
-class SourceError(NSQError):
+class ReplayFileError(NSQError):
     """Files cannot be replayed; the text says which, and why."""
 
 
@@ -59,7 +59,7 @@ class FileStamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
+class ReplayFile:
     """A file, as its footer has it."""
 
     stamp: FileStamp
@@ -73,7 +73,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ReplayColumns:
     """What is read of a row.
 
     Attributes:
@@ -90,7 +90,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReplayFiles:
     """All of it.
 
     Attributes:
@@ -101,8 +101,8 @@ class Source:
     """
 
     place: str
-    files: tuple[SourceFile, ...]
-    columns: Columns
+    files: tuple[ReplayFile, ...]
+    columns: ReplayColumns
     topics: frozenset[str]
 
 
@@ -118,7 +118,7 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
         The folder, and the files in order of their names.
 
     Raises:
-        SourceError: There is nothing, or it cannot be read.
+        ReplayFileError: There is nothing, or it cannot be read.
         StorageError: There is no such kind of place.
     """
     if (local := local_path(place)) is not None:
@@ -131,10 +131,10 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
             folder, _, name = place.rstrip("/").rpartition("/")
             return folder or "/", [_stamp(info, name)]
         if not info.type == pyarrow.fs.FileType.Directory:
-            raise SourceError(f"there is no folder and no file {place}")
+            raise ReplayFileError(f"there is no folder and no file {place}")
         found = system.get_file_info(pyarrow.fs.FileSelector(path, recursive=True))
     except OSError as exc:
-        raise SourceError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
+        raise ReplayFileError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
     place = place.rstrip("/")
     try:
         stamps = [
@@ -146,7 +146,7 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
         raise not_utf8(exc.object) from exc
     stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not stamps:
-        raise SourceError(f"in {place} are no Parquet files (names that end in .parquet)")
+        raise ReplayFileError(f"in {place} are no Parquet files (names that end in .parquet)")
     return place or "/", sorted(stamps)
 
 
@@ -154,7 +154,7 @@ def _stamp(info: Any, name: str) -> FileStamp:
     return FileStamp(name, info.size or 0, info.mtime_ns or 0)
 
 
-def open_source(place: str, body: str | None = None, time: str | None = None) -> Source:
+def open_files(place: str, body: str | None = None, time: str | None = None) -> ReplayFiles:
     """Look at files.
 
     Args:
@@ -163,76 +163,80 @@ def open_source(place: str, body: str | None = None, time: str | None = None) ->
         time: The column of times; None: our own exports' one, and of others' files none.
 
     Raises:
-        SourceError: They cannot be replayed.
+        ReplayFileError: They cannot be replayed.
         StorageError: There is no such kind of place.
     """
     folder, stamps = list_files(place)
     system, path = arrow_system(folder)
 
-    def look(stamp: FileStamp) -> tuple[SourceFile, Columns]:
+    def look(stamp: FileStamp) -> tuple[ReplayFile, ReplayColumns]:
         name = stamp.name if len(stamps) > 1 else f"{folder}/{stamp.name}"
         try:
             footer = pq.read_metadata(f"{path}/{stamp.name}", filesystem=system)
             schema = footer.schema.to_arrow_schema()
         except (pa.ArrowException, OSError) as exc:
-            raise SourceError(f"the file {name} cannot be read as Parquet: {exc}") from exc
+            raise ReplayFileError(f"the file {name} cannot be read as Parquet: {exc}") from exc
         columns = find_columns(schema, name, body, time)
         own = bool(columns.order)
         topics = _topics(footer) if own else frozenset()
         if own and topics is None:
             topics = frozenset(_read_topics(system, f"{path}/{stamp.name}"))
-        return SourceFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
+        return ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
 
     with ThreadPoolExecutor(min(_READERS, len(stamps))) as readers:
         looked = list(readers.map(look, stamps))
     columns = looked[0][1]
     for file, other in looked:
         if (other.time, other.order) != (columns.time, columns.order):
-            raise SourceError(
+            raise ReplayFileError(
                 f"the file {file.stamp.name} has other columns than {looked[0][0].stamp.name}: replay one after the "
                 "other"
             )
     unparsed = next((other.unparsed for _, other in looked if other.unparsed), None)
     files = tuple(file for file, _ in looked)
     topics = frozenset().union(*(file.topics for file in files))
-    return Source(folder, files, Columns(columns.body, unparsed, columns.time, columns.order), topics)
+    return ReplayFiles(
+        folder, files, ReplayColumns(columns.body, unparsed, columns.time, columns.order), topics
+    )
 
 
 # ---------------------------------------------------------------------- columns
 
 
-def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> Columns:
+def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> ReplayColumns:
     """What the columns of a file mean.
 
     Args:
         schema: Its Arrow schema.
         name: The file's, for people.
-        body, time: See `open_source`.
+        body, time: See `open_files`.
 
     Raises:
-        SourceError: One is not there, or is not of a type for that.
+        ReplayFileError: One is not there, or is not of a type for that.
     """
     own = {"topic", "broker", "seq", "id", TIME} <= set(schema.names)
     wanted = BODY if body is None else body
     if wanted not in schema.names:
-        raise SourceError(_no_body(schema, name, wanted, own=own and body is None))
+        raise ReplayFileError(_no_body(schema, name, wanted, own=own and body is None))
     kind = schema.field(wanted).type
     if not _is_bytes(kind):
-        raise SourceError(f"the column {wanted} of {name} is of type {kind}: a body is binary or a string")
+        raise ReplayFileError(
+            f"the column {wanted} of {name} is of type {kind}: a body is binary or a string"
+        )
     if time is None and own:
         time = TIME
     if time is not None:
         if time not in schema.names:
-            raise SourceError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
+            raise ReplayFileError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
         kind = schema.field(time).type
         if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_int64(kind)):
-            raise SourceError(
+            raise ReplayFileError(
                 f"the column {time} of {name} is of type {kind}: a time is a timestamp, a date, or Unix nanoseconds "
                 "as int64"
             )
     unparsed = UNPARSED if own and body is None and UNPARSED in schema.names else None
     order = ("broker", "seq") if own and time == TIME else ()
-    return Columns(wanted, unparsed, time, order)
+    return ReplayColumns(wanted, unparsed, time, order)
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -282,7 +286,7 @@ def times_ns(column: Any) -> Any:
 # ---------------------------------------------------------------------- footers
 
 
-def _row_groups(footer: Any, columns: Columns) -> tuple[RowGroup, ...]:
+def _row_groups(footer: Any, columns: ReplayColumns) -> tuple[RowGroup, ...]:
     wanted = {columns.body, columns.unparsed} - {None}
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     bodies = [index for index, path in enumerate(paths) if path in wanted]
@@ -329,7 +333,7 @@ def _read_topics(system: Any, path: str) -> set[str]:
     return {_text(each) for each in table["topic"].unique().to_pylist() if each is not None}
 
 
-def choose_topics(source: Source, topics: Sequence[str]) -> Source:
+def select_topics(source: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
     """Only the files of some topics.
 
     Args:
@@ -337,11 +341,11 @@ def choose_topics(source: Source, topics: Sequence[str]) -> Source:
         topics: Their names; none: all there are, which may be but one.
 
     Raises:
-        SourceError: It holds several, and none is given; or not the one that is; or one file holds several.
+        ReplayFileError: It holds several, and none is given; or not the one that is; or one file holds several.
     """
     if not topics:
         if len(source.topics) > 1:
-            raise SourceError(
+            raise ReplayFileError(
                 f"the folder {source.place} holds the topics {_names(sorted(source.topics))}: say with --from-topic "
                 "which of them"
             )
@@ -353,17 +357,17 @@ def choose_topics(source: Source, topics: Sequence[str]) -> Source:
                 if source.topics
                 else "these are no exports of qcli's"
             )
-            raise SourceError(f"the folder {source.place} holds nothing of topic {topic}: {there}")
+            raise ReplayFileError(f"the folder {source.place} holds nothing of topic {topic}: {there}")
     wanted = frozenset(topics)
     for file in source.files:
         if file.topics & wanted and file.topics - wanted:
-            raise SourceError(
+            raise ReplayFileError(
                 f"the file {file.stamp.name} holds several topics: choose with --where \"topic = '...'\""
             )
     return _only(source, lambda file: bool(file.topics & wanted))
 
 
-def _only(source: Source, keep: Callable[[SourceFile], bool]) -> Source:
+def _only(source: ReplayFiles, keep: Callable[[ReplayFile], bool]) -> ReplayFiles:
     files = tuple(file for file in source.files if keep(file))
     topics = frozenset().union(*(file.topics for file in files))
-    return Source(source.place, files, source.columns, topics)
+    return ReplayFiles(source.place, files, source.columns, topics)

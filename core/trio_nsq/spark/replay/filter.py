@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ...protocol.errors import NSQError
 from ..runtime.spark_engine import SparkEngine, SparkFailed
 from ..storage import local_path
-from .files import Source, SourceFile
+from .files import ReplayFile, ReplayFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,13 +34,13 @@ class FilterError(NSQError):
     """A condition is none; the text says why."""
 
 
-def choose_rows(engine: SparkEngine, source: Source, condition: str) -> dict[str, bytes]:
+def select_rows(engine: SparkEngine, source: ReplayFiles, condition: str) -> dict[str, bytes]:
     """Have Spark choose rows.
 
     Args:
         engine: Spark.
         source: The files.
-        condition: What follows WHERE. Columns are those of the files, and of folders such as `date=2026-11-21`.
+        condition: What follows WHERE. ReplayColumns are those of the files, and of folders such as `date=2026-11-21`.
 
     Returns:
         For each file in which rows were chosen a bitmap of all its rows, least significant bit first.
@@ -76,7 +76,7 @@ def choose_rows(engine: SparkEngine, source: Source, condition: str) -> dict[str
     return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
 
 
-def _rows_of(session: Any, source: Source, condition: str) -> "DataFrame":
+def _rows_of(session: Any, source: ReplayFiles, condition: str) -> "DataFrame":
     from pyspark.sql import functions as f
 
     folder = _uri(source.place)
@@ -91,7 +91,7 @@ def _rows_of(session: Any, source: Source, condition: str) -> "DataFrame":
     return found
 
 
-def _differ(files: Sequence[SourceFile]) -> bool:
+def _differ(files: Sequence[ReplayFile]) -> bool:
     return len({file.topics for file in files}) > 1
 
 

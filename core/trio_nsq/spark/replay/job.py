@@ -25,24 +25,24 @@ from ..broker_log import PATIENCE_S, TLSFiles
 from ..runtime.engine import Advance, Engine
 from ..storage import LocalStorage
 from .files import (
-    Columns,
-    Source,
-    SourceError,
-    choose_topics,
-    open_source,
+    ReplayColumns,
+    ReplayFileError,
+    ReplayFiles,
+    open_files,
+    select_topics,
 )
-from .pieces import Piece, cut_pieces, segment_as_json, segment_from_json
+from .pieces import Piece, row_groups_from_json, row_groups_to_json, split_into_pieces
 from .request import ReplayRequest
-from .rows import RowChoice
+from .rows import TimeRange
 from .task import (
     MAX_BATCH_MESSAGES,
     MAX_EXAMPLES,
-    Cut,
-    PieceDone,
+    BatchOptions,
+    PieceResult,
     ReplayTask,
     Target,
-    note_path,
-    read_note,
+    read_result,
+    result_path,
 )
 
 VERSION = 1
@@ -51,8 +51,8 @@ KEPT_S = 7 * 24 * 3600
 _PACE_S = 0.05
 """With a rate, so many messages as go in this time are one batch."""
 
-Chooser = Callable[[Source, str], Mapping[str, bytes]]
-"""Chooses rows, see `choose_rows`."""
+Chooser = Callable[[ReplayFiles, str], Mapping[str, bytes]]
+"""Chooses rows, see `select_rows`."""
 
 
 class JobError(NSQError):
@@ -60,13 +60,13 @@ class JobError(NSQError):
 
 
 @dataclass(slots=True)
-class ReplayOutcome:
+class ReplayResult:
     """What became of a job so far. Counts are of messages, but for those that say otherwise.
 
     Attributes:
         published, published_bytes: By this run.
         before, before_bytes: Published by an earlier run, or by an attempt that was lost, and not again.
-        maybe_twice: See `PieceDone`.
+        maybe_twice: See `PieceResult`.
         unmatched, without_body, too_long, examples: Likewise.
         left_out: Rows that times and `--where` leave out.
         rows: In all files.
@@ -97,7 +97,7 @@ class _Plan:
     """What a job consists of."""
 
     place: str
-    columns: Columns
+    columns: ReplayColumns
     rows: int
     files: int
     pieces: list[Piece]
@@ -116,7 +116,7 @@ class ReplayJob:
 
     def __init__(self, name: str, folder: Path, request: ReplayRequest | None) -> None:
         self.name = name
-        self.outcome = ReplayOutcome()
+        self.result = ReplayResult()
         self.is_complete = False
         self._folder = folder
         self._storage = LocalStorage(folder)
@@ -154,10 +154,10 @@ class ReplayJob:
             columns = plan["columns"]
             self._plan = _Plan(
                 plan["place"],
-                Columns(**columns | {"order": tuple(columns["order"])}),
+                ReplayColumns(**columns | {"order": tuple(columns["order"])}),
                 plan["rows"],
                 plan["files"],
-                [tuple(segment_from_json(each, packed) for each in piece) for piece in plan["pieces"]],
+                [tuple(row_groups_from_json(each, packed) for each in piece) for piece in plan["pieces"]],
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise JobError(f"the job {self.name} cannot be read, in {self._folder}: {exc!r}") from exc
@@ -172,7 +172,7 @@ class ReplayJob:
         pieces = (
             []
             if complete
-            else [[segment_as_json(each, next(ends)) for each in piece] for piece in plan.pieces]
+            else [[row_groups_to_json(each, next(ends)) for each in piece] for piece in plan.pieces]
         )
         found = {
             "version": VERSION,
@@ -199,14 +199,14 @@ class ReplayJob:
             choose: For `where`.
 
         Raises:
-            SourceError: The files cannot be replayed.
+            ReplayFileError: The files cannot be replayed.
             FilterError, SparkFailed: `where` cannot be applied.
             StorageError, OSError: The files cannot be read, or the job not be written.
         """
         if self._plan is None:
             request = self.request
-            source = open_source(request.source, request.body_column, request.time_column)
-            source = choose_topics(source, request.from_topics)
+            source = open_files(request.source, request.body_column, request.time_column)
+            source = select_topics(source, request.from_topics)
             _check_times(source, request)
             self._plan = _Plan(
                 source.place, source.columns, sum(file.rows for file in source.files), len(source.files), []
@@ -215,30 +215,30 @@ class ReplayJob:
             if request.where is not None:
                 assert choose is not None
                 bits = choose(source, request.where)
-            self._plan.pieces = cut_pieces(
+            self._plan.pieces = split_into_pieces(
                 source, bits, request.first_ns, request.end_ns, ordered=request.ordered
             )
             self._save()
-        self.outcome.rows, self.outcome.files = self._plan.rows, self._plan.files
-        self.outcome.pieces = len(self._plan.pieces)
+        self.result.rows, self.result.files = self._plan.rows, self._plan.files
+        self.result.pieces = len(self._plan.pieces)
 
     @property
     def rows(self) -> int:
         """How many rows there are to choose from, after `plan`."""
         assert self._plan is not None
-        return sum(segment.wanted for piece in self._plan.pieces for segment in piece)
+        return sum(row_group_range.wanted for piece in self._plan.pieces for row_group_range in piece)
 
     @property
     def size_bytes(self) -> int:
         """What the bodies of all pieces are, about."""
         assert self._plan is not None
-        return sum(segment.body_bytes for piece in self._plan.pieces for segment in piece)
+        return sum(row_group_range.body_bytes for piece in self._plan.pieces for row_group_range in piece)
 
     def tasks(
         self,
         at_once: int = 1,
         *,
-        notes: bool = True,
+        save_results: bool = True,
         dry_run: bool = False,
         tls: TLSFiles | None = None,
         patience_s: float = PATIENCE_S,
@@ -247,7 +247,7 @@ class ReplayJob:
 
         Args:
             at_once: So many tasks run at the same time, and share the rate.
-            notes: Whether tasks can reach the folder of the job.
+            save_results: Whether tasks can reach the folder of the job.
             dry_run: Only count.
             tls: For https.
             patience_s: How long a broker that went away is waited for.
@@ -258,7 +258,7 @@ class ReplayJob:
         most = MAX_BATCH_MESSAGES
         if request.rate is not None:
             most = max(1, min(most, int(request.rate * _PACE_S)))
-        cut = Cut(
+        batching = BatchOptions(
             most,
             max_msg_bytes=request.max_msg_bytes,
             speed=None if dry_run else request.speed,
@@ -266,8 +266,8 @@ class ReplayJob:
         )
         target = None if dry_run else Target(request.address, request.topic, tls or TLSFiles(), patience_s)
         tasks = []
-        for number, segments in enumerate(plan.pieces):
-            noted = read_note(self._storage, number)
+        for number, row_groups in enumerate(plan.pieces):
+            noted = read_result(self._storage, number)
             if noted is not None and noted.complete:
                 self._add(_as_before(noted))
                 continue
@@ -277,13 +277,13 @@ class ReplayJob:
                     f"{self.name}.{self._nonce}:{number}",
                     plan.place,
                     plan.columns,
-                    RowChoice(request.first_ns, request.end_ns),
-                    segments,
+                    TimeRange(request.first_ns, request.end_ns),
+                    row_groups,
                     request.ordered,
-                    cut,
+                    batching,
                     target,
                     None if request.rate is None else request.rate / at_once,
-                    str(self._folder) if notes and not dry_run else None,
+                    str(self._folder) if save_results and not dry_run else None,
                 )
             )
         return tasks
@@ -296,13 +296,13 @@ class ReplayJob:
         Raises:
             NSQError, OSError: What went wrong.
         """
-        left = {task.piece: read_note(self._storage, task.piece) for task in tasks}
+        left = {task.piece: read_result(self._storage, task.piece) for task in tasks}
 
-        def finish(done: PieceDone) -> None:
+        def finish(done: PieceResult) -> None:
             if left.pop(done.piece, done) is not done:
                 self._add(done)
-                if tasks[0].target is not None and tasks[0].notes is None:
-                    self._storage.write(note_path(done.piece), done.to_bytes())
+                if tasks[0].target is not None and tasks[0].results_folder is None:
+                    self._storage.write(result_path(done.piece), done.to_bytes())
 
         try:
             if tasks:
@@ -310,12 +310,12 @@ class ReplayJob:
         finally:
             for piece, before in left.items():
                 # What Spark has lost, or what was interrupted.
-                if (noted := read_note(self._storage, piece)) is not None and noted != before:
+                if (noted := read_result(self._storage, piece)) is not None and noted != before:
                     self._add(noted)
         self._finish()
 
-    def _add(self, done: PieceDone) -> None:
-        outcome = self.outcome
+    def _add(self, done: PieceResult) -> None:
+        outcome = self.result
         outcome.published += done.published
         outcome.published_bytes += done.published_bytes
         outcome.before += done.repeated
@@ -331,7 +331,7 @@ class ReplayJob:
 
     def _finish(self) -> None:
         """Note that all is done, if it is."""
-        outcome = self.outcome
+        outcome = self.result
         if outcome.pieces_done < outcome.pieces:
             return
         dealt_with = (
@@ -343,7 +343,7 @@ class ReplayJob:
         shutil.rmtree(self._folder / "done", ignore_errors=True)
 
 
-def _as_before(done: PieceDone) -> PieceDone:
+def _as_before(done: PieceResult) -> PieceResult:
     """What an earlier run did, as this one sees it."""
     return replace(
         done,
@@ -354,12 +354,12 @@ def _as_before(done: PieceDone) -> PieceDone:
     )
 
 
-def _check_times(source: Source, request: ReplayRequest) -> None:
-    """Raises SourceError if times are asked for, and there are none."""
+def _check_times(source: ReplayFiles, request: ReplayRequest) -> None:
+    """Raises ReplayFileError if times are asked for, and there are none."""
     if source.columns.time is None and (
         request.ordered or request.first_ns is not None or request.end_ns is not None
     ):
-        raise SourceError(
+        raise ReplayFileError(
             f"the folder {source.place} holds no exports of qcli's, so it is not known which column tells the time of "
             "a message: name it with --time-column"
         )
@@ -409,7 +409,7 @@ def new_name() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def forget_old_jobs(jobs: Path, now_s: float) -> None:
+def remove_old_jobs(jobs: Path, now_s: float) -> None:
     """Remove the folders of jobs that are complete for a while.
 
     Args:

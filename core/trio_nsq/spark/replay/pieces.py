@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .files import FileStamp, RowGroup, Source, SourceFile
-from .rows import Segment, first_times, pack_bits
+from .files import FileStamp, ReplayFile, ReplayFiles, RowGroup
+from .rows import RowGroupRange, earliest_time, pack_bits
 from .task import MIB
 
 _PIECE_BYTES = 64 * MIB
@@ -13,11 +13,11 @@ _SMALLEST_PIECE_BYTES = 4 * MIB
 _MOST_PIECES = 2000
 """A broker remembers 10,000 producers of a topic: there is room for several jobs."""
 
-Piece = tuple[Segment, ...]
+Piece = tuple[RowGroupRange, ...]
 
 
-def cut_pieces(
-    source: Source,
+def split_into_pieces(
+    source: ReplayFiles,
     bits: Mapping[str, bytes] | None,
     first_ns: int | None,
     end_ns: int | None,
@@ -28,12 +28,12 @@ def cut_pieces(
 
     Args:
         source: The files.
-        bits: Which rows: bitmaps by file, see `choose_rows`; None: all.
+        bits: Which rows: bitmaps by file, see `select_rows`; None: all.
         first_ns, end_ns: Of times from one on and before another; what is certain to lie outside is left out.
         ordered: Whether the order is that of time: then it is one piece.
 
     Raises:
-        SourceError: A file cannot be read.
+        ReplayFileError: A file cannot be read.
     """
     parts = list(_parts(source, bits, first_ns, end_ns))
     if ordered:
@@ -47,7 +47,7 @@ def cut_pieces(
 class _Part(NamedTuple):
     """Row groups, while pieces are cut."""
 
-    file: SourceFile
+    file: ReplayFile
     first_group: int
     end_group: int
     first_row: int
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    source: Source, bits: Mapping[str, bytes] | None, first_ns: int | None, end_ns: int | None
+    source: ReplayFiles, bits: Mapping[str, bytes] | None, first_ns: int | None, end_ns: int | None
 ) -> Iterator[_Part]:
     """The row groups in which there may be something."""
     for file in source.files:
@@ -96,10 +96,10 @@ def _is_outside(group: RowGroup, first_ns: int | None, end_ns: int | None) -> bo
     return before or (end_ns is not None and group.first_ns >= end_ns)
 
 
-def _with_time(source: Source, part: _Part) -> _Part:
+def _with_time(source: ReplayFiles, part: _Part) -> _Part:
     if part.first_ns is not None:
         return part
-    return part._replace(first_ns=first_times(source.place, source.columns, _segment(part, None)))
+    return part._replace(first_ns=earliest_time(source.place, source.columns, _segment(part, None)))
 
 
 def _cut(parts: Sequence[_Part]) -> list[list[_Part]]:
@@ -123,11 +123,11 @@ def _cut(parts: Sequence[_Part]) -> list[list[_Part]]:
     return pieces
 
 
-def _segment(part: _Part, bits: Mapping[str, bytes] | None) -> Segment:
+def _segment(part: _Part, bits: Mapping[str, bytes] | None) -> RowGroupRange:
     packed = None
     if bits is not None:
         packed = pack_bits(bits[part.file.stamp.name], part.first_row, part.rows)
-    return Segment(
+    return RowGroupRange(
         part.file.stamp,
         part.first_group,
         part.end_group,
@@ -140,16 +140,18 @@ def _segment(part: _Part, bits: Mapping[str, bytes] | None) -> Segment:
     )
 
 
-def segment_as_json(segment: Segment, packed_end: int) -> list[Any]:
-    """A segment in `job.json`; the bits are elsewhere, and end there."""
-    place = None if segment.selected is None else [packed_end - len(segment.selected), packed_end]
-    return [[*segment.stamp], *segment[1:7], place, segment.first_ns]
+def row_groups_to_json(row_group_range: RowGroupRange, packed_end: int) -> list[Any]:
+    """A row_group_range in `job.json`; the bits are elsewhere, and end there."""
+    place = (
+        None if row_group_range.selected is None else [packed_end - len(row_group_range.selected), packed_end]
+    )
+    return [[*row_group_range.stamp], *row_group_range[1:7], place, row_group_range.first_ns]
 
 
-def segment_from_json(found: Sequence[Any], packed: bytes) -> Segment:
+def row_groups_from_json(found: Sequence[Any], packed: bytes) -> RowGroupRange:
     """From there, with the bits of all of them. Raises ValueError, TypeError."""
     stamp, first_group, end_group, first_row, rows, wanted, body_bytes, place, first_ns = found
     bits = None if place is None else packed[slice(*place)]
-    return Segment(
+    return RowGroupRange(
         FileStamp(*stamp), first_group, end_group, first_row, rows, wanted, body_bytes, bits, first_ns
     )

@@ -17,7 +17,7 @@ class ReplayRequest:
         topic: Where to.
         address: Of the broker's HTTP.
         from_topics: Of our own exports: whose messages. None: of the only one there is.
-        body_column, time_column: See `open_source`.
+        body_column, time_column: See `open_files`.
         since, until: The bounds of time as they were asked for, to be compared with.
         first_ns, end_ns: What they came to when the job was begun.
         where: A condition in Spark SQL.

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..storage import arrow_system
-from .files import Columns, FileStamp, SourceError, times_ns
+from .files import FileStamp, ReplayColumns, ReplayFileError, times_ns
 
 MIB = 1024 * 1024
 _CHUNK_BYTES = 4 * MIB
@@ -26,11 +26,11 @@ Row = tuple[str, int]
 """A file's name, and a row in it."""
 
 
-class SourceChanged(SourceError):
+class FileChanged(ReplayFileError):
     """A file is not the one that was planned for."""
 
 
-class Segment(NamedTuple):
+class RowGroupRange(NamedTuple):
     """Some row groups of a file, one after the other.
 
     Attributes:
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
         first_group, end_group: Row groups from one on and before another.
         first_row: The first row of these, counted in the file.
         rows: How many.
-        wanted: How many of them are to be read, but for what `RowChoice` says besides.
+        wanted: How many of them are to be read, but for what `TimeRange` says besides.
         body_bytes: What the bodies of these are without compression, about.
         selected: Which: `pack_bits` of all rows; None: all.
         first_ns: The time of the earliest one, if that was asked for; else None.
@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RowChoice:
+class TimeRange:
     """Which rows are read.
 
     Attributes:
@@ -135,48 +135,50 @@ class RowReader:
         ordered: Whether `read_in_order` is going to be called.
     """
 
-    def __init__(self, place: str, columns: Columns, choice: RowChoice, *, ordered: bool = False) -> None:
+    def __init__(
+        self, place: str, columns: ReplayColumns, choice: TimeRange, *, ordered: bool = False
+    ) -> None:
         self._system, self._path = arrow_system(place)
         self._columns = columns
         self._choice = choice
-        timed = ordered or choice != RowChoice()
+        timed = ordered or choice != TimeRange()
         self._read = [columns.body, columns.unparsed]
         self._read += [columns.time] if timed else []
         self._read += columns.order if ordered else ()
 
-    def read(self, segments: Sequence[Segment]) -> Iterator[Rows]:
-        """All there are, in the order of the segments.
+    def read(self, row_groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
+        """All there are, in the order of the row_groups.
 
         Raises:
-            SourceError: A file cannot be read, or is another one.
+            ReplayFileError: A file cannot be read, or is another one.
         """
-        for segment in segments:
-            for batch, numbers, first in self._batches(segment):
+        for part in row_groups:
+            for batch, numbers, first in self._batches(part):
                 rows = len(batch)
                 if rows:
-                    yield Rows(self._bodies(batch), None, Places(segment.stamp.name, first, numbers))
+                    yield Rows(self._bodies(batch), None, Places(part.stamp.name, first, numbers))
 
-    def read_in_order(self, segments: Sequence[Segment]) -> Iterator[Rows]:
-        """All that have a time, in the order of time, and within the same time as `Columns.order` says, or the files.
+    def read_in_order(self, row_groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
+        """All that have a time, ordered by time, then by `ReplayColumns.order`, or as in the files.
 
         What is in memory at once are the row groups that overlap in time.
 
         Args:
-            segments: Of one row group each, with times.
+            row_groups: Of one row group each, with times.
 
         Raises:
-            SourceError: As `read`; or too much of it overlaps.
+            ReplayFileError: As `read`; or too much of it overlaps.
         """
-        waiting = sorted(segments, key=lambda each: (each.first_ns, each.stamp.name, each.first_row))
+        waiting = sorted(row_groups, key=lambda each: (each.first_ns, each.stamp.name, each.first_row))
         window: list[Any] = []
         window_bytes = 0
-        for index, segment in enumerate(waiting):
-            more = self._table(segment, index)
+        for index, part in enumerate(waiting):
+            more = self._table(part, index)
             window += more
             window_bytes += sum(each.nbytes for each in more)
             if window_bytes > WINDOW_BYTES:
-                raise SourceError(
-                    f"more than {WINDOW_BYTES // MIB} MiB of {self._path} lie around {_moment(segment.first_ns)}, and "
+                raise ReplayFileError(
+                    f"more than {WINDOW_BYTES // MIB} MiB of {self._path} lie around {_moment(part.first_ns)}, and "
                     "cannot be put in order here: write it anew sorted by time, or replay it without --ordered"
                 )
             until = waiting[index + 1].first_ns if index + 1 < len(waiting) else None
@@ -201,17 +203,17 @@ class RowReader:
             times = part["time"].to_pylist()
             yield Rows(part["body"].to_pylist(), times, _Several(part["file"], part["row"]))
 
-    def _table(self, segment: Segment, order: int) -> list[Any]:
+    def _table(self, part: RowGroupRange, order: int) -> list[Any]:
         """A row group with all that it takes to put it in order, as tables."""
         columns = self._columns
         parts = []
-        for batch, numbers, first in self._batches(segment):
+        for batch, numbers, first in self._batches(part):
             times = times_ns(batch.column(columns.time))
             rows = pa.array(range(first, first + len(batch))) if numbers is None else numbers
             arrays = {
                 "time": times,
                 "body": _as_binary(self._body(batch)),
-                "file": pa.repeat(pa.scalar(segment.stamp.name), len(batch)),
+                "file": pa.repeat(pa.scalar(part.stamp.name), len(batch)),
                 "file_order": pa.repeat(pa.scalar(order), len(batch)),
                 "row": rows,
                 **{name: batch.column(name) for name in columns.order},
@@ -222,25 +224,25 @@ class RowReader:
 
     # ------------------------------------------------------------------ files
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[Any, Any, int]]:
+    def _batches(self, part: RowGroupRange) -> Iterator[tuple[Any, Any, int]]:
         """Record batches, the numbers of their rows if some are left out, and else that of the first one."""
-        name = segment.stamp.name
+        name = part.stamp.name
         path = f"{self._path.rstrip('/')}/{name}"
         try:
-            self._check_stamp(segment.stamp, path)
+            self._check_stamp(part.stamp, path)
             selected = None
-            if segment.selected is not None:
-                selected = unpack_bits(segment.selected, segment.first_row, segment.rows)
+            if part.selected is not None:
+                selected = unpack_bits(part.selected, part.first_row, part.rows)
             with self._system.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
                 at = 0
-                for group in range(segment.first_group, segment.end_group):
+                for group in range(part.first_group, part.end_group):
                     rows = parquet.metadata.row_group(group).num_rows
                     chosen = None if selected is None else selected.slice(at, rows)
                     if chosen is None or pc.any(chosen).as_py():
-                        yield from self._group(parquet, group, chosen, segment.first_row + at)
+                        yield from self._group(parquet, group, chosen, part.first_row + at)
                     at += rows
         except (pa.ArrowException, OSError) as exc:
-            raise SourceError(f"the file {name} cannot be read: {exc}") from exc
+            raise ReplayFileError(f"the file {name} cannot be read: {exc}") from exc
 
     def _group(self, parquet: Any, group: int, chosen: Any, first: int) -> Iterator[tuple[Any, Any, int]]:
         columns = self._columns
@@ -256,7 +258,7 @@ class RowReader:
         rows_at_once = _rows_at_once(footer.num_rows, size)
         for batch in parquet.iter_batches(rows_at_once, row_groups=[group], columns=wanted):
             mask = None if chosen is None else chosen.slice(at, len(batch))
-            if self._choice != RowChoice():
+            if self._choice != TimeRange():
                 mask = _both(mask, self._in_time(batch))
             if mask is None:
                 yield batch, None, first + at
@@ -278,9 +280,7 @@ class RowReader:
         info = self._system.get_file_info(path)
         if not info.is_file or (info.size or 0, info.mtime_ns or 0) != (stamp.size_bytes, stamp.mtime_ns):
             what = "was changed" if info.is_file else "is gone"
-            raise SourceChanged(
-                f"the file {stamp.name} {what} since this replay was planned: begin a new one"
-            )
+            raise FileChanged(f"the file {stamp.name} {what} since this replay was planned: begin a new one")
 
     # ------------------------------------------------------------------ bodies
 
@@ -317,15 +317,15 @@ def _moment(time_ns: int | None) -> str:
     return datetime.fromtimestamp((time_ns or 0) // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def first_times(place: str, columns: Columns, segment: Segment) -> int | None:
-    """The earliest time of a segment, read from its rows; None: none has one. Raises SourceError."""
+def earliest_time(place: str, columns: ReplayColumns, part: RowGroupRange) -> int | None:
+    """The earliest time of a part, read from its rows; None: none has one. Raises ReplayFileError."""
     assert columns.time is not None
     system, path = arrow_system(place)
     try:
-        with system.open_input_file(f"{path.rstrip('/')}/{segment.stamp.name}") as file:
-            groups = list(range(segment.first_group, segment.end_group))
+        with system.open_input_file(f"{path.rstrip('/')}/{part.stamp.name}") as file:
+            groups = list(range(part.first_group, part.end_group))
             table = pq.ParquetFile(file).read_row_groups(groups, columns=[columns.time])
         found = [pc.min(times_ns(chunk)).as_py() for chunk in table[columns.time].chunks]
     except (pa.ArrowException, OSError) as exc:
-        raise SourceError(f"the file {segment.stamp.name} cannot be read: {exc}") from exc
+        raise ReplayFileError(f"the file {part.stamp.name} cannot be read: {exc}") from exc
     return min((each for each in found if each is not None), default=None)

@@ -19,8 +19,8 @@ from ..broker_log import PATIENCE_S, TLSFiles
 from ..publish_once import BatchPublisher, Outcome, PublishInDoubt
 from ..runtime.engine import Advance
 from ..storage import Storage, storage_at
-from .files import Columns
-from .rows import Places, RowChoice, RowReader, Rows, Segment
+from .files import ReplayColumns
+from .rows import Places, RowGroupRange, RowReader, Rows, TimeRange
 
 MIB = 1024 * 1024
 MAX_BATCH_MESSAGES = 10_000
@@ -35,7 +35,7 @@ _NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BatchOptions:
     """How messages become batches; the same for all attempts at a piece.
 
     Attributes:
@@ -70,7 +70,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class PieceDone:
+class PieceResult:
     """What became of a piece. Counts are of messages, of all that was done for it, but for those that say otherwise.
 
     Attributes:
@@ -108,7 +108,7 @@ class PieceDone:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "PieceDone":
+    def from_bytes(cls, data: bytes) -> "PieceResult":
         """From there. Raises ValueError, TypeError."""
         return cls(**json.loads(data))
 
@@ -121,53 +121,53 @@ class ReplayTask:
         piece: Its number.
         producer: Its name as a producer.
         place: The folder of the files.
-        columns, choice, segments: Which rows, and what of them.
+        columns, choice, row_groups: Which rows, and what of them.
         ordered: In the order of time, and not in that of the files.
-        cut: See there.
+        batching: See there.
         target: Where to; None: nothing is published, only counted.
         rate: Messages per second, at most; None: as fast as it goes.
-        notes: The folder where it is noted how far it has come, see `storage_at`; None: it is not.
+        results_folder: The folder where it is noted how far it has come, see `storage_at`; None: it is not.
     """
 
     piece: int
     producer: str
     place: str
-    columns: Columns
-    choice: RowChoice
-    segments: tuple[Segment, ...]
+    columns: ReplayColumns
+    choice: TimeRange
+    row_groups: tuple[RowGroupRange, ...]
     ordered: bool
-    cut: Cut
+    batching: BatchOptions
     target: Target | None
     rate: float | None = None
-    notes: str | None = None
+    results_folder: str | None = None
 
     @property
     def messages(self) -> int:
         """How many rows there are to choose from."""
-        return sum(segment.wanted for segment in self.segments)
+        return sum(row_group_range.wanted for row_group_range in self.row_groups)
 
-    def run(self, advance: Advance | None = None) -> PieceDone:
+    def run(self, advance: Advance | None = None) -> PieceResult:
         """See `replay_piece`."""
         return replay_piece(self, advance)
 
 
-def note_path(piece: int) -> str:
+def result_path(piece: int) -> str:
     """Where it is noted what became of a piece, below the folder for that."""
     return f"done/{piece:06d}.json"
 
 
-def read_note(storage: Storage, piece: int) -> PieceDone | None:
+def read_result(storage: Storage, piece: int) -> PieceResult | None:
     """What was noted of a piece; None: nothing, or it cannot be read, and then it is dealt with from its beginning."""
-    data = storage.read(note_path(piece))
+    data = storage.read(result_path(piece))
     if data is None:
         return None
     try:
-        return PieceDone.from_bytes(data)
+        return PieceResult.from_bytes(data)
     except (ValueError, TypeError):
         return None
 
 
-def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceDone:
+def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceResult:
     """Publish a piece, but for what is known to be published.
 
     Args:
@@ -175,15 +175,15 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceDone:
         advance: Is told of messages as they are dealt with, also of those that had been before.
 
     Raises:
-        SourceError: It cannot be read, or is not what was planned for.
+        ReplayFileError: It cannot be read, or is not what was planned for.
         BrokerAway, RequestRefused: It cannot be published.
         OSError: How far it came cannot be noted.
     """
-    storage = storage_at(task.notes) if task.notes is not None else None
-    noted = read_note(storage, task.piece) if storage is not None else None
+    storage = storage_at(task.results_folder) if task.results_folder is not None else None
+    noted = read_result(storage, task.piece) if storage is not None else None
     if noted is not None and noted.complete:
         return noted
-    done = PieceDone(task.piece, remembered=noted.remembered if noted is not None else None)
+    done = PieceResult(task.piece, remembered=noted.remembered if noted is not None else None)
     known = noted.batches if noted is not None else 0
     if task.target is None:
         for batch, _ in _Batches(task, done):
@@ -207,18 +207,18 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceDone:
                     outcome = _publish(publisher, batch, done)
                 _count(done, batch, outcome, advance)
                 if storage is not None and time.monotonic() >= note_at_s:
-                    storage.write(note_path(task.piece), done.to_bytes())
+                    storage.write(result_path(task.piece), done.to_bytes())
                     note_at_s = time.monotonic() + _NOTE_S
             done.complete = True
         finally:
             if storage is not None and done.batches:
                 # What went wrong is worth more than that this cannot be noted; without it our broker still knows.
                 with suppress(OSError):
-                    storage.write(note_path(task.piece), done.to_bytes())
+                    storage.write(result_path(task.piece), done.to_bytes())
     return done
 
 
-def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceDone) -> Outcome:
+def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceResult) -> Outcome:
     """Publish a batch; where nobody remembers, twice is better than not at all."""
     doubts = 0
     while True:
@@ -235,7 +235,7 @@ def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceDone) -> 
             return outcome
 
 
-def _count(done: PieceDone, batch: list[bytes], outcome: Outcome, advance: Advance | None) -> None:
+def _count(done: PieceResult, batch: list[bytes], outcome: Outcome, advance: Advance | None) -> None:
     size = sum(map(len, batch))
     if outcome is Outcome.REPEATED:
         done.repeated += len(batch)
@@ -253,7 +253,7 @@ class _Pace:
 
     def __init__(self, task: ReplayTask) -> None:
         self._rate = task.rate
-        self._speed = task.cut.speed
+        self._speed = task.batching.speed
         self._due_s = time.monotonic()
         self._first: tuple[int, float] | None = None
 
@@ -290,17 +290,17 @@ class _Batches:
         done: Here is counted what is in no batch.
     """
 
-    def __init__(self, task: ReplayTask, done: PieceDone) -> None:
+    def __init__(self, task: ReplayTask, done: PieceResult) -> None:
         self._task = task
         self._done = done
-        self._pattern = None if task.cut.pattern is None else re.compile(task.cut.pattern)
-        self._batcher = Batcher(task.cut.max_messages, task.cut.max_bytes)
+        self._pattern = None if task.batching.pattern is None else re.compile(task.batching.pattern)
+        self._batcher = Batcher(task.batching.max_messages, task.batching.max_bytes)
 
     def __iter__(self) -> Iterator[tuple[list[bytes], int | None]]:
         task = self._task
         reader = RowReader(task.place, task.columns, task.choice, ordered=task.ordered)
-        rows = reader.read_in_order(task.segments) if task.ordered else reader.read(task.segments)
-        if task.cut.speed is None:
+        rows = reader.read_in_order(task.row_groups) if task.ordered else reader.read(task.row_groups)
+        if task.batching.speed is None:
             for each in rows:
                 bodies, _ = self._good(each)
                 for batch in self._batcher.add(bodies):
@@ -308,7 +308,7 @@ class _Batches:
             if self._batcher:
                 yield self._batcher.rest(), None
         else:
-            yield from self._by_time(rows, max(1, int(_SLOT_NS * task.cut.speed)))
+            yield from self._by_time(rows, max(1, int(_SLOT_NS * task.batching.speed)))
 
     def _by_time(self, rows: Iterator[Rows], slot_ns: int) -> Iterator[tuple[list[bytes], int | None]]:
         """No batch has messages of two slots, and it is due when its slot begins."""
@@ -335,7 +335,7 @@ class _Batches:
             longest, shortest = max(map(len, bodies), default=0), min(map(len, bodies), default=1)
         except TypeError:
             longest = shortest = 0
-        if self._pattern is None and shortest and longest <= self._task.cut.max_msg_bytes:
+        if self._pattern is None and shortest and longest <= self._task.batching.max_msg_bytes:
             return bodies, rows.times_ns
         indexes = [index for index, body in enumerate(bodies) if self._is_good(body, rows.places, index)]
         times = None if rows.times_ns is None else [rows.times_ns[index] for index in indexes]
@@ -349,7 +349,7 @@ class _Batches:
         if self._pattern is not None and self._pattern.search(body) is None:
             done.unmatched += 1
             return False
-        if len(body) > self._task.cut.max_msg_bytes:
+        if len(body) > self._task.batching.max_msg_bytes:
             done.too_long += 1
             if len(done.examples) < MAX_EXAMPLES:
                 name, row = places[index]

@@ -28,7 +28,7 @@ from zlib_ng.zlib_ng import crc32
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
 from ...protocol.errors import NSQError
 from ..broker_log import Bounds
-from ..export.manifest import BrokerBook
+from ..export.manifest import BrokerRanges
 from ..ranges import Span
 from ..storage import make_folder
 from .records import Spooled, SpooledRows, parse_ids, read_spool, record_of, rows_of
@@ -78,7 +78,7 @@ class Spool(AbstractContextManager["Spool"]):
     """
 
     def __init__(
-        self, folder: Path, topic: str, channel: str, books: Mapping[str, BrokerBook], window: int = WINDOW
+        self, folder: Path, topic: str, channel: str, books: Mapping[str, BrokerRanges], window: int = WINDOW
     ) -> None:
         self.folder = folder.absolute()
         self._books = books
@@ -141,7 +141,7 @@ class Spool(AbstractContextManager["Spool"]):
             )
 
     def _open(self, address: str) -> "_NsqdSpool":
-        book = self._books.get(address) or BrokerBook()
+        book = self._books.get(address) or BrokerRanges()
         end = max((span.end for span in [*book.done, *book.pending]), default=0)
         folder = self.folder / quote(address, safe="")
         log = self._logs[address] = _NsqdSpool(folder, end, self._files, self._window)
@@ -184,7 +184,7 @@ class Spool(AbstractContextManager["Spool"]):
             How many were there already: they came a second time, and were left out.
 
         Raises:
-            NoMessageId: An id is none.
+            InvalidMessageId: An id is none.
             LogWriteError: They are not stored, or not all of them.
         """
         by_address: dict[str, list[Received]] = {}
