@@ -98,7 +98,7 @@ def _has_segments(folder: Path) -> bool:
 
 def _is_named_as_segment(path: Path) -> bool:
     from trio_nsq.log import NotASegmentError
-    from trio_nsq.log.segment.identity import base_in_name
+    from trio_nsq.log.segment.format import base_in_name
 
     try:
         base_in_name(path)

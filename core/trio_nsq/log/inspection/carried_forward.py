@@ -63,7 +63,7 @@ def _scan(
             what = "it belongs to another topic; the next start of a broker sets the file aside"
         yield Finding(Kind.DAMAGE, path, 0, files.size(fd), what, None, None)
         return
-    if index.found:
+    if index.derived:
         what = "the file's beginning is damaged; its records are read all the same"
         yield Finding(Kind.DAMAGE, path, 0, min(index.offsets), what)
     ends = [*index.offsets[1:], index.size]

@@ -19,8 +19,8 @@ from zlib_ng.zlib_ng import crc32
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files
 from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
-from ..segment.format import FILE_HEADER_BYTES, SUFFIX, decode_file_header
-from ..segment.identity import Identity, base_in_name, find_header
+from ..segment.format import FILE_HEADER_BYTES, SUFFIX, base_in_name, decode_file_header
+from ..segment.identity import Identity, find_header
 
 _READ_BYTES = 4 * 1024 * 1024
 """Large, because a record that reaches past the end of what was read is read again."""

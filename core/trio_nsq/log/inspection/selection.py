@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files import Files
 from ..records import RecordBatch, RecordHeader, decode_payload
-from ..segment.identity import base_in_name
+from ..segment.format import base_in_name
 from .carried_forward import scan_carried_forward
 from .segments import Finding, Kind, ScannedRecord, SegmentPath, scan_segment
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError
 from ..files import NO_FILE, Files
-from ..segment.format import SUFFIX
-from ..segment.identity import base_in_name
+from ..segment.format import SUFFIX, base_in_name
 from .segments import Finding, Kind, SegmentPath, find_identity, scan_segment, segment_paths
 
 Progress = Callable[[int], None]

@@ -20,7 +20,7 @@ from ...log.files import Files
 from ...log.gaps import Gap, gaps
 from ...log.inspection.segments import ScannedRecord, scan_segment, segment_paths
 from ...log.records import RecordBatch, RecordHeader, decode_payload
-from ...log.segment.identity import base_in_name
+from ...log.segment.format import base_in_name
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
 from ..export.layout import PartitionBy, partition_key
