@@ -22,7 +22,8 @@ from spark.support import (
     until,
 )
 from trio_nsq.spark.broker_log import BrokerLog
-from trio_nsq.spark.export.job import ExportRequest, open_export
+from trio_nsq.spark.export.job import open_export
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
 
 
@@ -65,7 +66,7 @@ def test_a_channel_is_not_moved_over_what_is_not(
     """One range of four goes wrong, and all others are done: the channel stays before that one."""
     broker.create(topic, "archive")
     fill(qcli, topic, numbers(40))
-    request = ExportRequest(topic, str(tmp_path), channel="archive", least_ranges=4)
+    request = ExportRequest(topic, str(tmp_path), channel="archive", min_ranges=4)
 
     def all_but_one(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
         run_inline([task for index, task in enumerate(tasks) if index != fails], finish, advance)

@@ -17,7 +17,8 @@ from trio_nsq.spark.export.layout import (
     range_name,
     safe_name,
 )
-from trio_nsq.spark.export.manifest import LastMessage, Manifest, ManifestError, RangeResult
+from trio_nsq.spark.export.manifest import LastMessage, Manifest
+from trio_nsq.spark.export.results import ManifestError, RangeResult
 from trio_nsq.spark.ranges import Span
 
 LAYOUT = Layout(
@@ -36,7 +37,7 @@ def test_what_is_planned_is_never_cut_anew() -> None:
     manifest = Manifest("clicks", Layout())
     assert manifest.plan("b", Span(0, 100), 40) == [Span(0, 33), Span(33, 66), Span(66, 100)]
     assert manifest.plan("b", Span(0, 100), 1000) == [Span(0, 33), Span(33, 66), Span(66, 100)]
-    manifest.finish(done(33, 66))
+    manifest.mark_done(done(33, 66))
     assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
     assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
     assert manifest.done_within("b", Span(0, 50)) == [Span(33, 66)]
@@ -56,9 +57,9 @@ def test_no_sequence_is_in_two_ranges_and_all_that_is_wanted_is_in_one(
         span = Span(first, first + length)
         wanted |= set(range(*span))
         for planned in manifest.plan("b", span, per_range)[:: 1 if ends_well else 2]:
-            manifest.finish(done(*planned))
+            manifest.mark_done(done(*planned))
         manifest = Manifest.from_bytes(manifest.to_bytes())
-    book = manifest.book("b")
+    book = manifest.ranges_of("b")
     numbers = [number for span in [*book.done, *book.pending] for number in range(*span)]
     assert sorted(numbers) == sorted(wanted)
 
@@ -67,9 +68,9 @@ def test_it_is_the_same_when_it_was_written_and_read() -> None:
     manifest = Manifest("clicks", LAYOUT)
     manifest.plan("b", Span(0, 100), 40)
     manifest.plan("c", None, 40)
-    manifest.finish(done(0, 33))
-    manifest.finish(done(66, 100, None))
-    assert manifest.book("b").last == LastMessage(32, "a" * 16)
+    manifest.mark_done(done(0, 33))
+    manifest.mark_done(done(66, 100, None))
+    assert manifest.ranges_of("b").last == LastMessage(32, "a" * 16)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
     found = RangeResult("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
     assert RangeResult.from_bytes(found.to_bytes()) == found
@@ -91,9 +92,9 @@ def test_a_later_version_is_refused() -> None:
 
 def test_brokers_whose_files_would_be_called_the_same() -> None:
     manifest = Manifest("clicks", Layout())
-    manifest.book("a:1")
+    manifest.ranges_of("a:1")
     with pytest.raises(ManifestError, match="called the same"):
-        manifest.book("a_1")
+        manifest.ranges_of("a_1")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from qcli.app import run
 from qcli.commands.spark.bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
 from trio_nsq.spark.broker_log import BrokerUnreachable
-from trio_nsq.spark.export.job import ExportRequest, open_export
+from trio_nsq.spark.export.job import open_export
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.bundle import write_zip
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
@@ -25,7 +26,7 @@ def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     fill(qcli, topic, bodies)
     told: list[int] = []
-    with open_export(ExportRequest(topic, str(tmp_path), least_ranges=6), [qcli.http_address]) as job:
+    with open_export(ExportRequest(topic, str(tmp_path), min_ranges=6), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 6
         job.run(engine, tasks, lambda messages, _: told.append(messages))
@@ -41,7 +42,7 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
     engine: Engine, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
     fill(qcli, topic, numbers(100))
-    request = ExportRequest(topic, str(tmp_path), least_ranges=2, patience_s=0)
+    request = ExportRequest(topic, str(tmp_path), min_ranges=2, patience_s=0)
     with open_export(request, [qcli.http_address]) as job:
         first, second = job.plan([qcli.http_address])
         gone = type(second)(

@@ -12,8 +12,9 @@ import pytest
 from spark.support import HOUR_NS, NOON_NS, column, parquet_files, rows
 from trio_nsq.log import LogWriteError
 from trio_nsq.log.gaps import Gap
-from trio_nsq.spark.export.job import ExportJob, ExportRequest, open_export
+from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout, PartitionBy
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.spool.records import (
@@ -248,7 +249,7 @@ def test_a_spool_is_for_one_channel_and_one_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_spark_reads_it_by_range(engine: Engine, tmp_path: Path) -> None:
-    request = replace(request_for(tmp_path / "a", tmp_path / "s"), least_ranges=4)
+    request = replace(request_for(tmp_path / "a", tmp_path / "s"), min_ranges=4)
     with open_export(request, ()) as job:
         assert job.spool is not None
         for start in range(0, 4000, 100):

@@ -310,9 +310,8 @@ def command(
             topic, folder, channel, first or end, () if lookupds else tcp_addresses, spool, master
         )
 
-    from trio_nsq.spark.export.job import ExportRequest
     from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
-    from trio_nsq.spark.export.task import FileOptions
+    from trio_nsq.spark.export.request import ExportRequest, FileOptions
 
     from .channel_export import Receiving
     from .log_export import Running, export

@@ -17,7 +17,9 @@ from ...framework.output import count_of, json_lines, rate, size, talk, write
 from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.job import ExportJob, ExportRequest, ExportResult
+    from trio_nsq.spark.export.job import ExportJob
+    from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.export.results import ExportResult
     from trio_nsq.spark.export.task import ExportTask
     from trio_nsq.spark.runtime.engine import Engine
 
@@ -79,7 +81,7 @@ def export(request: ExportRequest, running: Running) -> int:
                 return work.once(addresses)
             return work.follow(addresses, running.every_s)
         except (KeyboardInterrupt, Terminated) as stop:
-            work.job.sweep()
+            work.job.remove_temporary_files()
             work.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
 
@@ -144,7 +146,7 @@ class Work:
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Round after round, until interrupted; then the outcome is that of all of them, for people."""
-        from trio_nsq.spark.export.job import ExportResult
+        from trio_nsq.spark.export.results import ExportResult
 
         begun_s, total = time.monotonic(), ExportResult()
         try:
