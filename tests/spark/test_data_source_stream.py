@@ -18,8 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
 from spark.support import HOUR_NS, NOON_NS, cli_of, fill, numbers, until, write_log
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable, LogReplaced
+from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.source.offsets import BrokerOffset, build_offset, parse_offset, share_limit
 from trio_nsq.spark.source.options import SourceError
@@ -295,7 +296,9 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
             waiting = thread.submit(ask)
             with broker_on(tmp_path / "data", port):
                 assert waiting.result() in (None, [])
-        with pytest.raises(BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be read: "):
+        with pytest.raises(
+            BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be reached: "
+        ):
             Query(query.checkpoint, **options, patienceMs="150").plan()
 
 

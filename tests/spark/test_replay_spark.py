@@ -9,7 +9,7 @@ import pytest
 from cli.support import Cli
 from spark.replay_support import as_export, stored, write_parquet
 from spark.support import HOUR_NS, NOON_NS
-from trio_nsq.spark.publish_once import BrokerAway
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.replay import filter as replay_filter
 from trio_nsq.spark.replay.files import open_files
 from trio_nsq.spark.replay.filter import FilterError, select_rows
@@ -83,7 +83,7 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
     assert {body[:2] for body in found} == {b"1-", b"2-"}
     with open_job(tmp_path / "jobs", "gone", gone) as job:
         job.plan(lambda source, condition: select_rows(engine, source, condition))
-        with pytest.raises(BrokerAway, match=r"127\.0\.0\.1:1"):
+        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
             job.run(engine, job.tasks(engine.slots, patience_s=0), lambda *_: None)
 
 

@@ -13,7 +13,7 @@ from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark.bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
-from trio_nsq.spark.broker_log import BrokerUnreachable
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.bundle import write_zip
@@ -48,7 +48,7 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
         gone = type(second)(
             **{name: getattr(second, name) for name in second.__slots__} | {"address": "127.0.0.1:1"}
         )
-        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be read"):
+        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be reached"):
             job.run(engine, [first, gone], lambda *_: None)
     assert job.result.ranges == 1
     assert export(qcli, topic, tmp_path)["messages"] == 50

@@ -40,8 +40,9 @@ from spark.support import (
     until,
     write_log,
 )
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.extras import install_hint
-from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable
+from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest, FileOptions

@@ -84,9 +84,8 @@ def replay_files(request: ReplayRequest | None, running: Running) -> int:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.broker_log import RequestRefused
-    from trio_nsq.spark.publish_once import BrokerAway
 
     try:
         yield
@@ -95,7 +94,7 @@ def _failures() -> Iterator[None]:
             raise wants_https(error.address, HTTP_OPTION) from error
         text = f"The broker at {error.address} refused with HTTP status {error.status}: {error.text}."
         raise Failure(text) from error
-    except BrokerAway as error:
+    except BrokerUnreachable as error:
         if failure := no_tls(error.address, error):
             raise failure from error
         raise unreachable(error.address, HTTP_OPTION, error.reason) from error
@@ -153,11 +152,11 @@ class _Work:
 
     def _meet_broker(self) -> None:
         """Find out early whether there is a broker, and what it can do."""
-        from trio_nsq.spark.publish_once import BatchPublisher
+        from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
         request = self._job.request
         refuse_plain_http(request.address)
-        with BatchPublisher(
+        with IdempotentProducer(
             request.address, request.topic, f"{self._job.name}:0", self._tls, patience_s=0
         ) as publisher:
             publisher.last_number()

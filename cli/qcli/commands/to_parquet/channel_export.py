@@ -138,8 +138,8 @@ class SpoolWork(Work):
         import trio
 
         from trio_nsq.client import ConnectionFailed
+        from trio_nsq.client.errors import BrokerUnreachable
         from trio_nsq.protocol import NSQError
-        from trio_nsq.spark.broker_log import BrokerUnreachable
 
         if not self._connected:
             quiet_library()

@@ -89,8 +89,8 @@ def export(request: ExportRequest, running: Running) -> int:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
     from ...broker.topic_log import not_readable
     from ...framework.params import Source
@@ -166,7 +166,7 @@ class Work:
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
         """The same. A round that fails for a reason that may pass is told of, and made up for."""
-        from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
+        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 
         failing = False
         while True:

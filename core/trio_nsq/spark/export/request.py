@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..broker_log import PATIENCE_S, TLSFiles
+from ...client.connection.tls import TLSFiles
+from ...client.http.retry import PATIENCE_S
 from .layout import JsonType, Layout
 
 MIB = 1024 * 1024

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...client.connection.tls import TLSFiles
+from ...client.http.retry import PATIENCE_S
 from ...log.gaps import Gap
 from ...log.records import RecordBatch
-from ..broker_log import PATIENCE_S, BrokerLog, Found, TLSFiles
+from ..broker_log import BrokerLog, Found
 from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool

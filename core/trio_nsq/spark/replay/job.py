@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
+from ...client.connection.tls import TLSFiles
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
-from ..broker_log import PATIENCE_S, TLSFiles
 from ..runtime.engine import Advance, Engine
 from ..storage import LocalStorage
 from .files import (

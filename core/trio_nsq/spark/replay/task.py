@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ...client.connection.tls import TLSFiles
+from ...client.errors import PublishInDoubt
+from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
+from ...client.http.retry import PATIENCE_S
 from ...protocol.batcher import Batcher
-from ..broker_log import PATIENCE_S, TLSFiles
-from ..publish_once import BatchPublisher, Outcome, PublishInDoubt
 from ..runtime.engine import Advance
 from ..storage import Storage, storage_at
 from .files import ReplayColumns
@@ -57,7 +59,7 @@ class Target:
     """Where to.
 
     Attributes:
-        address: Of a broker's HTTP, see `BatchPublisher`.
+        address: Of a broker's HTTP, see `IdempotentProducer`.
         topic: Its name.
         tls: For https.
         patience_s: How long a broker that went away is waited for.
@@ -176,7 +178,7 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceResul
 
     Raises:
         ReplayFileError: It cannot be read, or is not what was planned for.
-        BrokerAway, RequestRefused: It cannot be published.
+        BrokerUnreachable, RequestRefused: It cannot be published.
         OSError: How far it came cannot be noted.
     """
     storage = storage_at(task.results_folder) if task.results_folder is not None else None
@@ -187,11 +189,11 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceResul
     known = noted.batches if noted is not None else 0
     if task.target is None:
         for batch, _ in _Batches(task, done):
-            _count(done, batch, Outcome.PUBLISHED, advance)
+            _count(done, batch, PublishOutcome.PUBLISHED, advance)
         done.complete = True
         return done
     target = task.target
-    with BatchPublisher(
+    with IdempotentProducer(
         target.address, target.topic, task.producer, target.tls, target.patience_s
     ) as publisher:
         last = publisher.last_number()
@@ -201,7 +203,7 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceResul
         try:
             for batch, time_ns in _Batches(task, done):
                 if done.batches < known:
-                    outcome = Outcome.REPEATED
+                    outcome = PublishOutcome.REPEATED
                 else:
                     pace.wait(len(batch), time_ns)
                     outcome = _publish(publisher, batch, done)
@@ -218,7 +220,7 @@ def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceResul
     return done
 
 
-def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceResult) -> Outcome:
+def _publish(publisher: IdempotentProducer, batch: list[bytes], done: PieceResult) -> PublishOutcome:
     """Publish a batch; where nobody remembers, twice is better than not at all."""
     doubts = 0
     while True:
@@ -230,14 +232,14 @@ def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceResult) -
                 raise
             done.maybe_twice += len(batch)
         else:
-            if done.remembered is None or outcome is not Outcome.REPEATED:
-                done.remembered = outcome is not Outcome.UNKNOWN
+            if done.remembered is None or outcome is not PublishOutcome.REPEATED:
+                done.remembered = outcome is not PublishOutcome.UNKNOWN
             return outcome
 
 
-def _count(done: PieceResult, batch: list[bytes], outcome: Outcome, advance: Advance | None) -> None:
+def _count(done: PieceResult, batch: list[bytes], outcome: PublishOutcome, advance: Advance | None) -> None:
     size = sum(map(len, batch))
-    if outcome is Outcome.REPEATED:
+    if outcome is PublishOutcome.REPEATED:
         done.repeated += len(batch)
         done.repeated_bytes += size
     else:

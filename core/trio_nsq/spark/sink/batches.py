@@ -1,6 +1,6 @@
 """Rows of a task as the batches that it publishes, cut the same however often the task is tried, and their numbers.
 
-A broker of ours publishes a producer's numbers only if they grow (`publish_once`). That helps a task that is tried
+A broker of ours publishes a producer's numbers only if they grow (`IdempotentProducer`). That helps a task tried
 again only if it sends the same batches, so cuts depend on nothing but the rows and their order; and as nothing makes
 Spark compute the same rows in the same order again, a number tells of what it stands for:
 

@@ -2,19 +2,19 @@
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode
 from uuid import uuid4
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ...client.errors import PublishInDoubt, RequestRefused
+from ...client.http.broker_http import BrokerHTTP
+from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
 from ...protocol.names import is_valid_name
-from ...untrusted_json import decode_json
-from ..broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
-from ..publish_once import BatchPublisher, BrokerAway, Outcome, PublishInDoubt
 from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, batches, blocks, groups
 
 BATCH_BYTES = 1024 * 1024
@@ -98,7 +98,7 @@ def publish(sink: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> 
 
     Raises:
         SinkError, RowsDiffer: See there.
-        BrokerAway: A broker went away, and stays away.
+        BrokerUnreachable: A broker went away, and stays away.
     """
     if not sink.idempotent:
         # A name that nobody has had: there is nothing before this attempt.
@@ -115,9 +115,9 @@ def publish(sink: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> 
                 except RequestRefused as exc:
                     raise _explained(exc, batch, rows, task) from exc
                 done.messages += len(batch.bodies)
-                if outcome is Outcome.REPEATED:
+                if outcome is PublishOutcome.REPEATED:
                     done.repeated += len(batch.bodies)
-                if outcome is Outcome.UNKNOWN:
+                if outcome is PublishOutcome.UNKNOWN:
                     done.forgetful.add(publishers.address)
         publishers.end()
     return done
@@ -186,7 +186,7 @@ class _Publishers:
         self._producer = task.producer
         self._patience_s = sink.patience_s
         self._numbering = numbering
-        self._of: dict[str, BatchPublisher] = {}
+        self._of: dict[str, IdempotentProducer] = {}
         self._trails: dict[str, RetryCheck] = {}
         self._open: dict[str, None] = {}  # the one that was used last is the last
         self._stack = ExitStack()
@@ -197,16 +197,16 @@ class _Publishers:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def publish(self, batch: Batch) -> Outcome:
+    def publish(self, batch: Batch) -> PublishOutcome:
         """Publish it. Raises as `publish` above, and RequestRefused."""
         publisher = self._publisher(batch.topic)
         trail = self._trails[batch.topic]
         trail.meet(batch.number)
         if batch.delay_ms and not publisher.remembers:
             self._publish_singly(batch)
-            return Outcome.UNKNOWN
+            return PublishOutcome.UNKNOWN
         outcome = self._persistently(publisher, batch)
-        if outcome is Outcome.REPEATED and (trail.last is None or batch.number > trail.last):
+        if outcome is PublishOutcome.REPEATED and (trail.last is None or batch.number > trail.last):
             # Another attempt is at work, or was until now: what it has published has to be the same.
             self._trails[batch.topic] = trail = RetryCheck(publisher.last_number(), self._numbering)
             trail.meet(batch.number)
@@ -217,9 +217,9 @@ class _Publishers:
         for trail in self._trails.values():
             trail.end()
 
-    def _publisher(self, topic: str) -> BatchPublisher:
+    def _publisher(self, topic: str) -> IdempotentProducer:
         if topic not in self._of:
-            publisher = BatchPublisher(self.address, topic, self._producer, patience_s=self._patience_s)
+            publisher = IdempotentProducer(self.address, topic, self._producer, patience_s=self._patience_s)
             self._of[topic] = self._stack.enter_context(publisher)
             self._trails[topic] = RetryCheck(self._of[topic].last_number(), self._numbering)
         self._open.pop(topic, None)
@@ -230,7 +230,7 @@ class _Publishers:
             self._of[oldest].close()
         return self._of[topic]
 
-    def _persistently(self, publisher: BatchPublisher, batch: Batch) -> Outcome:
+    def _persistently(self, publisher: IdempotentProducer, batch: Batch) -> PublishOutcome:
         """TaskResult, to a forgetful broker at least once: better this batch twice than, with the task, all of them."""
         for _ in range(_TRIES_IN_DOUBT - 1):
             try:
@@ -241,23 +241,9 @@ class _Publishers:
 
     def _publish_singly(self, batch: Batch) -> None:
         """Deferred, to an nsqd, which takes no delay with several."""
-        context = TLSFiles().context() if self.address.startswith("https://") else None
-        connection = connection_to(self.address, context)
-        target = f"/pub?{urlencode({'topic': batch.topic, 'defer': batch.delay_ms})}"
-        try:
-            connection.connect()
-            connection.sock.settimeout(SILENCE_S)
+        with closing(BrokerHTTP(self.address, keep_alive_s=KEEP_ALIVE_S)) as http:
             for body in batch.bodies:
-                connection.request("POST", target, body)
-                answer = connection.getresponse()
-                data = answer.read()
-                if answer.status != http.client.OK:
-                    text = str(decode_json(data)["message"])
-                    raise RequestRefused(self.address, batch.topic, answer.status, text)
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as exc:
-            raise BrokerAway(self.address, str(exc)) from exc
-        finally:
-            connection.close()
+                http.post("/pub", {"topic": batch.topic, "defer": str(batch.delay_ms)}, body)
 
 
 def _explained(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:

@@ -35,8 +35,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from ...client.http.retry import PATIENCE_S
 from ...protocol.names import is_valid_name
-from ..broker_log import PATIENCE_S
 from ..source.options import brokers_of, number_in, truth_in
 from .task import BATCH_BYTES, SinkError, SinkOptions, SinkTask, TaskResult, publish
 

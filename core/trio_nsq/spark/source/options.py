@@ -18,8 +18,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
-from ..broker_log import PATIENCE_S, BrokerLog, broker_label
+from ..broker_log import BrokerLog, broker_label
 
 _MS_PER_S = 1000
 _TYPES = {

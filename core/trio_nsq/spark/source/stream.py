@@ -17,7 +17,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..broker_log import Bounds, RequestRefused
+from ...client.errors import RequestRefused
+from ..broker_log import Bounds
 from ..ranges import Span
 from .offsets import BrokerOffset, Offset, build_offset, parse_offset, share_limit
 from .options import ReadOptions, SourceError, position_on
