@@ -31,7 +31,7 @@ class BrokerHTTP:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         tls: For https; files, or a context that is ready. None: the CAs of the system.
         connect_timeout_s: For making the TCP connection, and for each step of the TLS handshake.
-        answer_timeout_s: How long the broker may send nothing after that.
+        answer_timeout_s: How long the broker may send nothing after that; None: `ANSWER_TIMEOUT_S`.
         keep_alive_s: Use a connection again if it has been idle for less than this; 0: one connection per request.
 
     Attributes:
@@ -48,12 +48,12 @@ class BrokerHTTP:
         tls: TLSFiles | ssl.SSLContext | None = None,
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        answer_timeout_s: float | None = None,
         keep_alive_s: float = 0.0,
     ) -> None:
         self.address = address
         self._connect_timeout_s = connect_timeout_s
-        self._answer_timeout_s = answer_timeout_s
+        self._answer_timeout_s = ANSWER_TIMEOUT_S if answer_timeout_s is None else answer_timeout_s
         self._keep_alive_s = keep_alive_s
         self._tls: ssl.SSLContext | None = None
         if address.startswith(_HTTPS):  # a context takes as long to make as ten requests
