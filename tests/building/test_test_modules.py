@@ -113,7 +113,6 @@ REACHING_IN: frozenset[str] = frozenset(
         "spark/conftest.py",
         "spark/test_data_sink.py",
         "spark/test_publish_once.py",
-        "spark/test_replay_pieces.py",
         "spark/test_replay_spark.py",
         "spark/test_to_parquet_nsqd.py",
     }

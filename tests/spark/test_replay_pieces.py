@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from spark.replay_support import as_export, planned, stored, write_parquet
 from spark.support import numbers
-from trio_nsq.spark.replay import rows as replay_rows
 from trio_nsq.spark.replay.files import (
     FileStamp,
     ReplayColumns,
@@ -28,7 +27,7 @@ from trio_nsq.spark.replay.job import KEPT_S, open_job, remove_old_jobs
 from trio_nsq.spark.replay.pieces import row_groups_from_json, row_groups_to_json, split_into_pieces
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.replay.rows import RowReader, TimeRange, pack_bits, unpack_bits
-from trio_nsq.spark.replay.task import BatchOptions, replay_piece
+from trio_nsq.spark.replay.task import BatchOptions
 from trio_nsq.spark.runtime.engine import run_inline
 
 
@@ -88,18 +87,16 @@ def test_each_row_is_in_one_piece(source: ReplayFiles, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1000, 10**6])
-def test_batches_do_not_depend_on_how_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
-) -> None:
+def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes: int) -> None:
     """Another version may read in other portions, and has to send the same batches under the same numbers."""
     bodies = [b"x" * (n * 37 % 200 + 1) for n in range(500)]
     write_parquet(tmp_path / "a.parquet", {"body": bodies}, row_group_size=77)
-    monkeypatch.setattr(replay_rows, "_CHUNK_BYTES", chunk_bytes)
     job = planned(ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1"), tmp_path / "jobs")
     (task,) = job.tasks(dry_run=True)
-    cut = BatchOptions(max_messages=30, max_bytes=2000)
+    batching = BatchOptions(max_messages=30, max_bytes=2000)
     found: list[int] = []
-    done = replay_piece(replace(task, batching=cut), lambda count, _: found.append(count))
+    task = replace(task, batching=batching, chunk_bytes=chunk_bytes)
+    done = task.run(lambda count, _: found.append(count))
     assert done.complete
     expected, size, count = [], 0, 0
     for body in bodies:
@@ -116,13 +113,13 @@ def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Pat
     request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address, rate=20_000.0)
     job = planned(request, tmp_path / "jobs")
     (task,) = job.tasks(save_results=False)
-    threads = [threading.Thread(target=replay_piece, args=(task,)) for _ in range(2)]
+    threads = [threading.Thread(target=task.run) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert stored(qcli, topic) == numbers(3000)
-    done = replay_piece(task)
+    done = task.run()
     assert (done.published, done.repeated, done.complete) == (0, 3000, True)
     assert stored(qcli, topic) == numbers(3000)
 
@@ -144,16 +141,15 @@ def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -
     assert found == [body for *_, body in sorted(expected)]
 
 
-def test_what_lies_around_one_time_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_around_one_time_has_a_limit(tmp_path: Path) -> None:
     """What cannot be put in order in memory is refused, and not tried until the machine swaps."""
-    monkeypatch.setattr(replay_rows, "WINDOW_BYTES", 20_000)
     for times, fits in ((range(1000), True), ([n * 7 % 1000 for n in range(1000)], False)):
         path = write_parquet(
             tmp_path / "a.parquet", {"body": ["x" * 50] * 1000, "at": list(times)}, row_group_size=100
         )
         source = open_files(str(path), time="at")
         ((*segments,),) = split_into_pieces(source, None, None, None, ordered=True)
-        reader = RowReader(source.place, source.columns, TimeRange(), ordered=True)
+        reader = RowReader(source.place, source.columns, TimeRange(), ordered=True, window_bytes=20_000)
         if fits:
             assert [time for rows in reader.read_in_order(segments) for time in rows.times_ns or ()] == list(
                 times

@@ -21,8 +21,9 @@ from ...framework.output import count_of, json_lines, rate, size, talk, write
 from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.replay.job import ReplayJob, ReplayResult
+    from trio_nsq.spark.replay.job import ReplayJob
     from trio_nsq.spark.replay.request import ReplayRequest
+    from trio_nsq.spark.replay.results import ReplayResult
     from trio_nsq.spark.runtime.engine import Engine
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
