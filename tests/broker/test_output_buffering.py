@@ -22,7 +22,7 @@ from broker.support import (
     until,
 )
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.state.channel import Channel, Grant
+from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 from trio_nsq.broker.tcp.connection import Connection
 
 
@@ -262,13 +262,13 @@ async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dispatch = Channel.dispatch
+    dispatch = Dispatcher.dispatch
     mistaken = {"first"}
 
-    def dispatch_or_fail(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
-        if channel.name in mistaken:
+    def dispatch_or_fail(dispatcher: Dispatcher, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+        if dispatcher.name in mistaken:
             raise ZeroDivisionError("a mistake")
-        return dispatch(channel, now_ns, ahead_ns)
+        return dispatch(dispatcher, now_ns, ahead_ns)
 
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
@@ -279,7 +279,7 @@ async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
         await publisher.publish("t", b"1")
         assert (await first.here(), await second.here()) == ([b"1"], [b"1"])
         await publisher.publish("t", b"2")
-        monkeypatch.setattr(Channel, "dispatch", dispatch_or_fail)
+        monkeypatch.setattr(Dispatcher, "dispatch", dispatch_or_fail)
         clock.jump(0.255)
         assert (await first.here(), await second.here()) == ([], [b"2"])
         assert "t/first: nothing could be delivered" in caplog.text

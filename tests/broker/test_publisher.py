@@ -32,7 +32,7 @@ from trio_nsq.broker.publication import Publication
 from trio_nsq.broker.publisher import Publisher
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
-from trio_nsq.broker.state.channel import Channel, Grant
+from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.spare_room import SpareRoom
@@ -261,7 +261,7 @@ async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
 async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def dispatch(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+    def dispatch(dispatcher: Dispatcher, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
         raise ZeroDivisionError("a mistake")
 
     async with (
@@ -275,7 +275,7 @@ async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
         await client.publish("t", b"makes the segment")
         assert (await consumer.message()).body == b"makes the segment"
         with monkeypatch.context() as mistaken:
-            mistaken.setattr(Channel, "dispatch", dispatch)
+            mistaken.setattr(Dispatcher, "dispatch", dispatch)
             await client.publish("t", b"1")
             await settle()
         assert "t: what was published could not be sent on" in caplog.text

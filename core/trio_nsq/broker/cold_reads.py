@@ -58,7 +58,7 @@ class ColdReads:
         if channel in self._waiting:
             return
         self._waiting.add(channel)
-        key = channel.store, channel.wanted()
+        key = channel.store, channel.read_ahead.wanted()
         if (channels := self._reading.get(key)) is not None:
             channels.append(channel)
             return
@@ -92,7 +92,7 @@ class ColdReads:
         if not self._serves(channel):
             return True
         try:
-            channel.take_read(found)
+            channel.read_ahead.take(found)
             self._note_read(channel, found.error)
         except Exception:
             # A defect of the broker: it must not affect other channels.

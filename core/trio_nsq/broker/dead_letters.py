@@ -57,13 +57,13 @@ class DeadLetterMover:
 
     def look_at(self, channel: Channel) -> None:
         """Begin to move what a channel has given up, if there is anything."""
-        if channel.given_up and channel not in self._moving:
+        if channel.messages.withdrawn.waiting and channel not in self._moving:
             self._moving.add(channel)
             self._nursery.start_soon(self._move_all, channel)
 
     async def _move_all(self, channel: Channel) -> None:
         try:
-            while channel.given_up and self._server.serves_channel(channel):
+            while channel.messages.withdrawn.waiting and self._server.serves_channel(channel):
                 if error := await self._move_some(channel):
                     self._complain(channel, error)
                     await trio.sleep(_AGAIN_S)
@@ -86,7 +86,7 @@ class DeadLetterMover:
     async def _move_some(self, channel: Channel) -> str:
         """Move some messages. Returns why not, or nothing."""
         topic_name = channel.settings.dead_letter_topic
-        taken = channel.take_given_up(_AT_ONCE)
+        taken = channel.messages.withdrawn.take(_AT_ONCE)
         try:
             batches, error = await self._batches(channel.store, taken)
             if not self._server.serves_channel(channel):
@@ -138,8 +138,7 @@ class DeadLetterMover:
         if origin is None or origin.ephemeral or not self._server.serves(origin):
             topic.confirm_moved(metadata)
         else:
-            origin.moved_dead_letters.append((topic, metadata))
-            self._server.broker.changed.add(origin.name)
+            origin.record_moved(topic, metadata)
 
 
 async def store_durably(server: "Server", topic_name: str, publication: Publication) -> None:
@@ -220,8 +219,7 @@ def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | No
     if origin is None or channel is None:
         topic.confirm_moved(metadata)
     elif _forget(channel, found):
-        origin.moved_dead_letters.append((topic, metadata))
-        broker.changed.add(origin.name)
+        origin.record_moved(topic, metadata)
 
 
 def forget_origin(broker: Broker, name: str) -> None:

@@ -35,8 +35,8 @@ from .state.channel import Channel
 from .state.channel_state import ChannelState
 from .state.checkpoint import Checkpoint
 from .state.consumer import Consumer
-from .state.moving import forget
-from .state.seeking import Move
+from .state.seek import Move, Seek
+from .state.steps import forget
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
 from .storage.checkpointer import Checkpointer
@@ -210,7 +210,6 @@ class Server:
         while True:
             self._timer_moved = trio.Event()
             for channel in self.broker.tick(self.now_ns()):
-                self.broker.changed.add(channel.topic.name)
                 self._dead_letters.look_at(channel)
                 self._line_up(channel)
             due_ns = self.broker.next_deadline_ns
@@ -287,7 +286,6 @@ class Server:
             raise PublishRefused(str(exc)) from exc
 
     def _published(self, topic: Topic) -> None:
-        self.broker.changed.add(topic.name)
         self.readers.topic_grew(topic)
         if topic.has_distributed_deferred:
             topic.has_distributed_deferred = False
@@ -299,9 +297,9 @@ class Server:
         pumped = 0
         in_round = self.publisher.in_round
         for channel in topic.channels.values():
-            if channel in self._waiting or not channel.has_ready_consumer:
+            if channel in self._waiting or not channel.dispatcher.has_ready_consumer:
                 continue
-            if in_round and channel.can_wait:
+            if in_round and channel.dispatcher.can_wait:
                 self._waiting[channel] = time.perf_counter() + _WAITING_S
             elif pumped == _CHANNELS_PER_TURN:
                 self._line_up(channel)
@@ -352,25 +350,25 @@ class Server:
         if self._stopping:
             return  # what one client had would only go to the next, to be taken from it in its turn
         self._dead_letters.look_at(channel)
-        if channel.can_deliver and not self._waits(channel):
+        if channel.dispatcher.can_deliver and not self._waits(channel):
             self._deliver(channel)
         if (due_ns := channel.next_due_ns) is not None:
             self.watch(channel, due_ns)  # it may just have been put off
 
     def _waits(self, channel: Channel) -> bool:
         """Whether what can be delivered waits for more to be sent with it."""
-        if not channel.can_wait:
+        if not channel.dispatcher.can_wait:
             return False
         if channel in self._waiting:
             return True
-        if (until_ns := channel.wait_until_ns) <= self.now_ns():
+        if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self.now_ns():
             return False
         self.watch(channel, until_ns)
         return True
 
     def send_waiting(self, channel: Channel) -> None:
         """Deliver what waits for more to be sent with it."""
-        if channel.can_deliver and not self._stopping:
+        if channel.dispatcher.can_deliver and not self._stopping:
             self._deliver(channel)
 
     def _deliver(self, channel: Channel) -> None:
@@ -378,22 +376,22 @@ class Server:
         timeout_ns = self.options.limits.max_msg_timeout_ms * 1_000_000
         sent = 0
         over_s = time.perf_counter() + _TURN_S
-        while channel.can_deliver:
+        while channel.dispatcher.can_deliver:
             if sent >= _GRANTS_PER_TURN or (sent and time.perf_counter() > over_s):
                 self._line_up(channel)
                 break
             try:
-                grants = channel.dispatch(now_ns, time.time_ns() - now_ns)
+                grants = channel.dispatcher.dispatch(now_ns, time.time_ns() - now_ns)
             except ReadWouldWaitError:
                 self.cold_reads.begin(channel)
                 break
             except LogError as exc:
                 self._note_unreadable(channel, exc)
                 break
-            if channel.others_wait_for_read:
+            if channel.dispatcher.others_wait_for_read:
                 self.cold_reads.begin(channel)
             if not grants:
-                if channel.budget_exhausted:
+                if channel.dispatcher.budget_exhausted:
                     self._line_up(channel)
                 break
             sent += len(grants)
@@ -406,7 +404,6 @@ class Server:
             for client in clients:
                 client.send_delivered()
         if sent:
-            self.broker.changed.add(channel.topic.name)
             self.watch(channel, now_ns + timeout_ns)
 
     def _note_read(self, channel: Channel, error: LogError | None) -> None:
@@ -474,7 +471,6 @@ class Server:
         """Take a client out of its channel; what it had in flight goes to the others."""
         channel.remove(consumer)
         self._clients.pop(consumer, None)
-        self.broker.changed.add(channel.topic.name)
         alive = self.broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
             self.broker.delete_channel(channel)
@@ -762,7 +758,7 @@ class Server:
         topic = self._topic_of(channel)
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
-            if topic.moved_dead_letters:
+            if topic.has_moved_dead_letters:
                 await self.save(topic)
             await self._save_dead_letters()
         async with self._checkpointer.locked(topic):  # which might be deleting what the channel goes back to
@@ -774,28 +770,28 @@ class Server:
 
     async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
         """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
-        preparation = channel.prepare(sequence, self.now_ns())
+        seek = Seek(channel, sequence, self.now_ns())
         moving: Iterator[None] = iter(())
 
         def plan(checkpoint: Checkpoint) -> None:
             if not channel.ephemeral:
-                checkpoint.change_channel(channel.state_if_moved(preparation))
+                checkpoint.change_channel(seek.state())
 
         def apply() -> None:
             nonlocal moving
             if not self.serves_channel(channel):
                 raise DeletedError(channel.name)
-            moving = channel.move(preparation)
+            moving = seek.apply()
             next(moving)
 
         try:
-            await _in_turns(channel.preparing(preparation))
-            move = channel.move_of(preparation)
+            await _in_turns(seek.prepare())
+            move = seek.effect()
             if dry_run:
                 return move
             await self._checkpointer.change_locked(topic, plan, apply)
         finally:
-            channel.give_up_move()
+            seek.close()
         self.pump(channel)
         with trio.CancelScope(shield=True):  # it is moved, whoever asked for it
             await _in_turns(moving)
@@ -804,7 +800,7 @@ class Server:
     async def _save_dead_letters(self) -> None:
         """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
         for topic in list(self.broker.topics.values()):
-            if DEAD_LETTERS in topic.channels and topic.name in self.broker.changed:
+            if DEAD_LETTERS in topic.channels and not self._checkpointer.is_saved(topic):
                 await self.save(topic)
 
     def set_nsqlookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:

@@ -428,7 +428,7 @@ class Connection:
     def _set_blocked(self, blocked: bool) -> None:
         if self.consumer is not None and self.channel is not None:
             self.consumer.blocked = blocked
-            self.channel.refresh(self.consumer)
+            self.channel.dispatcher.refresh(self.consumer)
             if not blocked:
                 self.server.pump(self.channel)
 
@@ -575,7 +575,6 @@ class Connection:
             channel, consumer = self._subscription()
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
                 self._answer(_failures("FIN", failed))
-            self.server.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):
             self._ready(command.count)
         elif isinstance(command, Requeue):
@@ -602,7 +601,7 @@ class Connection:
     def _ready(self, count: int) -> None:
         channel, consumer = self._subscription()
         consumer.ready_count = count if self.state is State.SUBSCRIBED else 0
-        channel.refresh(consumer)
+        channel.dispatcher.refresh(consumer)
         if self._held_bytes and not self._can_take_more():
             self._answered = True  # what was held back waits for more that will not come
 
@@ -614,7 +613,6 @@ class Connection:
             self._answer(_failures("REQ", [(command.id, reason)]))
         elif command.delay_ms:
             self.server.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
-        self.server.broker.changed.add(channel.topic.name)
 
     async def _identify(self, command: Identify) -> None:
         limits = self.server.options.limits
