@@ -1,13 +1,14 @@
-# Every target does its own set-up: all that is needed beforehand is Python 3.11 and make.
+# Every target does its own set-up: all that is needed beforehand is Python 3.11 or newer and make.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PINS   := requirements-dev.txt
 
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types pytest soak fuzz generate bench growth neighbours docs clean
+.PHONY: help setup pins demo test lint types pytest soak fuzz generate bench growth neighbours docs clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -15,12 +16,20 @@ help:           ## this list
 
 setup: $(READY) ## make .venv with the project and its development tools
 
-$(READY): pyproject.toml hatch_build.py core/trio_nsq/protocol/bulk.py
+# The pins hold for what pip builds packages from, too; older versions of pip take that from PIP_CONSTRAINT.
+$(READY): pyproject.toml $(PINS) hatch_build.py core/trio_nsq/protocol/bulk.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@echo 'Installing into $(VENV); the first time this takes a minute.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) \
+		$(BIN)/pip install --quiet --disable-pip-version-check --requirement $(PINS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
+
+pins: $(READY)  ## renew requirements-dev.txt: the newest versions that pyproject.toml allows
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra spark \
+		--no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
 
 demo: $(READY)  ## broker, publish, consume and compare a real file: make demo [FILE=/var/log/syslog]
 	@$(BIN)/python examples/demo.py $(if $(FILE),"$(FILE)")

@@ -27,10 +27,11 @@ from cli.support import Cli, command_line
 from interop.peers import qcli_serve
 from spark.support import fill
 from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
-from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime import jvm as local_jvm
-from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
 TOPIC = "bench"
@@ -73,10 +74,10 @@ def body(number: int) -> bytes:
 def export_rate(engine: Engine, address: str, messages: int, folder: Path, ranges: int) -> float:
     """Messages per second of an export, from the plan to the last rename."""
     begun_s = time.perf_counter()
-    with open_export(ExportRequest(TOPIC, str(folder), least_ranges=ranges), [address]) as job:
+    with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [address]) as job:
         job.run(engine, job.plan([address]), lambda *_: None)
     elapsed_s = time.perf_counter() - begun_s
-    assert job.outcome.messages == messages, job.outcome
+    assert job.result.messages == messages, job.result
     return messages / elapsed_s
 
 

@@ -49,7 +49,7 @@ def rate_of(
         job.plan(None)
         job.run(engine, job.tasks(WORKERS, dry_run=dry_run), lambda *_: None)
     elapsed_s = time.perf_counter() - begun_s
-    assert job.outcome.published == messages, job.outcome
+    assert job.result.published == messages, job.result
     if not dry_run:
         broker.post("/topic/delete", b"", topic=request.topic)  # or its disk gets full
     return messages / elapsed_s

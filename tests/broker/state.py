@@ -11,6 +11,7 @@ from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.state.record_metadata import metadata_for_channel
+from trio_nsq.broker.state.seek import Move, Seek
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
@@ -137,7 +138,7 @@ class Fixture:
     def pump(self, channel: Channel) -> list[tuple[Consumer, list[Received]]]:
         """Deliver what can be delivered; what each grant held, in order."""
         delivered: list[tuple[Consumer, list[Received]]] = []
-        while (grants := channel.dispatch(self.now_ns)) or channel.budget_exhausted:
+        while (grants := channel.dispatcher.dispatch(self.now_ns)) or channel.dispatcher.budget_exhausted:
             delivered += [(consumer, decode(payload)) for consumer, payload in grants]
         return delivered
 
@@ -161,6 +162,21 @@ class Fixture:
         self.now_ns += milliseconds * MS
         for channel in self.topic.channels.values():
             channel.tick(self.now_ns)
+
+    # ------------------------------------------------------------------ seeking
+
+    def seek(self, sequence: int, name: str = "channel") -> Move:
+        """Move a channel; what that would do was said before."""
+        channel = self.topic.channels[name]
+        foretold = effect_of_seek(channel, sequence)
+        seek = Seek(channel, sequence, self.now_ns)
+        for _ in seek.prepare():
+            pass
+        assert seek.effect() == foretold
+        for _ in seek.apply():
+            pass
+        seek.close()
+        return foretold
 
     # ------------------------------------------------------------------ restarting
 
@@ -210,12 +226,12 @@ class Subscriber:
     def ready(self, count: int) -> None:
         """RDY."""
         self.consumer.ready_count = count
-        self.channel.refresh(self.consumer)
+        self.channel.dispatcher.refresh(self.consumer)
 
     def block(self, blocked: bool) -> None:
         """The socket is full, or is not any more."""
         self.consumer.blocked = blocked
-        self.channel.refresh(self.consumer)
+        self.channel.dispatcher.refresh(self.consumer)
 
     def receive(self) -> list[Received]:
         """Deliver what can be delivered; what came to this consumer."""
@@ -242,6 +258,15 @@ class Subscriber:
     def leave(self) -> None:
         """Disconnect."""
         self.channel.remove(self.consumer)
+
+
+def effect_of_seek(channel: Channel, sequence: int) -> Move:
+    """What moving a channel would do; it is not moved."""
+    seek = Seek(channel, sequence, 0)
+    for _ in seek.prepare():
+        pass
+    seek.close()
+    return seek.effect()
 
 
 def ids_in_flight(consumer: Consumer) -> list[bytes]:

@@ -52,7 +52,7 @@ def deliver(
     consumer = Consumer(timeout_ms, Connection())
     consumer.ready_count = ready
     channel.add(consumer)
-    if grants := channel.dispatch(now_ns):
+    if grants := channel.dispatcher.dispatch(now_ns):
         broker.watch(channel, now_ns + min(to.msg_timeout_ns for to, _ in grants))
     return consumer
 

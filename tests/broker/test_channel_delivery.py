@@ -17,7 +17,7 @@ from broker.state import (
     disk_log,
     ids_in_flight,
 )
-from trio_nsq.broker.state.channel import MAX_GRANT_BYTES
+from trio_nsq.broker.state.dispatcher import MAX_GRANT_BYTES
 from trio_nsq.log import LogReadError
 
 
@@ -98,7 +98,7 @@ def test_single_messages_go_to_each_ready_consumer_in_turn(consumers: int) -> No
     for index in range(4 * consumers):
         body = b"m%d" % index
         fixture.publish(body)
-        (grant,) = fixture.channel().dispatch(fixture.now_ns)
+        (grant,) = fixture.channel().dispatcher.dispatch(fixture.now_ns)
         assert [message.body for message in decode(grant[1])] == [body]
     assert [len(subscriber.consumer.in_flight) for subscriber in subscribers] == [4] * consumers
 
@@ -120,12 +120,12 @@ def test_a_batch_of_200_is_split_evenly_between_two_consumers() -> None:
     fixture = Fixture()
     one, other = fixture.subscriber(ready=200), fixture.subscriber(ready=200)
     fixture.publish_many(200, each=200)
-    grants = fixture.channel().dispatch(fixture.now_ns)
+    grants = fixture.channel().dispatcher.dispatch(fixture.now_ns)
     assert [(consumer, len(decode(payload))) for consumer, payload in grants] == [
         (one.consumer, 100),
         (other.consumer, 100),
     ]
-    assert fixture.channel().dispatch(fixture.now_ns) == []
+    assert fixture.channel().dispatcher.dispatch(fixture.now_ns) == []
 
 
 def test_what_one_consumer_cannot_take_of_its_share_goes_to_the_others() -> None:
@@ -158,17 +158,17 @@ def test_a_grant_stays_within_its_bytes() -> None:
         fixture.publish(body)
     subscriber = fixture.subscriber(ready=100)
     rounds = []
-    while grants := fixture.channel().dispatch(fixture.now_ns):
+    while grants := fixture.channel().dispatcher.dispatch(fixture.now_ns):
         assert sum(len(payload) for _, payload in grants) <= MAX_GRANT_BYTES
         rounds.append(sum(len(decode(payload)) for _, payload in grants))
     assert rounds == [2, 2, 2, 2, 2]
     subscriber.leave()
     subscriber = fixture.subscriber(ready=100)  # the same when they are delivered again
     for expected in rounds:
-        grants = fixture.channel().dispatch(fixture.now_ns)
+        grants = fixture.channel().dispatcher.dispatch(fixture.now_ns)
         assert sum(len(payload) for _, payload in grants) <= MAX_GRANT_BYTES
         assert sum(len(decode(payload)) for _, payload in grants) == expected
-    assert fixture.channel().dispatch(fixture.now_ns) == []
+    assert fixture.channel().dispatcher.dispatch(fixture.now_ns) == []
 
 
 def test_a_message_larger_than_a_grant_comes_alone() -> None:
@@ -176,7 +176,7 @@ def test_a_message_larger_than_a_grant_comes_alone() -> None:
     fixture.publish(b"small", b"x" * MIB, b"y" * MIB, b"last")
     subscriber = fixture.subscriber(ready=100)
     sizes = []
-    while grants := fixture.channel().dispatch(fixture.now_ns):
+    while grants := fixture.channel().dispatcher.dispatch(fixture.now_ns):
         sizes.append([len(message.body) for _, payload in grants for message in decode(payload)])
     assert sizes == [[5], [MIB], [MIB], [4]]
     subscriber.leave()
@@ -190,7 +190,7 @@ def test_channels_share_the_frames_of_a_batch() -> None:
     for channel in channels:
         Subscriber(fixture, channel, ready=100)
     fixture.publish_many(50, each=50)
-    payloads = [payload for channel in channels for _, payload in channel.dispatch(fixture.now_ns)]
+    payloads = [payload for channel in channels for _, payload in channel.dispatcher.dispatch(fixture.now_ns)]
     assert all(isinstance(payload, memoryview) for payload in payloads)
     assert len({id(payload.obj) for payload in payloads if isinstance(payload, memoryview)}) == 1
 
@@ -488,7 +488,7 @@ def test_a_read_that_fails_puts_nothing_in_flight_and_loses_nothing() -> None:
     log.fails = True
     for _ in range(3):
         with pytest.raises(LogReadError):
-            fixture.channel().dispatch(fixture.now_ns)
+            fixture.channel().dispatcher.dispatch(fixture.now_ns)
         assert fixture.counts() == (6, 0, 0)
     log.fails = False
     assert subscriber.receive_bodies() == bodies
@@ -502,12 +502,12 @@ def test_what_was_granted_before_a_read_failed_is_sent() -> None:
     one, other = fixture.subscriber(ready=100), fixture.subscriber(ready=100)
     fixture.cache.discard(("topic", 1))
     log.fails = True
-    (grant,) = fixture.channel().dispatch(fixture.now_ns)
+    (grant,) = fixture.channel().dispatcher.dispatch(fixture.now_ns)
     assert grant[0] is one.consumer
     assert [message.body for message in decode(grant[1])] == [b"cached"]
     assert fixture.counts() == (1, 1, 0)
     with pytest.raises(LogReadError):
-        fixture.channel().dispatch(fixture.now_ns)
+        fixture.channel().dispatcher.dispatch(fixture.now_ns)
     log.fails = False
     assert other.receive_bodies() == [b"not cached"]
 
@@ -520,7 +520,7 @@ def test_a_read_that_fails_in_the_middle_of_a_grant_keeps_the_beginning() -> Non
     subscriber = fixture.subscriber(ready=100)
     fixture.cache.discard(("topic", 1))
     log.fails = True
-    (grant,) = fixture.channel().dispatch(fixture.now_ns)
+    (grant,) = fixture.channel().dispatcher.dispatch(fixture.now_ns)
     assert [message.body for message in decode(grant[1])] == [b"a"]
     assert len(subscriber.consumer.in_flight) == 1
 
@@ -541,7 +541,7 @@ def test_requeued_messages_survive_a_read_that_fails() -> None:
     granted = []
     for _ in range(4):
         try:
-            grants = fixture.channel().dispatch(fixture.now_ns)
+            grants = fixture.channel().dispatcher.dispatch(fixture.now_ns)
         except LogReadError:
             continue
         granted += [message.body for _, payload in grants for message in decode(payload)]
@@ -563,10 +563,10 @@ def test_a_requeued_message_that_cannot_be_read_does_not_hold_back_fresh_ones() 
     fixture.subscriber(ready=10)
     for _ in range(3):
         fixture.publish(b"fresh")
-        (grant,) = fixture.channel().dispatch(fixture.now_ns)
+        (grant,) = fixture.channel().dispatcher.dispatch(fixture.now_ns)
         assert [message.body for message in decode(grant[1])] == [b"fresh"]
     with pytest.raises(LogReadError):
-        fixture.channel().dispatch(fixture.now_ns)
+        fixture.channel().dispatcher.dispatch(fixture.now_ns)
 
 
 # ---------------------------------------------------------------------- leaving

@@ -45,8 +45,8 @@ def test_a_message_that_is_requeued_after_its_last_attempt_is_given_up() -> None
     assert message.attempts == 3
     assert subscriber.receive() == []
     channel = fixture.channel()
-    assert (channel.given_up, channel.requeue_count, channel.given_up_count) == (1, 3, 0)
-    (taken,) = channel.take_given_up(10)
+    assert (channel.messages.withdrawn.waiting, channel.requeue_count, channel.given_up_count) == (1, 3, 0)
+    (taken,) = channel.messages.withdrawn.take(10)
     assert (taken.sequence, taken.attempts, taken.reason) == (0, 3, Reason.REQUEUED)
 
 
@@ -56,7 +56,7 @@ def test_a_delay_makes_no_difference_after_the_last_attempt() -> None:
     fixture.publish(b"a")
     (message,) = subscriber.receive()
     assert subscriber.requeue(message, delay_ms=1000) is None
-    assert (fixture.channel().given_up, fixture.counts()) == (1, (1, 0, 0))
+    assert (fixture.channel().messages.withdrawn.waiting, fixture.counts()) == (1, (1, 0, 0))
 
 
 def test_a_message_that_times_out_after_its_last_attempt_is_given_up() -> None:
@@ -65,10 +65,10 @@ def test_a_message_that_times_out_after_its_last_attempt_is_given_up() -> None:
     fixture.publish(b"a")
     subscriber.receive()
     fixture.pass_ms(999)
-    assert fixture.channel().given_up == 0
+    assert fixture.channel().messages.withdrawn.waiting == 0
     fixture.pass_ms(1)
     assert fixture.channel().timeout_count == 1
-    assert [each.reason for each in fixture.channel().take_given_up(10)] == [Reason.TIMED_OUT]
+    assert [each.reason for each in fixture.channel().messages.withdrawn.take(10)] == [Reason.TIMED_OUT]
 
 
 def test_a_message_whose_connection_is_lost_after_its_last_attempt_is_given_up() -> None:
@@ -78,7 +78,7 @@ def test_a_message_whose_connection_is_lost_after_its_last_attempt_is_given_up()
     subscriber.finish(subscriber.receive()[:1])
     subscriber.ready(0)
     subscriber.leave()
-    assert [each.reason for each in fixture.channel().take_given_up(10)] == [Reason.CONNECTION_LOST]
+    assert [each.reason for each in fixture.channel().messages.withdrawn.take(10)] == [Reason.CONNECTION_LOST]
     assert fixture.drain() == [b"c"]
 
 
@@ -88,7 +88,7 @@ def test_what_is_finished_in_time_is_not_given_up() -> None:
     fixture.publish(b"a")
     attempt(subscriber, 1)
     assert subscriber.finish(subscriber.receive()) == []
-    assert (fixture.channel().given_up, fixture.counts()) == (0, (0, 0, 0))
+    assert (fixture.channel().messages.withdrawn.waiting, fixture.counts()) == (0, (0, 0, 0))
 
 
 def test_without_a_rule_a_message_comes_for_ever() -> None:
@@ -105,7 +105,7 @@ def test_without_a_topic_for_it_a_message_is_dropped_and_counted() -> None:
     for message in subscriber.receive():
         subscriber.requeue(message)
     channel = fixture.channel()
-    assert (channel.given_up_count, channel.given_up, fixture.counts()) == (2, 0, (0, 0, 0))
+    assert (channel.given_up_count, channel.messages.withdrawn.waiting, fixture.counts()) == (2, 0, (0, 0, 0))
     assert first_needed(saved(fixture)) == 2
 
 
@@ -115,14 +115,14 @@ def test_given_up_messages_count_in_the_depth_and_keep_the_log() -> None:
     fixture.publish(b"a", b"b")
     attempt(subscriber, 1)
     channel = fixture.channel()
-    assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
+    assert (channel.depth, channel.messages.ready_count, channel.messages.oldest) == (2, 1, 0)
     assert first_needed(saved(fixture)) == 0
-    channel.take_given_up(1)
-    assert (channel.depth, channel.ready_count, channel.oldest_unfinished) == (2, 1, 0)
+    channel.messages.withdrawn.take(1)
+    assert (channel.depth, channel.messages.ready_count, channel.messages.oldest) == (2, 1, 0)
     assert first_needed(saved(fixture)) == 0
     subscriber.finish(subscriber.receive())
-    assert (channel.depth, channel.ready_count) == (1, 0)
-    assert channel.dispatch(fixture.now_ns) == []
+    assert (channel.depth, channel.messages.ready_count) == (1, 0)
+    assert channel.dispatcher.dispatch(fixture.now_ns) == []
 
 
 def test_taken_messages_are_gone_or_come_back() -> None:
@@ -132,13 +132,13 @@ def test_taken_messages_are_gone_or_come_back() -> None:
     for message in subscriber.receive():
         subscriber.requeue(message)
     channel = fixture.channel()
-    first, second = channel.take_given_up(2)
-    assert (channel.given_up, channel.depth) == (1, 3)
+    first, second = channel.messages.withdrawn.take(2)
+    assert (channel.messages.withdrawn.waiting, channel.depth) == (1, 3)
     assert channel.dispose([first]) == 1
     assert channel.dispose([first]) == 0
     channel.put_back([second])
-    assert (channel.given_up, channel.depth) == (2, 2)
-    assert {each.sequence for each in channel.take_given_up(9)} == {1, 2}
+    assert (channel.messages.withdrawn.waiting, channel.depth) == (2, 2)
+    assert {each.sequence for each in channel.messages.withdrawn.take(9)} == {1, 2}
 
 
 def test_what_is_emptied_while_it_is_taken_stays_away() -> None:
@@ -147,11 +147,11 @@ def test_what_is_emptied_while_it_is_taken_stays_away() -> None:
     fixture.publish(b"a")
     attempt(subscriber, 1)
     channel = fixture.channel()
-    taken = channel.take_given_up(1)
+    taken = channel.messages.withdrawn.take(1)
     channel.empty()
-    assert (channel.given_up, fixture.counts()) == (0, (0, 0, 0))
+    assert (channel.messages.withdrawn.waiting, fixture.counts()) == (0, (0, 0, 0))
     channel.put_back(taken)
-    assert (channel.dispose(taken), channel.given_up, fixture.counts()) == (0, 0, (0, 0, 0))
+    assert (channel.dispose(taken), channel.messages.withdrawn.waiting, fixture.counts()) == (0, 0, (0, 0, 0))
 
 
 def test_a_paused_channel_gives_up_too() -> None:
@@ -161,7 +161,7 @@ def test_a_paused_channel_gives_up_too() -> None:
     subscriber.receive()
     fixture.channel().paused = True
     fixture.pass_ms(1000)
-    assert fixture.channel().given_up == 1
+    assert fixture.channel().messages.withdrawn.waiting == 1
 
 
 # ---------------------------------------------------------------------- changed rules
@@ -203,7 +203,7 @@ def test_fewer_attempts_hold_for_what_comes_back_from_then_on() -> None:
     attempt(subscriber, 3)
     fixture.channel().configure({"max_attempts": 2})
     assert attempt(subscriber, 1).attempts == 4
-    assert fixture.channel().given_up == 1
+    assert fixture.channel().messages.withdrawn.waiting == 1
 
 
 def test_a_topic_is_not_its_own_dead_letter_topic() -> None:
@@ -223,10 +223,10 @@ def test_what_is_given_up_is_so_after_a_restart_with_its_reason() -> None:
     fixture.publish(b"a", b"b", b"c", b"d")
     first, *_ = subscriber.receive()
     subscriber.requeue(first)
-    fixture.channel().take_given_up(1)  # and then the broker dies
+    fixture.channel().messages.withdrawn.take(1)  # and then the broker dies
     fixture.pass_ms(1000)
     after = fixture.restarted(saved(fixture))
-    assert [(each.sequence, each.reason) for each in after.channel().take_given_up(9)] == [
+    assert [(each.sequence, each.reason) for each in after.channel().messages.withdrawn.take(9)] == [
         (0, Reason.REQUEUED),
         *[(n, Reason.TIMED_OUT) for n in (1, 2, 3)],
     ]
@@ -241,7 +241,7 @@ def test_the_last_attempt_is_over_with_the_broker_that_made_it() -> None:
     subscriber.requeue(first)
     subscriber.receive()
     after = fixture.restarted(saved(fixture))
-    assert [each.reason for each in after.channel().take_given_up(9)] == [Reason.CONNECTION_LOST]
+    assert [each.reason for each in after.channel().messages.withdrawn.take(9)] == [Reason.CONNECTION_LOST]
     assert after.drain() == [b"b"]
 
 
@@ -285,7 +285,7 @@ def test_where_messages_wait() -> None:
 
 def waiting_from(channel: Channel, sequence: int) -> list[tuple[int, int]]:
     found: deque[tuple[int, int]] = deque()
-    for _ in channel.find_waiting(sequence, found):
+    for _ in channel.messages.find_waiting(sequence, found):
         pass
     return list(found)
 
@@ -305,7 +305,7 @@ def test_many_messages_are_looked_through_in_small_steps_and_none_is_missed() ->
     fixture.publish_many(1000, each=1000)
     found: deque[tuple[int, int]] = deque()
     steps = 0
-    for _ in channel.find_waiting(100, found):
+    for _ in channel.messages.find_waiting(100, found):
         steps += 1
         fixture.pass_ms(500)
         fixture.publish(b"late", defer_ms=600_000)
@@ -329,7 +329,7 @@ def test_whatever_is_not_in_flight_can_be_taken_out(tmp_path: Path, on_disk: boo
         (4, 0, None),
         (6, 0, None),
     ]
-    assert (channel.ready_count, channel.deferred_count, channel.in_flight_count, channel.depth) == (
+    assert (channel.messages.ready_count, channel.deferred_count, channel.in_flight_count, channel.depth) == (
         2,
         0,
         1,
@@ -449,7 +449,7 @@ def test_a_channel_that_is_moved_back_does_not_get_what_was_for_another(passed_m
         fixture.drain(name)
     fixture.pass_ms(passed_ms)
     for name in ("one", "two"):
-        fixture.channel(name).seek(0, fixture.now_ns)
+        fixture.seek(0, name)
     assert fixture.drain("one") == [b"a", b"b"]
     fixture.pass_ms(1000)
     assert sorted(fixture.drain("two")) == [b"a", b"b", b"only"]

@@ -445,7 +445,7 @@ def test_touching_past_the_cap_for_ever_costs_no_memory() -> None:
     for _ in range(1000):
         subscriber.touch(message, max_msg_timeout_ms=1500)
     assert list(subscriber.consumer.in_flight) == [(0, delivery)]
-    assert len(fixture.channel()._capped) == 1
+    assert fixture.channel().timeouts.watched == 1
 
 
 def test_a_touched_message_knows_its_place_and_its_attempts() -> None:

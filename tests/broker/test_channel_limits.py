@@ -41,7 +41,7 @@ def fixture_with(log: Log | None = None, **settings: object) -> Fixture:
 
 
 def counts(channel: Channel) -> tuple[int, int, int]:
-    return channel.depth, channel.expired_count, channel.dropped_count
+    return channel.depth, channel.messages.expired_count, channel.messages.dropped_count
 
 
 # ---------------------------------------------------------------------- time to live
@@ -125,7 +125,7 @@ def test_a_deferred_message_expires_by_the_time_of_its_publish() -> None:
     assert subscriber.receive_bodies() == [b"in time"]
     at(fixture, 1001)
     assert subscriber.receive() == []
-    assert subscriber.channel.expired_count == 1
+    assert subscriber.channel.messages.expired_count == 1
 
 
 def test_gigabytes_that_are_too_old_are_not_read(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_gigabytes_that_are_too_old_are_not_read(tmp_path: Path) -> None:
     fixture.topic.log = Counting(log, read)  # type: ignore[assignment]
     at(fixture, TTL_MS + 1990)
     assert [body[:4] for body in fixture.drain()] == [b"%4d" % n for n in range(1990, 2000)]
-    assert channel.expired_count == 1990
+    assert channel.messages.expired_count == 1990
     assert sum(read) < 200
     log.close()
 
@@ -188,10 +188,10 @@ def test_what_is_dropped_at_once_is_bounded_and_goes_on_later() -> None:
     at(fixture, 5000)
     fixture.subscriber()
     dropped: list[int] = []
-    while not dropped or channel.budget_exhausted:
-        before = channel.expired_count
-        assert channel.dispatch(fixture.now_ns) == []
-        dropped.append(channel.expired_count - before)
+    while not dropped or channel.dispatcher.budget_exhausted:
+        before = channel.messages.expired_count
+        assert channel.dispatcher.dispatch(fixture.now_ns) == []
+        dropped.append(channel.messages.expired_count - before)
     assert dropped == [256, 256, 256, 232]
     assert counts(channel) == (0, 1000, 0)
 
@@ -204,15 +204,15 @@ def test_many_records_for_others_or_too_old_are_passed_over_in_several_turns() -
         fixture.publish(b"%d" % n, only="other")
     fixture.publish(b"for both")
     fixture.drain()
-    channel.seek(0, fixture.now_ns)
+    fixture.seek(0)
     fixture.subscriber()
     turns = 0
-    while not (grants := channel.dispatch(fixture.now_ns)):
-        assert channel.budget_exhausted
+    while not (grants := channel.dispatcher.dispatch(fixture.now_ns)):
+        assert channel.dispatcher.budget_exhausted
         turns += 1
     assert turns == 600 // 256
     assert len(grants) == 1
-    assert not channel.budget_exhausted
+    assert not channel.dispatcher.budget_exhausted
 
 
 # ---------------------------------------------------------------------- limits
@@ -355,8 +355,10 @@ def test_the_oldest_bytes_make_room(tmp_path: Path, on_disk: bool) -> None:
         fixture.topic.make_room()
         assert log.bytes_from(channel.cursor) <= 5000
     assert 12 <= channel.depth <= 16
-    assert channel.depth + channel.dropped_count == 40
-    assert [body[:2] for body in fixture.drain()] == [b"%2d" % n for n in range(channel.dropped_count, 40)]
+    assert channel.depth + channel.messages.dropped_count == 40
+    assert [body[:2] for body in fixture.drain()] == [
+        b"%2d" % n for n in range(channel.messages.dropped_count, 40)
+    ]
 
 
 def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
+from trio_nsq.broker.state.channel_messages import STATES, State
 from trio_nsq.broker.state.checkpoint import first_needed
-from trio_nsq.broker.state.seeking import STATES, Move, State
+from trio_nsq.broker.state.seek import Move, Seek
 from trio_nsq.log import MemoryLog
 
 
@@ -17,15 +18,14 @@ def waiting(fixture: Fixture, name: str = "channel") -> list[tuple[State, int, i
     return [
         (each.state, each.sequence, each.attempts, (each.due_ns - fixture.now_ns) // MS if each.due_ns else 0)
         for state in STATES
-        for each in channel.peek(state)
+        for each in channel.messages.peek(state)
     ]
 
 
 def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
     """Move a channel; what it would do was said before."""
     channel = fixture.topic.channels[name]
-    foretold = channel.move_for(sequence)
-    assert channel.seek(sequence, fixture.now_ns) == foretold
+    foretold = fixture.seek(sequence, name)
     assert channel.cursor >= foretold.to_sequence
     return foretold
 
@@ -65,7 +65,7 @@ def test_peek_at_each_state(fixture: Fixture) -> None:
 
 def test_peek_takes_nothing_and_is_lazy(fixture: Fixture) -> None:
     channel = fixture.topic.channels["channel"]
-    assert [each.sequence for each in islice(channel.peek("fresh"), 3)] == [0, 1, 2]
+    assert [each.sequence for each in islice(channel.messages.peek("fresh"), 3)] == [0, 1, 2]
     assert fixture.drain() == [b"m%d" % number for number in range(10)]
     assert waiting(fixture) == []
 
@@ -76,7 +76,10 @@ def test_peek_passes_over_what_was_emptied(fixture: Fixture) -> None:
     fixture.topic.empty()
     fixture.topic.unpause()
     fixture.publish(b"kept")
-    assert [each.sequence for each in fixture.topic.channels["channel"].peek("fresh")] == [*range(10), 11]
+    assert [each.sequence for each in fixture.topic.channels["channel"].messages.peek("fresh")] == [
+        *range(10),
+        11,
+    ]
 
 
 # ---------------------------------------------------------------------- back
@@ -314,9 +317,9 @@ def test_what_happens_while_a_move_is_prepared() -> None:
     for message in received[:500]:
         subscriber.requeue(message, 60_000)
     assert subscriber.finish(received[500:600]) == []
-    preparation = channel.prepare(300, fixture.now_ns)
+    seek = Seek(channel, 300, fixture.now_ns)
     late: list[bytes] = []
-    for number, _ in enumerate(channel.preparing(preparation)):
+    for number, _ in enumerate(seek.prepare()):
         late.append(b"late%d" % number)
         fixture.publish(late[-1], defer_ms=20 + number % 5 * 1000)
         late.append(b"now%d" % number)
@@ -327,7 +330,7 @@ def test_what_happens_while_a_move_is_prepared() -> None:
         fixture.pass_ms(500)
         subscriber.receive()
     assert len(late) > 10
-    for _ in channel.move(preparation):
+    for _ in seek.apply():
         pass
     subscriber.leave()
     assert fixture.counts()[1] == 0
@@ -343,9 +346,10 @@ def test_what_happens_while_a_move_is_prepared() -> None:
 def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     channel = fixture.topic.channels["channel"]
-    for _ in channel.preparing(channel.prepare(7, fixture.now_ns)):
+    seek = Seek(channel, 7, fixture.now_ns)
+    for _ in seek.prepare():
         pass
-    channel.give_up_move()
+    seek.close()
     assert fixture.counts() == (10, 0, 1)
     assert fixture.drain() == [b"m%d" % number for number in range(10)]
 
@@ -448,4 +452,4 @@ def test_what_has_waited_too_long_is_not_delivered_again() -> None:
     fixture.now_ns = TIMESTAMP + 2 * SECOND
     seek(fixture, 0)
     assert fixture.drain() == []
-    assert fixture.topic.channels["channel"].expired_count == 5
+    assert fixture.topic.channels["channel"].messages.expired_count == 5

@@ -23,45 +23,45 @@ def test_what_comes_when_all_is_sent_may_wait_and_what_came_before_may_not() -> 
     fixture = Fixture()
     one = fixture.subscriber(ready=100, buffer=BUFFER)
     fixture.publish(b"first")
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     assert one.receive_bodies() == [b"first"]
     fixture.publish(b"second")
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
 
 
 def test_it_may_wait_for_as_long_as_was_negotiated_after_something_was_sent() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(b"x")
     exactly_ns = fixture.now_ns + 250 * MS
-    assert exactly_ns <= fixture.channel().wait_until_ns <= exactly_ns + 250 * MS // 50
+    assert exactly_ns <= fixture.channel().dispatcher.buffering.wait_until_ns <= exactly_ns + 250 * MS // 50
     fixture.pass_ms(100)
-    assert exactly_ns <= fixture.channel().wait_until_ns <= exactly_ns + 250 * MS // 50
+    assert exactly_ns <= fixture.channel().dispatcher.buffering.wait_until_ns <= exactly_ns + 250 * MS // 50
     fixture.pump(fixture.channel())
-    assert fixture.channel().wait_until_ns >= exactly_ns + 100 * MS
+    assert fixture.channel().dispatcher.buffering.wait_until_ns >= exactly_ns + 100 * MS
 
 
 @pytest.mark.parametrize("buffer", [(1, 0), (1000, 0)])
 def test_without_a_timer_nothing_waits_in_the_channel(buffer: tuple[int, int]) -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=buffer))
     fixture.publish(b"x")
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_what_fills_the_buffer_does_not_wait() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(bytes(400))
     fixture.publish(bytes(599 - 2 * MESSAGE_FRAME_BYTES))
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(b"")
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_what_is_all_that_a_client_can_take_does_not_wait() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=2, buffer=BUFFER))
     fixture.publish(b"x")
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(b"y")
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_what_is_left_over_does_not_wait() -> None:
@@ -70,26 +70,26 @@ def test_what_is_left_over_does_not_wait() -> None:
     fixture.publish_many(3)
     received = one.receive()
     one.finish(received)
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     one.ready(100)
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     assert len(one.receive()) == 1
     fixture.publish(b"x")
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
 
 
 def test_each_of_several_clients_has_a_buffer_and_its_share() -> None:
     fixture = Fixture()
     fixture = waiting_for(*[fixture.subscriber(ready=5, buffer=BUFFER) for _ in range(2)])
     fixture.publish(bytes(900), bytes(900))
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(bytes(200))
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     fixture.pump(fixture.channel())
     fixture.publish(b"x")  # one has two in flight, the other one
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(*[b"x"] * 6)
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
 
 
 @pytest.mark.parametrize("impatient", [(1, 0), (1000, 25), (64, 250)])
@@ -100,10 +100,13 @@ def test_the_least_patient_of_several_clients_decides(impatient: tuple[int, int]
     waiting_for(patient, hurried)
     channel = fixture.channel()
     fixture.publish(bytes(200))
-    assert not channel.can_wait or channel.wait_until_ns <= fixture.now_ns + 26 * MS
+    assert (
+        not channel.dispatcher.can_wait
+        or channel.dispatcher.buffering.wait_until_ns <= fixture.now_ns + 26 * MS
+    )
     hurried.leave()
-    assert channel.can_wait
-    assert channel.wait_until_ns >= fixture.now_ns + 250 * MS
+    assert channel.dispatcher.can_wait
+    assert channel.dispatcher.buffering.wait_until_ns >= fixture.now_ns + 250 * MS
 
 
 def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
@@ -111,9 +114,9 @@ def test_nothing_waits_in_a_topic_whose_room_is_limited() -> None:
     fixture.topic.configure({"max_messages": 1000})
     waiting_for(fixture.subscriber(ready=100, buffer=BUFFER))
     fixture.publish(b"x")
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     fixture.topic.configure({"max_messages": None})
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
 
 
 def test_nothing_waits_for_one_client_that_fills_another() -> None:
@@ -121,11 +124,11 @@ def test_nothing_waits_for_one_client_that_fills_another() -> None:
     many, few = fixture.subscriber(ready=100, buffer=BUFFER), fixture.subscriber(ready=2, buffer=BUFFER)
     waiting_for(many, few)
     fixture.publish(b"x")
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(b"y")
-    assert fixture.channel().can_wait
+    assert fixture.channel().dispatcher.can_wait
     fixture.publish(b"z")  # two for one of them
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_what_comes_again_does_not_wait() -> None:
@@ -134,7 +137,7 @@ def test_what_comes_again_does_not_wait() -> None:
     fixture.publish(bytes(100_000))
     (message,) = one.receive()
     one.requeue(message)
-    assert not fixture.channel().can_wait
+    assert not fixture.channel().dispatcher.can_wait
     assert one.receive() != []
 
 
@@ -142,19 +145,19 @@ def test_nothing_waits_when_a_channel_was_moved_back() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(bytes(100_000))
     fixture.pump(fixture.channel())
-    fixture.channel().seek(1, fixture.now_ns)
-    assert not fixture.channel().can_wait
+    fixture.seek(1)
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_what_is_not_sent_does_not_make_others_wait_longer() -> None:
     one = Fixture().subscriber(ready=100, buffer=BUFFER)
     fixture = waiting_for(one)
-    before_ns = fixture.channel().wait_until_ns
+    before_ns = fixture.channel().dispatcher.buffering.wait_until_ns
     fixture.pass_ms(100)
     one.consumer.sample = lambda: False
     fixture.publish(b"is passed over")
     assert fixture.pump(fixture.channel()) == []
-    assert fixture.channel().wait_until_ns == before_ns
+    assert fixture.channel().dispatcher.buffering.wait_until_ns == before_ns
 
 
 def test_many_wake_at_the_same_time() -> None:
@@ -164,6 +167,6 @@ def test_many_wake_at_the_same_time() -> None:
         one = fixture.subscriber(f"c{number}", ready=100, buffer=BUFFER)
         fixture.publish(b"x")
         one.receive()
-        until_ns.add(one.channel.wait_until_ns)
+        until_ns.add(one.channel.dispatcher.buffering.wait_until_ns)
         fixture.now_ns += MS // 10
     assert len(until_ns) <= 2

@@ -14,8 +14,9 @@ from broker.state import SECOND, TIMESTAMP, Fixture, decode, next_record
 from broker.support import PATIENCE_S, RawClient, Received, connected, pub, running_broker, settle, until
 from faults.scenario import http
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.dispatcher import Dispatcher
 from trio_nsq.broker.state.message_store import MessageStore
+from trio_nsq.broker.state.read_ahead import ReadAhead
 from trio_nsq.log import DiskLog, Files, ReadWouldWaitError
 from trio_nsq.protocol import pack_messages
 
@@ -299,7 +300,7 @@ async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(MessageStore, "read"), (MessageStore, "remember_read"), (Channel, "take_read"), (Channel, "dispatch")],
+    [(MessageStore, "read"), (MessageStore, "remember_read"), (ReadAhead, "take"), (Dispatcher, "dispatch")],
 )
 async def test_a_defect_while_something_is_read_ends_nothing(
     tmp_path: Path,
@@ -367,13 +368,13 @@ def test_what_is_too_old_is_passed_over_without_being_read(tmp_path: Path, files
     received: list[bytes] = []
     for _ in range(10):
         try:
-            for _, frames in channel.dispatch(fixture.now_ns):
+            for _, frames in channel.dispatcher.dispatch(fixture.now_ns):
                 received += [message.body for message in decode(frames)]
         except ReadWouldWaitError:
-            channel.take_read(fixture.topic.store.read(channel.wanted()))
+            channel.read_ahead.take(fixture.topic.store.read(channel.read_ahead.wanted()))
     assert received == [b"recent"]
     assert files.reads < 40
-    assert (channel.expired_count, channel.depth) == (1000, 0)
+    assert (channel.messages.expired_count, channel.depth) == (1000, 0)
 
 
 def test_what_was_read_for_consumers_that_have_left_is_dropped(tmp_path: Path, files: ColdFiles) -> None:
@@ -384,11 +385,11 @@ def test_what_was_read_for_consumers_that_have_left_is_dropped(tmp_path: Path, f
     channel = fixture.channel()
     subscriber = fixture.subscriber(ready=1)
     with pytest.raises(ReadWouldWaitError):
-        channel.dispatch(fixture.now_ns)
-    found = fixture.topic.store.read(channel.wanted())
+        channel.dispatcher.dispatch(fixture.now_ns)
+    found = fixture.topic.store.read(channel.read_ahead.wanted())
     assert found.ahead
     subscriber.leave()
-    channel.take_read(found)
+    channel.read_ahead.take(found)
     fixture.subscriber(ready=1)
     with pytest.raises(ReadWouldWaitError):
-        channel.dispatch(fixture.now_ns)
+        channel.dispatcher.dispatch(fixture.now_ns)

@@ -14,7 +14,7 @@ from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
 from trio_nsq.broker.api import dead_letters as http_dead_letters
 from trio_nsq.broker.dead_letters import DEAD_LETTERS
-from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.channel_messages import ChannelMessages
 
 
 async def post(api: Api, path: str) -> tuple[int, Any]:
@@ -202,14 +202,16 @@ async def test_others_have_their_turns_while_many_messages_are_looked_through(
                 await trio.lowlevel.checkpoint()
                 turns += 1
 
-        find_waiting = Channel.find_waiting
+        find_waiting = ChannelMessages.find_waiting
 
-        def watched(channel: Channel, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
+        def watched(
+            messages: ChannelMessages, sequence: int, found: deque[tuple[int, int]]
+        ) -> Iterator[None]:
             before = turns
-            yield from find_waiting(channel, sequence, found)
+            yield from find_waiting(messages, sequence, found)
             assert turns - before > 25
 
-        monkeypatch.setattr(Channel, "find_waiting", watched)
+        monkeypatch.setattr(ChannelMessages, "find_waiting", watched)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count_turns)
             found = (await api.get("/dead_letters", topic="dead", **{"from": 29_990})).json()

@@ -14,8 +14,7 @@ from broker.state import damage
 from broker.support import HeldFiles, connected, dpub, settle
 from broker.test_disk_errors import FailingFiles
 from broker.test_http_api import Api, running_api
-from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.moving import Preparation
+from trio_nsq.broker.state.seek import Seek
 
 
 async def prepare(api: Api, count: int = 6) -> None:
@@ -358,14 +357,14 @@ async def test_others_have_their_turns_while_many_messages_are_looked_through(
                 await trio.lowlevel.checkpoint()
                 turns += 1
 
-        preparing = Channel.preparing
+        preparing = Seek.prepare
 
-        def watched(channel: Channel, preparation: Preparation) -> Iterator[None]:
+        def watched(seek: Seek) -> Iterator[None]:
             before = turns
-            yield from preparing(channel, preparation)
+            yield from preparing(seek)
             assert turns - before > 25
 
-        monkeypatch.setattr(Channel, "preparing", watched)
+        monkeypatch.setattr(Seek, "prepare", watched)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count_turns)
             moved = (await seek(api, "29990", **({"dry_run": "true"} if dry_run else {}))).json()

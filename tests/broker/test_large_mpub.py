@@ -81,7 +81,7 @@ def test_a_record_of_an_earlier_version_is_delivered_in_parts(tmp_path: Path) ->
     fixture.store(*[b"%d" % n for n in range(10 * MOST)])
     fixture = fixture.restarted(None)
     channel = fixture.channel()
-    channel.move_to(5 * MOST)
+    channel.messages.cursor.move_to(5 * MOST)
     subscriber = fixture.subscriber(ready=2)
     assert subscriber.receive_bodies() == [b"%d" % n for n in range(5 * MOST, 5 * MOST + 2)]
     assert [len(batch) for batch in fixture.topic.store.fetch(0)] == [MOST] * 10

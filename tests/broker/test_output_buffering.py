@@ -23,7 +23,7 @@ from broker.support import (
     until,
 )
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.state.channel import Channel, Grant
+from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 
 
 @pytest.fixture

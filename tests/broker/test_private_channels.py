@@ -100,7 +100,7 @@ def test_it_is_sought_and_emptied_as_any_channel() -> None:
     old = fixture.publish_many(2, prefix="old")
     fixture.publish(b"deferred", defer_ms=50)
     viewer = look(fixture)
-    viewer.channel.seek(0, fixture.now_ns)
+    fixture.seek(0, viewer.channel.name)
     assert viewer.receive_bodies() == old
     fixture.pass_ms(50)
     assert viewer.receive_bodies() == [b"deferred"]
@@ -170,8 +170,8 @@ def test_it_never_makes_a_topic_full(tmp_path: Path, limit: dict[str, int], on_d
     shown = viewer.receive_bodies()
     assert shown == bodies[-len(shown) :]
     assert 0 < len(shown) < 20
-    assert viewer.channel.dropped_count == 20 - len(shown)
-    assert (channel.dropped_count, topic.dropped_count) == (0, 0)
+    assert viewer.channel.messages.dropped_count == 20 - len(shown)
+    assert (channel.messages.dropped_count, topic.dropped_count) == (0, 0)
 
 
 def test_backlog_makes_a_topic_full_as_without_it() -> None:
@@ -190,7 +190,7 @@ def test_dropping_the_oldest() -> None:
     viewer = look(fixture)
     fixture.publish_many(5)
     fixture.topic.make_room()
-    assert (viewer.channel.dropped_count, fixture.topic.dropped_count) == (3, 3)
+    assert (viewer.channel.messages.dropped_count, fixture.topic.dropped_count) == (3, 3)
     assert viewer.receive_bodies() == fixture.drain("first") == [b"m3", b"m4"]
 
 

@@ -15,6 +15,7 @@ from trio_nsq.broker.state.record_metadata import (
     metadata_for_channel,
 )
 from trio_nsq.broker.state.topic import StateError
+from trio_nsq.broker.state.version import Version
 from trio_nsq.protocol import pack_messages
 
 NOW_NS = TIMESTAMP
@@ -26,7 +27,7 @@ def known(producers: Producers) -> list[str]:
 
 
 def test_the_greatest_number_counts() -> None:
-    producers = Producers()
+    producers = Producers(Version())
     for sequence, number in enumerate((3, 7, 5)):
         producers.record(LastBatch("p", number, sequence), NOW_NS)
     assert producers.state() == [("p", 7, 1)]
@@ -42,7 +43,7 @@ def test_the_greatest_number_counts() -> None:
 
 def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PRODUCERS", 3)
-    producers = Producers()
+    producers = Producers(Version())
     for sequence, name in enumerate("abc"):
         producers.record(LastBatch(name, 1, sequence), NOW_NS)
     assert producers.number_of("a") == 1  # to ask is not to use
@@ -59,7 +60,7 @@ def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     producers.record(LastBatch("e", 1, 5), later_ns)
     assert known(producers) == ["d", "c", "e"]
     assert list(producers.forgotten) == ["a", "b"]
-    after = Producers()
+    after = Producers(Version())
     after.restore(producers.state(), producers.used_s(), 6)
     assert after.state() == producers.state()
     assert not after.has_room("f", later_ns - 1)
@@ -68,7 +69,7 @@ def test_the_one_that_is_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyP
 
 def test_none_is_forgotten_that_was_used_lately() -> None:
     """Though there are a few too many: they were all admitted at the same time."""
-    producers = Producers()
+    producers = Producers(Version())
     for number in range(10_005):
         producers.record(LastBatch(f"p{number}", 1, number), NOW_NS)
     assert known(producers) == [f"p{number}" for number in range(10_005)]
@@ -80,7 +81,7 @@ def test_none_is_forgotten_that_was_used_lately() -> None:
 def test_a_state_without_times_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older program saved it: nobody knows when they were used."""
     monkeypatch.setattr(module, "MAX_PRODUCERS", 2)
-    producers = Producers()
+    producers = Producers(Version())
     producers.restore([("a", 1, 0), ("b", 1, 1), ("c", 1, 2)], [], 3)
     assert known(producers) == ["a", "b", "c"]
     assert producers.has_room("d", NOW_NS)

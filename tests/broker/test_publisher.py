@@ -31,7 +31,7 @@ from trio_nsq.broker.errors import PublishRefused
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.options import Sync
 from trio_nsq.broker.server import Server
-from trio_nsq.broker.state.channel import Channel, Grant
+from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.log import Files, MemoryLog, RecordBatch

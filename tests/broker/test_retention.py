@@ -249,11 +249,11 @@ async def test_what_waits_is_looked_at_and_saved_when_it_is_too_old(kept: Kept) 
     kept.set_clock(60.1)
     assert kept.is_due()
     assert await kept.retention.has_work(kept.topic)
-    assert kept.topic.channels["c"].expired_count == 1
+    assert kept.topic.channels["c"].messages.expired_count == 1
     kept.set_clock(65.1)
     assert kept.is_due()
     assert await kept.retention.has_work(kept.topic)
-    assert kept.topic.channels["c"].expired_count == 2
+    assert kept.topic.channels["c"].messages.expired_count == 2
     kept.save()
     kept.set_clock(10**6)
     assert kept.is_due()
@@ -271,7 +271,7 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
     monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
     channel = kept.topic.channels["c"]
     channel.empty()
-    channel._requeued.append((1, 1, None))
+    channel.messages.requeued.add([(1, 1, None)])
     files = kept.log._files
     assert isinstance(files, FailingFiles)
     files.failing["sync"] = 28
@@ -314,7 +314,7 @@ def test_each_rule_says_by_itself_that_it_does_not_pay(
     }.items():
         monkeypatch.setattr(retention, name, value)
     kept.topic.channels["c"].empty()
-    kept.topic.channels["c"]._requeued.append((1, 1, None))
+    kept.topic.channels["c"].messages.requeued.add([(1, 1, None)])
     with monkeypatch.context() as stricter:
         stricter.setattr(retention, rule, limit)
         kept.save()

@@ -10,7 +10,6 @@ import trio.testing
 
 from broker.support import HeldFiles, RawClient, connected, mpub, pub, running_broker, settle
 from broker.test_http_api import running_api
-from trio_nsq.log.files import tolerant_reader as reading
 
 BODY = b"x" * 600
 
@@ -106,7 +105,13 @@ async def test_deleting_old_files_holds_up_nobody(tmp_path: Path) -> None:
 class BadSector(HeldFiles):
     """A file whose second block cannot be read, once told so."""
 
-    bad = False
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        super().__init__()
+        self.bad = False
+        self._clock = clock
+
+    def monotonic_s(self) -> float:
+        return self._clock.current_time()
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         if self.bad and offset < 8192:
@@ -128,11 +133,9 @@ def clock() -> trio.testing.MockClock:
 async def test_bad_sector_holds_up_a_channel_for_a_while_and_then_costs_what_lies_there(
     tmp_path: Path,
     clock: trio.testing.MockClock,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(reading, "monotonic", clock.current_time)
-    files = BadSector()
+    files = BadSector(clock)
     options: dict[str, Any] = {"files": files, "cache_bytes": 0, "mem_queue_size": 0}
     async with running_broker(tmp_path / "d", **options) as bound, connected(bound.tcp_address) as client:
         for number in range(60):

@@ -98,7 +98,7 @@ def test_messages_that_were_read_together_are_requeued_as_themselves() -> None:
         subscriber.requeue(message)
         (again,) = subscriber.receive()
         assert (again.id, again.body, again.timestamp_ns) == (message.id, message.body, message.timestamp_ns)
-    assert fixture.channel().oldest_unfinished == 0
+    assert fixture.channel().messages.oldest == 0
 
 
 @pytest.mark.parametrize("name", ["topic", "topic#ephemeral"])
@@ -136,7 +136,7 @@ def test_only_what_was_in_flight_counts() -> None:
 
 
 def oldest(fixture: Fixture) -> int | None:
-    return fixture.channel().oldest_unfinished
+    return fixture.channel().messages.oldest
 
 
 def test_the_oldest_is_ready_then_in_flight_then_the_next() -> None:
@@ -237,7 +237,7 @@ def test_a_late_message_among_many_lined_up() -> None:
 
 
 def timestamps(fixture: Fixture, sequences: Sequence[int]) -> list[int | None]:
-    return [fixture.channel().timestamp_in_memory(sequence) for sequence in sequences]
+    return [fixture.channel().read_ahead.timestamp_in_memory(sequence) for sequence in sequences]
 
 
 def test_the_timestamp_of_what_is_in_memory_costs_no_read() -> None:

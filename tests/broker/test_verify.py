@@ -17,7 +17,7 @@ from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.storage.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
 from trio_nsq.log import Files, LogReadError
-from trio_nsq.log.inspection.segments import Kind
+from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.log.inspection.verify import LogReport
 
 State = dict[str, Any]

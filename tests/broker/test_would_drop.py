@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.state import MS, SECOND, Fixture
-from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.channel_messages import ChannelMessages
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
@@ -56,7 +56,10 @@ def no_channel(fixture: Fixture) -> None:
 
 def dropped(fixture: Fixture) -> int:
     """All that was dropped so far, because there were too many or because it had waited for too long."""
-    everywhere: list[Topic | Channel] = [fixture.topic, *fixture.topic.channels.values()]
+    everywhere: list[Topic | ChannelMessages] = [
+        fixture.topic,
+        *[channel.messages for channel in fixture.topic.channels.values()],
+    ]
     return sum(each.dropped_count + each.expired_count for each in everywhere)
 
 

@@ -41,7 +41,7 @@ def test_a_broker_that_does_not_answer(
     monkeypatch.setattr("qcli.broker.broker_http.REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.connection.connection.HANDSHAKE_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.reading.topic_reader.WAIT_S", -29.95)
-    monkeypatch.setattr("trio_nsq.spark.broker_log.SILENCE_S", 0.05)
+    monkeypatch.setattr("trio_nsq.client.http.broker_http.ANSWER_TIMEOUT_S", 0.05)
     result = run_here(silent, *command.split())
     assert result.code == ExitCode.UNREACHABLE
     assert f"The broker at {silent.http_address} does not answer: connected, but no answer" in result.err

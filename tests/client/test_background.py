@@ -4,14 +4,14 @@ import pytest
 import trio
 
 from client.fake_broker import bounded
-from trio_nsq.client.background import Background
+from trio_nsq.client.background import BackgroundTask
 
 
 class Owner:
-    """Uses a `Background` as consumer and producer do."""
+    """Uses a `BackgroundTask` as consumer and producer do."""
 
     def __init__(self, crash: Exception | None = None) -> None:
-        self.background = Background()
+        self.background = BackgroundTask()
         self.ended = trio.Event()
         self._crash = crash
 

@@ -27,7 +27,7 @@ def state(made: Backoff) -> tuple[int, int | None, float]:
 def test_failures_double_the_pause_up_to_the_longest_that_fits() -> None:
     made, pauses, now = backoff(), [], 0.0
     for _ in range(8):
-        made.failed(now)
+        made.record_failure(now)
         pauses.append(made.next_deadline() - now)
         now = made.next_deadline()
         made.handle_timer(now)
@@ -38,13 +38,13 @@ def test_failures_double_the_pause_up_to_the_longest_that_fits() -> None:
 def test_one_message_may_come_after_a_pause_and_none_during_it() -> None:
     made = backoff()
     assert state(made) == (0, None, math.inf)
-    made.failed(10)
+    made.record_failure(10)
     assert state(made) == (1, 0, 12)
     made.handle_timer(11.9)
     assert state(made) == (1, 0, 12)
     made.handle_timer(12)
     assert state(made) == (1, 1, math.inf)
-    made.succeeded(13)
+    made.record_success(13)
     assert state(made) == (0, None, math.inf)
 
 
@@ -52,49 +52,49 @@ def test_each_success_makes_up_for_a_failure_and_the_pauses_grow_shorter() -> No
     made = backoff()
     for now in (0.0, 2.0, 6.0):
         made.handle_timer(now)
-        made.failed(now)
+        made.record_failure(now)
     assert (made.level, made.next_deadline()) == (3, 14)
     made.handle_timer(14)
-    made.succeeded(20)
+    made.record_success(20)
     assert (made.level, made.next_deadline()) == (2, 24)
     made.handle_timer(24)
-    made.succeeded(24)
+    made.record_success(24)
     assert (made.level, made.next_deadline()) == (1, 26)
     made.handle_timer(26)
-    made.succeeded(26)
+    made.record_success(26)
     assert state(made) == (0, None, math.inf)
 
 
 def test_there_is_one_decision_for_each_pause() -> None:
     made = backoff()
-    made.failed(0)
+    made.record_failure(0)
     for now in (0.0, 1.0, 1.9):
-        made.failed(now)
-        made.succeeded(now)
-        made.undecided(now)
+        made.record_failure(now)
+        made.record_success(now)
+        made.record_requeue(now)
     assert (made.level, made.next_deadline()) == (1, 2)
 
 
 def test_a_message_that_is_put_back_without_having_failed_decides_nothing() -> None:
     made = backoff()
-    made.undecided(0)
+    made.record_requeue(0)
     assert state(made) == (0, None, math.inf)
-    made.failed(0)
+    made.record_failure(0)
     made.handle_timer(2)
-    made.undecided(3)
+    made.record_requeue(3)
     assert state(made) == (1, 0, 5)
 
 
 @pytest.mark.parametrize("options", [{"longest_s": 0}, {"longest_s": 1.9}, {"backoff_multiplier_s": 0}])
 def test_it_can_be_turned_off(options: dict[str, Any]) -> None:
     made = backoff(**options)
-    made.failed(0)
+    made.record_failure(0)
     assert state(made) == (0, None, math.inf)
 
 
 def test_the_multiplier_is_half_of_the_first_pause() -> None:
     made = backoff(backoff_multiplier_s=0.05)
-    made.failed(0)
+    made.record_failure(0)
     assert made.next_deadline() == 0.1
 
 
@@ -103,12 +103,14 @@ def test_full_jitter_takes_any_part_of_the_pause() -> None:
     made = backoff(backoff_strategy="full_jitter", random=lambda: next(draws))
     for now, pause_s in ((0.0, 0.0), (10.0, 1.0), (20.0, 6.0)):
         made.handle_timer(now)
-        made.failed(now)
+        made.record_failure(now)
         assert made.next_deadline() - now == pause_s
 
 
 RESULTS = st.lists(
-    st.tuples(st.sampled_from(["failed", "succeeded", "undecided", "wait"]), st.floats(0, 100))
+    st.tuples(
+        st.sampled_from(["record_failure", "record_success", "record_requeue", "wait"]), st.floats(0, 100)
+    )
 )
 
 
@@ -145,5 +147,5 @@ def test_whatever_happens_pauses_end_and_successes_bring_everything_back(
         assert made.level > 0
         made.handle_timer(now := now + longest_s)
         assert made.allowed == 1
-        made.succeeded(now)
+        made.record_success(now)
     assert made.allowed is None

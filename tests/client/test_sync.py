@@ -351,9 +351,9 @@ def test_an_interrupt_ends_a_loop_and_nothing_is_lost(broker: Broker, topic: str
 
 def sent_by(producer: sync.Producer, broker: Broker) -> Callable[[], bool]:
     """Tells whether a publish waits for its acknowledgement."""
-    outbox = producer._producer._links[broker.tcp_address].outbox
+    queue = producer._producer._links[broker.tcp_address].queue
     # In the thread that changes it.
-    return lambda: producer._portal.run_sync(lambda: any(r.command.taken for r in outbox.receipts()))
+    return lambda: producer._portal.run_sync(lambda: any(r.command.taken for r in queue.futures()))
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Batches to put into logs, and file layers that fail, forget or take notes."""
+"""For tests of logs, and of what lies in their folders: batches of messages, every kind of log, what a log holds, and
+file layers that count, fail at will, or tell what a power cut would leave.
+"""
 
 import gc
 import os
@@ -8,12 +10,23 @@ from dataclasses import dataclass, field, replace
 from errno import EIO
 from pathlib import Path
 
-from trio_nsq.log import DiskLog, Files, Log, RecordBatch
+from trio_nsq.log import DiskLog, Files, Log, MemoryLog, RecordBatch
 from trio_nsq.log.records import HEADER_BYTES
 from trio_nsq.protocol import pack_messages
 
 FILE_HEADER_BYTES = 52
 FIRST = f"{0:020d}.log"
+
+
+LOG_KINDS: dict[str, Callable[[Path], Log]] = {
+    "disk": lambda folder: DiskLog(folder / "log"),
+    "disk, small segments": lambda folder: DiskLog(folder / "log", segment_bytes=400, files=HastyFiles()),
+    "disk, a segment for each append": lambda folder: DiskLog(
+        folder / "log", segment_bytes=1, files=HastyFiles()
+    ),
+    "memory": lambda folder: MemoryLog(),
+}
+"""Makes each kind of log in a folder, by what it is called in the names of tests."""
 
 
 def batch(sequence: int, *bodies: bytes, due_ns: int = 0) -> RecordBatch:

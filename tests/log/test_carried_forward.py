@@ -9,7 +9,7 @@ import pytest
 from faults.disk import Disk, RecordingFiles, write_image
 from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered
 from trio_nsq.log import DiskLog, LogReadError, LogWriteError, OpenFiles, RecordBatch
-from trio_nsq.log.disk.carried_forward import FILE_NAME
+from trio_nsq.log.disk.carried_forward import FILE_NAME, CarriedForwardSegment
 from trio_nsq.protocol import pack_messages
 
 BATCHES = numbered(0, 40)
@@ -147,19 +147,15 @@ def test_nothing_is_done_if_it_would_be_too_much(tmp_path: Path) -> None:
 
 
 def test_a_reader_may_finish_with_what_is_replaced(tmp_path: Path) -> None:
-    log = full_log(tmp_path / "log")
-    log.carry_forward([1, 2], PLENTY)
-    log.close()
-    log = DiskLog(tmp_path / "log", files=HastyFiles())
-    old = log._carried_forward
-    assert old is not None
-    log.carry_forward([2], PLENTY)
-    record = old.read(1)
-    assert record is not None
-    assert record.messages.bodies() == [body(1)]
-    log.carry_forward([], 0)
-    assert old.read(2) is not None
-    log.close()
+    open_files = OpenFiles(HastyFiles(), 0)  # closes each file that need not stay open
+    records = [batch(1, body(1)), batch(2, body(2))]
+    old = CarriedForwardSegment.replace(open_files, tmp_path, bytes(16), records, None)
+    new = CarriedForwardSegment.replace(open_files, tmp_path, bytes(16), records[1:], old)
+    assert old.read(1) == records[0]
+    new.remove()
+    assert (old.read(2), new.read(1), new.read(2)) == (records[1], None, records[1])
+    old.close()
+    new.close()
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "sync_folder", "read"])

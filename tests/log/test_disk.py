@@ -1,6 +1,7 @@
 """The log on disk: its files, and that opening it again finds the same."""
 
 import stat
+import tracemalloc
 from errno import ENOSPC
 from pathlib import Path
 from struct import pack
@@ -224,7 +225,7 @@ def test_a_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> Non
     log = DiskLog(tmp_path, segment_bytes=10**6, files=HastyFiles())
     batches = numbered(0, 3000, size=100)  # more than one window
     append_each(log, batches)
-    log._segment_bytes = 1
+    log.begin_file()
     log.append([batch(log.next_sequence, b"in another segment")], sync=False)
     headers = log.headers(0)
     found = [next(headers)]
@@ -293,10 +294,15 @@ def test_a_hint_is_forgotten_with_its_segment_and_never_misleads(tmp_path: Path)
 
 def test_many_readers_that_come_once_do_not_pile_up(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, files=HastyFiles())
-    append_each(log, [batch(n, b"x" * 1000) for n in range(3000)])
-    for n in range(0, 3000, 2):
-        log.read(n, 0)
-    assert len(log._hints) <= 1024
+    append_each(log, [batch(n, b"x" * 10_000) for n in range(3000)])
+    tracemalloc.start()
+    try:
+        for n in reversed(range(3000)):  # forwards each read would go on where the one before ended
+            log.read(n, 0)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 400_000, "the place where each of 3,000 reads ended is kept"
     log.close()
 
 

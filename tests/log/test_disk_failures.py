@@ -337,8 +337,9 @@ def test_the_simulation_loses_what_was_not_synced(tmp_path: Path) -> None:
     with pytest.raises(LogWriteError):
         log.sync()
     disk.sync_fails = False
-    with log._segments[0]._file as fd:
-        disk.sync(fd)  # the kernel has nothing more to write
+    fd = disk.open(tmp_path / "log" / FIRST)
+    disk.sync(fd)  # the kernel has nothing more to write
+    disk.close(fd)
     assert after_a_power_cut(disk, tmp_path / "2") == BEFORE
     log.close()
 
@@ -379,7 +380,7 @@ def test_what_a_failed_sync_was_for_is_stable_after_the_next(tmp_path: Path, by:
         log.append(FAILED[1:], sync=True)
         expected.append(FAILED[1])
     else:
-        log._segment_bytes = 1
+        log.begin_file()
         log.append(FAILED[1:], sync=False)
     assert after_a_power_cut(disk, tmp_path / "cut") == expected
     log.close()
@@ -449,13 +450,15 @@ def test_a_read_that_fails_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_reading_after_closing_reads_no_other_file(tmp_path: Path) -> None:
-    log = DiskLog(tmp_path / "log")
+    log = DiskLog(tmp_path / "log", segment_bytes=1)
     append_each(log, BEFORE)
-    (segment,) = log._segments
+    log.close()
+    log = DiskLog(tmp_path / "log")
+    first, *_ = log.files
     log.close()
     with (tmp_path / "log" / FIRST).open("rb"):  # gets the number of the one just closed
         with pytest.raises(LogReadError, match="Bad file descriptor"):
-            segment.read(0, FILE_HEADER_BYTES, 1000)
+            first.last_ns()
     log.close()  # and again
 
 

@@ -220,7 +220,7 @@ def test_an_index_finds_a_place_at_or_before_and_not_far(records: list[tuple[int
     index = SparseIndex(offset)
     places = []
     for messages, size in records:
-        index.note(sequence, offset)
+        index.add(sequence, offset)
         places.append((sequence, offset))
         sequence, offset = sequence + messages, offset + size
     index.up_to = offset

@@ -7,25 +7,17 @@ from zlib import crc32
 
 import pytest
 
-from log.support import HastyFiles, append_each, batch, contents, numbered
-from trio_nsq.log import DiskLog, Log, MemoryLog, RecordBatch, RecordHeader
+from log.support import LOG_KINDS, append_each, batch, contents, numbered
+from trio_nsq.log import Log, RecordBatch, RecordHeader
 from trio_nsq.log.interface import READ_BYTES
 from trio_nsq.log.raw import RawStreamReader, encode_raw
 
 MakeLog = Callable[[], Log]
-KINDS: dict[str, Callable[[Path], Log]] = {
-    "disk": lambda folder: DiskLog(folder / "log"),
-    "disk, small segments": lambda folder: DiskLog(folder / "log", segment_bytes=400, files=HastyFiles()),
-    "disk, a segment for each append": lambda folder: DiskLog(
-        folder / "log", segment_bytes=1, files=HastyFiles()
-    ),
-    "memory": lambda folder: MemoryLog(),
-}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOG_KINDS)
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    log = KINDS[request.param](tmp_path)
+    log = LOG_KINDS[request.param](tmp_path)
     yield log
     log.close()
 
@@ -120,7 +112,7 @@ def test_reading_is_bounded_but_never_below_one_batch(log: Log) -> None:
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_as_much_is_read_as_fits(tmp_path: Path, kind: str) -> None:
-    log = KINDS[kind](tmp_path)
+    log = LOG_KINDS[kind](tmp_path)
     batches = numbered(0, 20)
     append_each(log, batches)
     for index, one in enumerate(batches):

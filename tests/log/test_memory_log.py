@@ -90,4 +90,15 @@ def test_what_is_gone_is_not_held_in_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held < 1.2 * log.size_bytes
-    assert len(log._batches) <= 200
+
+
+def test_the_places_of_what_is_gone_are_not_held_in_memory() -> None:
+    log = MemoryLog(max_messages=10)
+    tracemalloc.start()
+    try:
+        for n in range(20_000):
+            log.append([batch(n, b"x")], sync=False)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 50_000

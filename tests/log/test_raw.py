@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
-from log.test_log_conformance import KINDS
+from log.support import (
+    FIRST,
+    LOG_KINDS,
+    HastyFiles,
+    append_each,
+    batch,
+    numbered,
+    record_offsets,
+    segment_files,
+)
 from trio_nsq.log import DiskLog, Log, RecordBatch
 from trio_nsq.log.raw import RawStreamError, RawStreamReader, encode_raw
 from trio_nsq.log.records import HEADER_BYTES, encode_header
@@ -18,9 +26,9 @@ from trio_nsq.protocol import MessageSet
 MakeLog = Callable[[], Log]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOG_KINDS)
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    log = KINDS[request.param](tmp_path)
+    log = LOG_KINDS[request.param](tmp_path)
     yield log
     log.close()
 
@@ -91,7 +99,7 @@ def test_however_it_is_cut(
 
 
 def test_any_flipped_bit_is_noticed() -> None:
-    log = KINDS["memory"](Path())
+    log = LOG_KINDS["memory"](Path())
     batches = [batch(0, b"abc"), batch(1, b"d", b"e")]
     append_each(log, batches)
     stream = raw_stream(log, max_bytes=10**6)
@@ -104,7 +112,7 @@ def test_any_flipped_bit_is_noticed() -> None:
 
 
 def test_a_stream_that_ends_early() -> None:
-    log = KINDS["memory"](Path())
+    log = LOG_KINDS["memory"](Path())
     append_each(log, [batch(0, b"abc"), batch(1, b"d", b"e")])
     stream = raw_stream(log, max_bytes=10**6)
     ends = {0, FILE_HEADER_BYTES, *record_offsets([batch(0, b"abc"), batch(1, b"d", b"e")])}

@@ -24,7 +24,7 @@ from log.support import (
     segment_files,
 )
 from trio_nsq.log import DiskLog, Files, LogReadError, RecordBatch
-from trio_nsq.log.inspection.segments import Finding, Kind
+from trio_nsq.log.inspection.findings import Finding, Kind
 from trio_nsq.log.inspection.verify import LogReport, verify_log, verify_segment
 from trio_nsq.log.records import HEADER_BYTES, encode_header
 

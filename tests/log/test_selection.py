@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets, segment_files
 from trio_nsq.log import DiskLog, Files, RecordBatch
-from trio_nsq.log.inspection.segments import Finding, ScannedRecord, segment_paths
-from trio_nsq.log.inspection.selection import Selection, select_batches, select_headers
+from trio_nsq.log.inspection.findings import Finding
+from trio_nsq.log.inspection.segments import ScannedRecord, segment_paths
+from trio_nsq.log.inspection.selection import select_batches, select_headers
 from trio_nsq.log.records import encode_header
+from trio_nsq.log.selection import Selection
 from trio_nsq.protocol import MessageSet
 
 START_NS = 1_700_000_000_000_000_000

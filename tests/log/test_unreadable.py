@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from errno import EIO, ENOMEM
 from pathlib import Path
@@ -12,10 +13,17 @@ from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
 from trio_nsq.log import DiskLog, LogReadError, RecordBatch
-from trio_nsq.log.files import tolerant_reader as reading
+from trio_nsq.log.files.tolerant_reader import PATIENCE_S
 
 BLOCK = 4096
 SECOND = 1.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
 
 
 class BadSectors(HastyFiles):
@@ -31,6 +39,10 @@ class BadSectors(HastyFiles):
         self.bad: set[int] = set()
         self.error = EIO
         self.attempts = 0
+        self.clock = Clock()
+
+    def monotonic_s(self) -> float:
+        return self.clock.now_s
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         end = offset
@@ -42,26 +54,14 @@ class BadSectors(HastyFiles):
         return super().read(fd, min(size, end - offset), offset)
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(reading, "monotonic", clock)
-    return clock
-
-
 @pytest.fixture
 def files() -> BadSectors:
     return BadSectors()
+
+
+@pytest.fixture
+def clock(files: BadSectors) -> Clock:
+    return files.clock
 
 
 @pytest.fixture
@@ -183,20 +183,36 @@ def test_nothing_can_be_read_up_to_the_end(log: DiskLog, files: BadSectors, cloc
     assert read_on(log, 90) == ([batch(100, b"goes on")], 101, "")
 
 
+class ImpatientFiles(BadSectors):
+    """So much time passes at each look at the clock that a place is given up at once."""
+
+    def monotonic_s(self) -> float:
+        self.clock.now_s += PATIENCE_S
+        return self.clock.now_s
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
 @given(bad=st.sets(st.integers(0, OFFSETS[-1] // BLOCK), max_size=6), place=st.integers(0, 99))
 def test_what_does_not_lie_there_is_found(
-    bad: set[int], place: int, log: DiskLog, files: BadSectors, monkeypatch: pytest.MonkeyPatch
+    bad: set[int], place: int, log: DiskLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whichever blocks are bad. A stretch of them may take as many good ones with it."""
-    monkeypatch.setattr(reading, "PATIENCE_S", 0.0)
+    files = ImpatientFiles()
+    again = DiskLog(log.folder, files=files)
     files.bad = bad
-    log._segments[0]._reader = reading.TolerantReader(files, log._segments[0]._file)  # as if opened again
-    found, end, error = read_on(log, place)
-    assert (end, error) in [(100, ""), (found[-1].next_sequence if found else place, "")]
+    caplog.clear()
+    found: list[RecordBatch] = []
+    following, error = place, "not read yet"
+    for _ in range(len(bad) + 1):  # the first look at the clock is the first failure of a place
+        if not error:
+            break
+        more, following, error = read_on(again, following)
+        found += more
+    again.close()
+    assert (following, error) in [(100, ""), (found[-1].next_sequence if found else place, "")]
     given_up: set[int] = set()
-    for start, stop in log._segments[0]._reader._given_up:
-        blocks = range(start // BLOCK, -(-stop // BLOCK))
+    for start, stop in re.findall(r"cannot read bytes (\d+) to (\d+), passed over", caplog.text):
+        blocks = range(int(start) // BLOCK, -(-int(stop) // BLOCK))
         given_up.update(blocks)
         assert len(blocks) <= 2 * (max(bad & set(blocks)) - blocks[0] + 1)
     assert [one for one in BATCHES[place:] if one.base_sequence not in touched(given_up)] == found
@@ -221,9 +237,7 @@ class BadBeginnings(BadSectors):
         return super().read(fd, size, offset) if self.size(fd) > BLOCK else os.pread(fd, size, offset)
 
 
-def test_a_files_header_that_cannot_be_read_costs_what_lies_in_its_block(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_a_files_header_that_cannot_be_read_costs_what_lies_in_its_block(tmp_path: Path) -> None:
     batches = [batch(n, b"x" * 1000) for n in range(12)]
     log = DiskLog(tmp_path, segment_bytes=11_000, files=HastyFiles())
     append_each(log, batches)
@@ -233,7 +247,7 @@ def test_a_files_header_that_cannot_be_read_costs_what_lies_in_its_block(
     log = DiskLog(tmp_path, files=files)
     with pytest.raises(LogReadError):
         log.read(0)
-    clock.now_s += reading.PATIENCE_S
+    files.clock.now_s += PATIENCE_S
     first = sum(offset < BLOCK for offset in record_offsets(batches))
     assert log.read(0, 10**6) == batches[first:10]
     assert log.read(10) == batches[10:]

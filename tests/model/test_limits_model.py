@@ -31,7 +31,7 @@ class LimitedMachine(TopicMachine):
         for name, naive in self.naive.channels.items():
             set_aside = len(naive.copies) - len(naive.at(Place.IN_FLIGHT)) - len(naive.at(Place.DEFERRED))
             excess = set_aside + topic_depth - most
-            before = self.real.topic.channels[name].dropped_count
+            before = self.real.topic.channels[name].messages.dropped_count
             oldest = [*again[name], *fresh(naive)][: max(0, excess)]
             drop(naive, oldest)
             assert before >= len(oldest)
@@ -50,7 +50,7 @@ def fresh(naive: NaiveChannel) -> list[int]:
 
 def requeued(channel: Channel) -> list[int]:
     """In the order in which they come again."""
-    return [waiting.sequence for waiting in channel.peek("requeued")]
+    return [waiting.sequence for waiting in channel.messages.peek("requeued")]
 
 
 def drop(naive: NaiveChannel, numbers: list[int]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsqd_import.nsqd_files import Queued, write_queue
-from trio_nsq.log.inspection.segments import Finding, Kind
+from trio_nsq.log.inspection.findings import Finding, Kind
 from trio_nsq.nsqd_import.diskqueue import Queue, QueueMessage, list_queues
 
 

@@ -21,8 +21,8 @@ from protocol.support import int32, messages, read_all, reader_in
 from trio_nsq.log import RecordBatch, RecordHeader
 from trio_nsq.log.records import decode_payload
 from trio_nsq.protocol import Limits, MessageSet, State, bulk
-from trio_nsq.protocol.frames import _unpack_frames
-from trio_nsq.protocol.messages import SizePrefixes, _unpack_sizes
+from trio_nsq.protocol.frames import unpack_frames
+from trio_nsq.protocol.messages import SizePrefixes, unpack_sizes
 
 PACKAGE = Path(trio_nsq.__path__[0])
 SOURCE = PACKAGE / "protocol" / "bulk.py"
@@ -41,7 +41,7 @@ def _uncompiled() -> ModuleType:
 
 FORMS = {"source": _uncompiled()} | ({"compiled": bulk} if bulk.COMPILED else {})
 WALKS: dict[str, Callable[..., int]] = {
-    "unpacking": _unpack_sizes,
+    "unpacking": unpack_sizes,
     **{name: form.walk_sizes for name, form in FORMS.items()},
 }
 
@@ -164,7 +164,7 @@ def test_an_end_behind_the_data_is_an_error(form: ModuleType) -> None:
 # ------------------------------------------------------------------------------------------------ frames that come
 
 SPLITS: dict[str, Callable[..., int]] = {
-    "unpacking": _unpack_frames,
+    "unpacking": unpack_frames,
     **{name: form.split_frames for name, form in FORMS.items()},
 }
 INT64 = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, -1, 255, 2**32, -(2**63), 2**63 - 1]))

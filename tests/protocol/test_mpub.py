@@ -14,7 +14,7 @@ from trio_nsq.protocol import (
     pack_messages,
     walk_messages,
 )
-from trio_nsq.protocol.messages import _prefix
+from trio_nsq.protocol.messages import SizePrefixes
 
 LINE = b"MPUB t\n"
 SMALL = Limits(max_msg_size=10, max_body_size=54)  # (54 - 4) // 5 = 10 messages
@@ -118,11 +118,10 @@ def test_packing_and_taking_apart() -> None:
 
 
 def test_few_sizes_are_remembered() -> None:
-    pack_messages([b"x" * 65535])
-    known = len(_prefix)
-    for size in range(65536, 65600):
-        assert pack_messages([b"x" * size]).data[:4] == int32(size)
-    assert len(_prefix) == known
+    prefixes = SizePrefixes()
+    for size in (0, 1, 65535, *range(65536, 65600), 2**31 - 1):
+        assert prefixes[size] == int32(size)
+    assert list(prefixes) == [0, 1, 65535]
 
 
 def test_joining_sets() -> None:

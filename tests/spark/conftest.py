@@ -13,7 +13,7 @@ from trio_nsq.spark.runtime.spark_engine import open_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from trio_nsq.spark.export.job import Engine
+    from trio_nsq.spark.runtime.engine import Engine
 
 _numbers = itertools.count()
 

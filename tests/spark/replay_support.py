@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from cli.support import Cli, Result
 from qcli.app import run
+from trio_nsq.client.errors import RequestRefused
 from trio_nsq.log import RecordBatch
-from trio_nsq.spark.broker_log import BrokerLog, RequestRefused
+from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.replay.job import ReplayJob, open_job
 from trio_nsq.spark.replay.request import ReplayRequest

@@ -23,15 +23,23 @@ from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 from cli.support import Cli
+from client.scripted_http import NSQD, OK, scripted
 from interop.peers import Broker, nsqd
 from spark.support import bodies_in, numbers
-from spark.test_publish_once import NSQD, OK, scripted
+from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt
 from trio_nsq.spark.data_source import NsqDataSource
-from trio_nsq.spark.publish_once import BatchPublisher, BrokerAway, PublishInDoubt
 from trio_nsq.spark.sink import batches as sink_batches
 from trio_nsq.spark.sink import task as sink_task
-from trio_nsq.spark.sink.batches import Numbering, Rows, RowsDiffer, Trail, batches, blocks, groups
-from trio_nsq.spark.sink.task import Published, Sink, SinkError, Task, publish
+from trio_nsq.spark.sink.batches import (
+    BatchNumbers,
+    RetryCheck,
+    RowBlock,
+    RowsDiffer,
+    batches,
+    blocks,
+    groups,
+)
+from trio_nsq.spark.sink.task import SinkError, SinkOptions, SinkTask, TaskResult, publish
 from trio_nsq.spark.sink.writers import NsqStreamWriter, NsqWriter
 from trio_nsq.spark.source.options import SourceError
 
@@ -45,8 +53,8 @@ def table(**columns: Sequence[Any]) -> Any:
     return pa.record_batch({name: pa.array(values, types[name]) for name, values in columns.items()})
 
 
-def sink(address: str, topic: str, *columns: str, **more: Any) -> Sink:
-    return Sink((address,), topic, columns or ("body",), **more)
+def sink(address: str, topic: str, *columns: str, **more: Any) -> SinkOptions:
+    return SinkOptions((address,), topic, columns or ("body",), **more)
 
 
 # ---------------------------------------------------------------------- with Spark
@@ -133,7 +141,7 @@ def test_topics_and_delays(broker: Broker, topic: str) -> None:
         defer_ms=[None, 0, DAY_MS, DAY_MS, 0, 0],
     )
     where = sink(broker.http_address, topic, "body", "topic", "defer_ms")
-    assert publish(where, Task("topics", 0), [rows]) == Published(messages=6)
+    assert publish(where, SinkTask("topics", 0), [rows]) == TaskResult(messages=6)
     assert bodies_in(broker.http_address, topic) == [
         b"\0\xff",
         b"now",
@@ -152,7 +160,7 @@ class Killed(Exception):
 
 def test_an_attempt_after_another(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), Task("attempts", 0), numbers(10)
+    where, task, bodies = sink(qcli.http_address, topic), SinkTask("attempts", 0), numbers(10)
 
     def dies_at(row: int) -> Iterator[Any]:
         yield table(body=bodies[:row])
@@ -163,8 +171,8 @@ def test_an_attempt_after_another(qcli: Cli, topic: str, monkeypatch: pytest.Mon
             publish(where, task, dies_at(row))
         assert (bodies_in(qcli.http_address, topic) if published else []) == bodies[:published]
     done = publish(where, task, [table(body=bodies[:7]), table(body=bodies[7:])])
-    assert done == Published(messages=10, repeated=8)
-    assert publish(where, Task("attempts", 1), [table(body=bodies)]) == Published(messages=10)
+    assert done == TaskResult(messages=10, repeated=8)
+    assert publish(where, SinkTask("attempts", 1), [table(body=bodies)]) == TaskResult(messages=10)
     assert bodies_in(qcli.http_address, topic) == bodies * 2
     for other in (bodies[::-1], bodies[:9], bodies[:4], [*bodies, b"more"]):
         with pytest.raises(RowsDiffer, match=r"with the same jobId: .* sortWithinPartitions"):
@@ -172,31 +180,31 @@ def test_an_attempt_after_another(qcli: Cli, topic: str, monkeypatch: pytest.Mon
     assert bodies_in(qcli.http_address, topic) == bodies * 2
     lax = sink(qcli.http_address, topic, idempotent=False)
     for _ in range(2):
-        assert publish(lax, task, [table(body=bodies[::-1])]) == Published(messages=10)
+        assert publish(lax, task, [table(body=bodies[::-1])]) == TaskResult(messages=10)
     assert bodies_in(qcli.http_address, topic) == bodies * 2 + bodies[::-1] * 2
 
 
 def test_two_attempts_at_once(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is believed dead, and overtaken by the other."""
     monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), Task("both", 0), numbers(10)
+    where, task, bodies = sink(qcli.http_address, topic), SinkTask("both", 0), numbers(10)
 
     def overtaken() -> Iterator[Any]:
         yield table(body=bodies[:4])
-        assert publish(where, task, [table(body=bodies)]) == Published(messages=10, repeated=4)
+        assert publish(where, task, [table(body=bodies)]) == TaskResult(messages=10, repeated=4)
         yield table(body=bodies[4:])
 
-    assert publish(where, task, overtaken()) == Published(messages=10, repeated=6)
+    assert publish(where, task, overtaken()) == TaskResult(messages=10, repeated=6)
     assert bodies_in(qcli.http_address, topic) == bodies
 
 
 def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they begin to differ, the one that comes later does not believe that its rows are published."""
     monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), Task("both", 0), numbers(8)
+    where, task, bodies = sink(qcli.http_address, topic), SinkTask("both", 0), numbers(8)
 
     def second_number(end: list[bytes]) -> int:
-        numbering = Numbering()
+        numbering = BatchNumbers()
         return [numbering.number(topic, 0, each) for each in (bodies[:4], end)][1]
 
     ends = ([b"other%d" % n] * 4 for n in range(1000))
@@ -212,29 +220,26 @@ def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str, monkeypatch
     assert bodies_in(qcli.http_address, topic) == bodies[:4] + other
 
 
+def open_sockets() -> int:
+    """How many sockets this process has."""
+    return sum(each.is_socket() for each in Path("/proc/self/fd").iterdir())
+
+
 def test_many_topics_and_few_connections(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 8)
     monkeypatch.setattr(sink_task, "_OPEN_CONNECTIONS", 2)
     names = [f"{topic}-{n}" for n in range(8)]
-
-    made: list[BatchPublisher] = []
-
-    class Recorded(BatchPublisher):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            made.append(self)
-
-    monkeypatch.setattr(sink_task, "BatchPublisher", Recorded)
+    before = open_sockets()
 
     def rows() -> Iterator[Any]:
         for n in range(3):
             yield table(body=numbers(8, 8 * n), topic=names)
-            assert sum(each._connection.sock is not None for each in made) <= 2
+            assert open_sockets() <= before + 2
 
-    task = Task("many", 0)
+    task = SinkTask("many", 0)
     for repeated in (0, 24):
         where = sink(qcli.http_address, "", "body", "topic")
-        assert publish(where, task, rows()) == Published(messages=24, repeated=repeated)
+        assert publish(where, task, rows()) == TaskResult(messages=24, repeated=repeated)
     assert [bodies_in(qcli.http_address, name) for name in names] == [
         [b"%d" % (8 * row + n) for row in range(3)] for n in range(8)
     ]
@@ -244,28 +249,28 @@ def test_an_nsqd_that_may_have_stored_a_batch() -> None:
     """Twice is better than not at all, and one batch twice better than all of the task."""
     rows = [table(body=[b"a", b"b"])]
     with scripted(NSQD, None, OK) as stock:
-        done = publish(sink(stock.address, "t"), Task("doubt", 0), rows)
-        assert done == Published(messages=2, forgetful={stock.address})
+        done = publish(sink(stock.address, "t"), SinkTask("doubt", 0), rows)
+        assert done == TaskResult(messages=2, forgetful={stock.address})
         assert [request.split("?")[0] for request, _ in stock.seen] == [
             "GET /topic/producer",
             "POST /mpub",
             "POST /mpub",
         ]
     with scripted(NSQD, None, None, None) as stock, pytest.raises(PublishInDoubt):
-        publish(sink(stock.address, "t"), Task("doubt", 0), rows)
+        publish(sink(stock.address, "t"), SinkTask("doubt", 0), rows)
 
 
 def test_micro_batches(qcli: Cli, topic: str) -> None:
     where, rows = sink(qcli.http_address, topic), [table(body=numbers(10))]
     for micro_batch, repeated in ((0, 0), (0, 10), (3, 0), (3, 10)):
-        done = publish(where, Task("query", 0, micro_batch), rows)
-        assert done == Published(messages=10, repeated=repeated)
+        done = publish(where, SinkTask("query", 0, micro_batch), rows)
+        assert done == TaskResult(messages=10, repeated=repeated)
     with pytest.raises(RowsDiffer, match="with the same micro-batch"):
-        publish(where, Task("query", 0, 3), [table(body=numbers(9))])
+        publish(where, SinkTask("query", 0, 3), [table(body=numbers(9))])
     with pytest.raises(
         RowsDiffer, match="has micro-batch 3 of this query, and this is 2: the checkpoint was set"
     ):
-        publish(where, Task("query", 0, 2), rows)
+        publish(where, SinkTask("query", 0, 2), rows)
     assert bodies_in(qcli.http_address, topic) == numbers(10) * 2
 
 
@@ -273,16 +278,16 @@ def test_partitions_are_dealt_out(qcli: Cli, topic: str, tmp_path: Path) -> None
     """To brokers in turn; one of them is an nsqd, into which is at least once."""
     with nsqd(tmp_path / "nsqd") as stock:
         stock.create(topic, "c")
-        where = Sink((stock.http_address, qcli.http_address), topic, ("body", "defer_ms"))
+        where = SinkOptions((stock.http_address, qcli.http_address), topic, ("body", "defer_ms"))
         rows = [table(body=[b"a", b"b", b"c", b"d"], defer_ms=[0, 0, 3_600_000, 3_600_000])]
         for _ in range(2):
-            done = [publish(where, Task("dealt", partition), rows) for partition in range(3)]
+            done = [publish(where, SinkTask("dealt", partition), rows) for partition in range(3)]
         assert [len(each.forgetful) for each in done] == [1, 0, 1]
         assert bodies_in(qcli.http_address, topic) == [b"a", b"b", b"c", b"d"]
         stats = stock.channel_stats(topic, "c")
         assert (stats["depth"], stats["deferred_count"]) == (8, 8)
         with pytest.raises(SinkError, match=r"INVALID_DEFER.*defer_ms is 3600001, .*--max-req-timeout"):
-            publish(where, Task("dealt", 0), [table(body=[b"a"], defer_ms=[3_600_001])])
+            publish(where, SinkTask("dealt", 0), [table(body=[b"a"], defer_ms=[3_600_001])])
 
 
 def test_rows_that_cannot_be_published(qcli: Cli, topic: str) -> None:
@@ -309,13 +314,13 @@ def test_rows_that_cannot_be_published(qcli: Cli, topic: str) -> None:
             table(body=[b"good", row[0]], topic=[topic, row[1]], defer_ms=[0, row[2]]),
         ]
         with pytest.raises(SinkError, match=text) as caught:
-            publish(Sink(where.addresses, where.topic, columns), Task(topic, 5), rows)
+            publish(SinkOptions(where.addresses, where.topic, columns), SinkTask(topic, 5), rows)
         if "row" in text or "column" in text:
             assert "row 2 of partition 5" in str(caught.value)
         topic += "."
     left_out = sink(qcli.http_address, topic, "body", "topic", "defer_ms", skips_empty=True)
     rows = [table(body=[b"", b"a", None, b"b"], topic=[None] * 4, defer_ms=[0] * 4)]
-    assert publish(left_out, Task(topic, 0), rows) == Published(messages=2, empty=2)
+    assert publish(left_out, SinkTask(topic, 0), rows) == TaskResult(messages=2, empty=2)
     assert bodies_in(qcli.http_address, topic) == [b"a", b"b"]
 
 
@@ -331,16 +336,16 @@ def test_what_a_broker_refuses(broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     set_limit(broker, topic, 5)
     where = sink(broker.http_address, topic, patience_s=0.0)
-    publish(where, Task("filling", 0), [table(body=numbers(4))])
+    publish(where, SinkTask("filling", 0), [table(body=numbers(4))])
     with pytest.raises(SinkError, match=r"is full: .* once there is room again, the write can be repeated"):
-        publish(where, Task("full", 0), [table(body=numbers(4))])
+        publish(where, SinkTask("full", 0), [table(body=numbers(4))])
     set_limit(broker, topic, 0)
     large = sink(broker.http_address, topic, batch_bytes=8 * 1024 * 1024)
     with pytest.raises(SinkError, match=r"BODY_TOO_BIG.*make the option batchBytes smaller"):
-        publish(large, Task("large", 0), [table(body=[b"x" * 900_000] * 8)])
+        publish(large, SinkTask("large", 0), [table(body=[b"x" * 900_000] * 8)])
     assert bodies_in(broker.http_address, topic) == numbers(4)
-    with pytest.raises(BrokerAway, match=r"127\.0\.0\.1:1 cannot be published to"):
-        publish(sink("127.0.0.1:1", topic, patience_s=0.0), Task("gone", 0), [table(body=numbers(4))])
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be reached"):
+        publish(sink("127.0.0.1:1", topic, patience_s=0.0), SinkTask("gone", 0), [table(body=numbers(4))])
 
 
 # ---------------------------------------------------------------------- planning, and what is said
@@ -392,14 +397,14 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     batch: NsqWriter = planned("body binary", topic="t", jobId="mine")
     stream: NsqStreamWriter = planned("body binary", topic="t", stream=True, checkpointLocation="x")
-    batch.commit([Published(5), Published(5, 5)])
-    stream.commit([Published(5)], 7)
+    batch.commit([TaskResult(5), TaskResult(5, 5)])
+    stream.commit([TaskResult(5)], 7)
     assert not caplog.messages
-    batch.abort([Published(1000), None, Published(1)])
+    batch.abort([TaskResult(1000), None, TaskResult(1)])
     stream.abort([None], 7)
-    batch.abort([Published(1, forgetful={"h:1"})])
-    batch.commit([Published(5, empty=1200), Published(5, forgetful={"h:1"})])
-    planned("body binary", topic="t", idempotent="false").commit([Published(5, forgetful={"h:1"})])
+    batch.abort([TaskResult(1, forgetful={"h:1"})])
+    batch.commit([TaskResult(5, empty=1200), TaskResult(5, forgetful={"h:1"})])
+    planned("body binary", topic="t", idempotent="false").commit([TaskResult(5, forgetful={"h:1"})])
     failed, repeats, again, empty, once = caplog.messages
     assert (
         "2 of 3 partitions are published, with 1,001 messages, and perhaps some of the others; that" in failed
@@ -430,16 +435,16 @@ def test_cuts_depend_on_nothing_but_the_rows(
         patch.setattr(sink_batches, "BLOCK_ROWS", 7)
         patch.setattr(sink_batches, "BLOCK_BYTES", 16)
 
-        def made(pieces: list[int]) -> tuple[list[Rows], list[Any]]:
+        def made(pieces: list[int]) -> tuple[list[RowBlock], list[Any]]:
             parts, start = [], 0
             for size in [*pieces, len(rows)]:
                 some = rows[start : start + size]
                 bodies, topics, delays = zip(*some, strict=True) if some else ((), (), ())
-                parts.append(Rows(start, list(bodies), list(topics), list(delays)))
+                parts.append(RowBlock(start, list(bodies), list(topics), list(delays)))
                 start += len(some)
             found = list(blocks(parts))
             full = [replace(block, bodies=[body or b"" for body in block.bodies]) for block in found]
-            numbering = Numbering(5)
+            numbering = BatchNumbers(5)
             return found, [
                 batch for block in full for batch in batches(groups(block, "d"), numbering, batch_bytes)
             ]
@@ -458,16 +463,16 @@ def test_cuts_depend_on_nothing_but_the_rows(
 
 
 def test_numbers() -> None:
-    first = [Numbering(n).number("t", 0, [b"x"]) for n in (None, 0, 1, 2)]
+    first = [BatchNumbers(n).number("t", 0, [b"x"]) for n in (None, 0, 1, 2)]
     assert first[0] == first[1] < first[2] < first[3]
-    assert Numbering((1 << 28) - 1).number("t", 0, [b"x"]) < 1 << 63
+    assert BatchNumbers((1 << 28) - 1).number("t", 0, [b"x"]) < 1 << 63
     with pytest.raises(RowsDiffer, match="268,435,456 micro-batches"):
-        Numbering(1 << 28)
+        BatchNumbers(1 << 28)
     for other in (("u", 0, [b"x"]), ("t", 1, [b"x"]), ("t", 0, [b"y"]), ("t", 0, [b"x", b""])):
-        assert Numbering().number(*other) != first[0]
-    later = Numbering(1)
-    for trail in (Trail(None, later), Trail(first[1], later)):
+        assert BatchNumbers().number(*other) != first[0]
+    later = BatchNumbers(1)
+    for trail in (RetryCheck(None, later), RetryCheck(first[1], later)):
         trail.meet(first[2])
         trail.end()
     with pytest.raises(RowsDiffer):
-        Trail(first[2], later).end()
+        RetryCheck(first[2], later).end()

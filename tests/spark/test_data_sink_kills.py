@@ -18,7 +18,8 @@ import pytest
 from cli.support import Cli
 from spark.processes import jvm_of
 from spark.support import bodies_in, fill
-from trio_nsq.spark.broker_log import BrokerLog, RequestRefused
+from trio_nsq.client.errors import RequestRefused
+from trio_nsq.spark.broker_log import BrokerLog
 
 SEED = int(os.environ.get("FAULT_SEED", "1"))
 KILLS = 6

@@ -18,10 +18,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
 from spark.support import HOUR_NS, NOON_NS, cli_of, fill, numbers, until, write_log
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable, LogReplaced
+from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
-from trio_nsq.spark.source.offsets import Place, offset_of, places_of, share
+from trio_nsq.spark.source.offsets import BrokerOffset, build_offset, parse_offset, share_limit
 from trio_nsq.spark.source.options import SourceError
 from trio_nsq.spark.source.stream import NsqStreamReader
 
@@ -295,7 +296,9 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
             waiting = thread.submit(ask)
             with broker_on(tmp_path / "data", port):
                 assert waiting.result() in (None, [])
-        with pytest.raises(BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be read: "):
+        with pytest.raises(
+            BrokerUnreachable, match=f"the broker at {broker.http_address} cannot be reached: "
+        ):
             Query(query.checkpoint, **options, patienceMs="150").plan()
 
 
@@ -396,16 +399,16 @@ def test_options_that_are_none(qcli: Cli) -> None:
 
 def test_offsets_as_they_are_in_a_checkpoint() -> None:
     text = '{"a:1": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}, "b:2": {"first": 7, "sequence": 7}}'
-    places = {"b:2": Place(7, 7), "a:1": Place(0, 1000, "9a46b01870c003e7")}
-    assert json.dumps(offset_of(places)) == text
-    assert places_of(json.loads(text)) == places
+    places = {"b:2": BrokerOffset(7, 7), "a:1": BrokerOffset(0, 1000, "9a46b01870c003e7")}
+    assert json.dumps(build_offset(places)) == text
+    assert parse_offset(json.loads(text)) == places
     with pytest.raises(SourceError, match="the checkpoint is of another source"):
-        places_of({"topic": {"0": 12}})
+        parse_offset({"topic": {"0": 12}})
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=5), st.integers(1, 10**6))
 def test_shares(available: dict[str, int], most: int) -> None:
-    shares = share(available, most)
+    shares = share_limit(available, most)
     assert shares.keys() == available.keys()
     assert all(0 <= shares[broker] <= available[broker] for broker in available)
     waiting = [broker for broker in available if available[broker]]
@@ -414,4 +417,4 @@ def test_shares(available: dict[str, int], most: int) -> None:
     if most >= len(waiting):
         assert all(shares[broker] for broker in waiting)
     if sum(available.values()) <= most:
-        assert shares == available == share(available, None)
+        assert shares == available == share_limit(available, None)

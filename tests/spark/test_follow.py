@@ -21,10 +21,10 @@ from spark.support import (
     run_in_process,
     until,
 )
-from trio_nsq.spark.export.job import ExportRequest, open_export
-from trio_nsq.spark.export.manifest import RangeDone
-from trio_nsq.spark.export.task import ExportTask, export_range
-from trio_nsq.spark.runtime.engine import Advance
+from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.spark.export.job import open_export
+from trio_nsq.spark.export.request import ExportRequest
+from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
 
 
 def depth(broker: Broker, topic: str, channel: str = "archive") -> int:
@@ -66,12 +66,10 @@ def test_a_channel_is_not_moved_over_what_is_not(
     """One range of four goes wrong, and all others are done: the channel stays before that one."""
     broker.create(topic, "archive")
     fill(qcli, topic, numbers(40))
-    request = ExportRequest(topic, str(tmp_path), channel="archive", least_ranges=4)
+    request = ExportRequest(topic, str(tmp_path), channel="archive", min_ranges=4)
 
-    def all_but_one(tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], _: Advance) -> None:
-        for index, task in enumerate(tasks):
-            if index != fails:
-                finish(export_range(task))
+    def all_but_one(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
+        run_inline([task for index, task in enumerate(tasks) if index != fails], finish, advance)
 
     with open_export(request, [qcli.http_address]) as job:
         job.run(all_but_one, job.plan([qcli.http_address]), lambda *_: None)
@@ -131,22 +129,17 @@ def test_without_a_channel_it_goes_on_where_it_was(
     request = ExportRequest(topic, str(tmp_path), first="-1h")
     with open_export(request, [qcli.http_address]) as job:
         for end in (10, 10, 25):
-            fill(qcli, topic, numbers(end - bounds_end(job.outcome.messages), job.outcome.messages))
+            fill(qcli, topic, numbers(end - bounds_end(job.result.messages), job.result.messages))
             tasks = job.plan([qcli.http_address])
-            job.run(_in_order, tasks, lambda *_: None)
-            assert job.outcome.messages == end
+            job.run(run_inline, tasks, lambda *_: None)
+            assert job.result.messages == end
     assert len(parquet_files(tmp_path)) == 2
-    assert job.outcome.skipped_ranges == 0
+    assert job.result.skipped_ranges == 0
     assert column(tmp_path, "seq") == list(range(25))
 
 
 def bounds_end(messages: int) -> int:
     return max(messages, 10)
-
-
-def _in_order(tasks: Sequence[ExportTask], finish: Callable[[RangeDone], None], advance: Advance) -> None:
-    for task in tasks:
-        finish(export_range(task, advance))
 
 
 def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
@@ -156,15 +149,16 @@ def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
         request = ExportRequest("t", str(tmp_path / "a"))
         with open_export(request, [qcli.http_address]) as job:
             fill(qcli, "t", numbers(10))
-            job.run(_in_order, job.plan([qcli.http_address]), lambda *_: None)
+            job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
             for start in range(10, 1010, 100):
                 fill(qcli, "t", [b"%d" % n + b"x" * 1000 for n in range(start, start + 100)])
             broker.http("POST", "/channel/empty", topic="t", channel="c")
-            until(lambda: job._log(qcli.http_address).bounds().first > 10)
-            kept = job._log(qcli.http_address).bounds().first
-            job.run(_in_order, job.plan([qcli.http_address]), lambda *_: None)
-        assert (job.outcome.missing, job.outcome.damaged) == (kept - 10, False)
-        assert job.outcome.gaps == [(broker.http_address, 10, kept, "discarded")]
+            log = BrokerLog(qcli.http_address, "t")
+            until(lambda: log.bounds().first > 10)
+            kept = log.bounds().first
+            job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
+        assert (job.result.missing, job.result.damaged) == (kept - 10, False)
+        assert job.result.gaps == [(broker.http_address, 10, kept, "discarded")]
         assert column(tmp_path / "a", "seq") == [*range(10), *range(kept, 1010)]
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.spark.export.json_columns import infer_columns, parse_bodies
-from trio_nsq.spark.export.layout import Body, JsonColumn, JsonType, Layout, LayoutError, Partition
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, LayoutError, PartitionBy
 
 T = JsonType
 
 
 def layout(*columns: tuple[str, JsonType], rest: bool = False) -> Layout:
-    return Layout(Partition.NONE, Body.JSON, tuple(JsonColumn(*each) for each in columns), rest)
+    return Layout(PartitionBy.NONE, BodyFormat.JSON, tuple(JsonColumn(*each) for each in columns), rest)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_nothing_is_lost(found: list[Any], sampled: int) -> None:
         columns = infer_columns(bodies[:sampled], [])
     except LayoutError:
         return
-    chosen = Layout(Partition.NONE, Body.JSON, tuple(columns), True)
+    chosen = Layout(PartitionBy.NONE, BodyFormat.JSON, tuple(columns), True)
     values, rest, unparsed = parse_bodies(bodies, chosen)
     for index, each in enumerate(found):
         if unparsed[index] is not None:

@@ -7,33 +7,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.spark.export.layout import (
-    Body,
+    BodyFormat,
     JsonColumn,
     JsonType,
     Layout,
-    Partition,
+    PartitionBy,
     partition_folder,
     partition_key,
     range_name,
     safe_name,
 )
-from trio_nsq.spark.export.manifest import LastSeen, Manifest, ManifestError, RangeDone
+from trio_nsq.spark.export.manifest import LastMessage, Manifest
+from trio_nsq.spark.export.results import ManifestError, RangeResult
 from trio_nsq.spark.ranges import Span
 
 LAYOUT = Layout(
-    Partition.HOUR, Body.JSON, (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)), True
+    PartitionBy.HOUR,
+    BodyFormat.JSON,
+    (JsonColumn("user", JsonType.STRING), JsonColumn("ts", JsonType.LONG)),
+    True,
 )
 
 
-def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeDone:
-    return RangeDone("b", first, end, end - first, last_id=last_id)
+def done(first: int, end: int, last_id: str | None = "a" * 16) -> RangeResult:
+    return RangeResult("b", first, end, end - first, last_id=last_id)
 
 
 def test_what_is_planned_is_never_cut_anew() -> None:
     manifest = Manifest("clicks", Layout())
     assert manifest.plan("b", Span(0, 100), 40) == [Span(0, 33), Span(33, 66), Span(66, 100)]
     assert manifest.plan("b", Span(0, 100), 1000) == [Span(0, 33), Span(33, 66), Span(66, 100)]
-    manifest.finish(done(33, 66))
+    manifest.mark_done(done(33, 66))
     assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
     assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
     assert manifest.done_within("b", Span(0, 50)) == [Span(33, 66)]
@@ -53,9 +57,9 @@ def test_no_sequence_is_in_two_ranges_and_all_that_is_wanted_is_in_one(
         span = Span(first, first + length)
         wanted |= set(range(*span))
         for planned in manifest.plan("b", span, per_range)[:: 1 if ends_well else 2]:
-            manifest.finish(done(*planned))
+            manifest.mark_done(done(*planned))
         manifest = Manifest.from_bytes(manifest.to_bytes())
-    book = manifest.book("b")
+    book = manifest.ranges_of("b")
     numbers = [number for span in [*book.done, *book.pending] for number in range(*span)]
     assert sorted(numbers) == sorted(wanted)
 
@@ -64,12 +68,12 @@ def test_it_is_the_same_when_it_was_written_and_read() -> None:
     manifest = Manifest("clicks", LAYOUT)
     manifest.plan("b", Span(0, 100), 40)
     manifest.plan("c", None, 40)
-    manifest.finish(done(0, 33))
-    manifest.finish(done(66, 100, None))
-    assert manifest.book("b").last == LastSeen(32, "a" * 16)
+    manifest.mark_done(done(0, 33))
+    manifest.mark_done(done(66, 100, None))
+    assert manifest.ranges_of("b").last == LastMessage(32, "a" * 16)
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
-    found = RangeDone("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
-    assert RangeDone.from_bytes(found.to_bytes()) == found
+    found = RangeResult("b", 1, 5, 3, 30, ["x"], 40, [(2, 3, "damaged")], 1, 2, None)
+    assert RangeResult.from_bytes(found.to_bytes()) == found
 
 
 @pytest.mark.parametrize(
@@ -88,9 +92,9 @@ def test_a_later_version_is_refused() -> None:
 
 def test_brokers_whose_files_would_be_called_the_same() -> None:
     manifest = Manifest("clicks", Layout())
-    manifest.book("a:1")
+    manifest.ranges_of("a:1")
     with pytest.raises(ManifestError, match="called the same"):
-        manifest.book("a_1")
+        manifest.ranges_of("a_1")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +119,12 @@ def test_names_of_ranges_sort_as_sequences_do() -> None:
 @pytest.mark.parametrize(
     ("partition", "timestamp_ns", "folder"),
     [
-        (Partition.NONE, 0, ""),
-        (Partition.DATE, 1_795_262_400 * 10**9, "date=2026-11-21/"),
-        (Partition.HOUR, 1_795_262_400 * 10**9, "date=2026-11-21/hour=12/"),
-        (Partition.HOUR, 1_795_262_400 * 10**9 - 1, "date=2026-11-21/hour=11/"),
-        (Partition.HOUR, -1, "date=1969-12-31/hour=23/"),
+        (PartitionBy.NONE, 0, ""),
+        (PartitionBy.DATE, 1_795_262_400 * 10**9, "date=2026-11-21/"),
+        (PartitionBy.HOUR, 1_795_262_400 * 10**9, "date=2026-11-21/hour=12/"),
+        (PartitionBy.HOUR, 1_795_262_400 * 10**9 - 1, "date=2026-11-21/hour=11/"),
+        (PartitionBy.HOUR, -1, "date=1969-12-31/hour=23/"),
     ],
 )
-def test_partitions(partition: Partition, timestamp_ns: int, folder: str) -> None:
+def test_partitions(partition: PartitionBy, timestamp_ns: int, folder: str) -> None:
     assert partition_folder(partition, partition_key(partition, timestamp_ns)) == folder

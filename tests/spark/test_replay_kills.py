@@ -87,7 +87,7 @@ def test_workers_are_killed(engine: SparkEngine, qcli: Cli, topic: str, events: 
     """Tasks that are done again send what they sent before, and it is not published again."""
     request = ReplayRequest(str(events), topic, qcli.http_address, rate=30_000.0)
     job = planned(request, tmp_path / "jobs")
-    tasks = job.tasks(engine.slots, notes=False)
+    tasks = job.tasks(engine.slots, save_results=False)
     assert len(tasks) >= engine.slots
     failures: list[BaseException] = []
 
@@ -106,8 +106,8 @@ def test_workers_are_killed(engine: SparkEngine, qcli: Cli, topic: str, events: 
     thread.join()
     assert killed
     assert failures == []
-    assert job.outcome.before > 0
-    assert job.outcome.published + job.outcome.before == MESSAGES
+    assert job.result.before > 0
+    assert job.result.published + job.result.before == MESSAGES
     assert check(qcli, topic, complete=True) == MESSAGES
 
 

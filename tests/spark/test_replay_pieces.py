@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from spark.replay_support import as_export, planned, stored, write_parquet
 from spark.support import numbers
-from trio_nsq.spark.replay import rows as replay_rows
 from trio_nsq.spark.replay.files import (
-    Columns,
     FileStamp,
+    ReplayColumns,
+    ReplayFile,
+    ReplayFileError,
+    ReplayFiles,
     RowGroup,
-    Source,
-    SourceError,
-    SourceFile,
-    open_source,
+    open_files,
 )
-from trio_nsq.spark.replay.job import KEPT_S, forget_old_jobs, open_job
-from trio_nsq.spark.replay.pieces import cut_pieces, segment_as_json, segment_from_json
+from trio_nsq.spark.replay.job import KEPT_S, open_job, remove_old_jobs
+from trio_nsq.spark.replay.pieces import row_groups_from_json, row_groups_to_json, split_into_pieces
 from trio_nsq.spark.replay.request import ReplayRequest
-from trio_nsq.spark.replay.rows import RowChoice, RowReader, pack_bits, unpack_bits
-from trio_nsq.spark.replay.task import Cut, replay_piece
+from trio_nsq.spark.replay.rows import RowReader, TimeRange, pack_bits, unpack_bits
+from trio_nsq.spark.replay.task import BatchOptions
 from trio_nsq.spark.runtime.engine import run_inline
 
 
@@ -42,19 +41,19 @@ def test_bits_are_found_again(bits: list[bool], data: st.DataObject) -> None:
 
 
 @st.composite
-def sources(draw: st.DrawFn) -> Source:
+def sources(draw: st.DrawFn) -> ReplayFiles:
     """Files of row groups of all sizes."""
     groups = st.tuples(st.integers(1, 50), st.integers(0, 100 * 1024 * 1024))
     files = draw(st.lists(st.lists(groups, max_size=8), max_size=8))
     made = tuple(
-        SourceFile(FileStamp(f"{n:02d}", 1, 1), tuple(RowGroup(*each) for each in groups), frozenset())
+        ReplayFile(FileStamp(f"{n:02d}", 1, 1), tuple(RowGroup(*each) for each in groups), frozenset())
         for n, groups in enumerate(files)
     )
-    return Source("/x", made, Columns("body"), frozenset())
+    return ReplayFiles("/x", made, ReplayColumns("body"), frozenset())
 
 
 @given(sources(), st.data())
-def test_each_row_is_in_one_piece(source: Source, data: st.DataObject) -> None:
+def test_each_row_is_in_one_piece(source: ReplayFiles, data: st.DataObject) -> None:
     bits = None
     if data.draw(st.booleans()):
         some = {file.stamp.name: (file.rows, (file.rows + 7) // 8) for file in source.files}
@@ -63,7 +62,7 @@ def test_each_row_is_in_one_piece(source: Source, data: st.DataObject) -> None:
             for name, (rows, size) in some.items()
         }
         bits = {name: each for name, each in bits.items() if any(each)}
-    pieces = cut_pieces(source, bits, None, None, ordered=False)
+    pieces = split_into_pieces(source, bits, None, None, ordered=False)
     found = []
     for piece in pieces:
         for segment in piece:
@@ -83,23 +82,21 @@ def test_each_row_is_in_one_piece(source: Source, data: st.DataObject) -> None:
     packed = b""
     for segment in (segment for piece in pieces for segment in piece):
         packed += segment.selected or b""
-        text = json.loads(json.dumps(segment_as_json(segment, len(packed))))
-        assert segment_from_json(text, packed) == segment
+        text = json.loads(json.dumps(row_groups_to_json(segment, len(packed))))
+        assert row_groups_from_json(text, packed) == segment
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1000, 10**6])
-def test_batches_do_not_depend_on_how_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
-) -> None:
+def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes: int) -> None:
     """Another version may read in other portions, and has to send the same batches under the same numbers."""
     bodies = [b"x" * (n * 37 % 200 + 1) for n in range(500)]
     write_parquet(tmp_path / "a.parquet", {"body": bodies}, row_group_size=77)
-    monkeypatch.setattr(replay_rows, "_CHUNK_BYTES", chunk_bytes)
     job = planned(ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1"), tmp_path / "jobs")
     (task,) = job.tasks(dry_run=True)
-    cut = Cut(max_messages=30, max_bytes=2000)
+    batching = BatchOptions(max_messages=30, max_bytes=2000)
     found: list[int] = []
-    done = replay_piece(replace(task, cut=cut), lambda count, _: found.append(count))
+    task = replace(task, batching=batching, chunk_bytes=chunk_bytes)
+    done = task.run(lambda count, _: found.append(count))
     assert done.complete
     expected, size, count = [], 0, 0
     for body in bodies:
@@ -115,14 +112,14 @@ def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Pat
     write_parquet(tmp_path / "a.parquet", {"body": numbers(3000)}, row_group_size=100)
     request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address, rate=20_000.0)
     job = planned(request, tmp_path / "jobs")
-    (task,) = job.tasks(notes=False)
-    threads = [threading.Thread(target=replay_piece, args=(task,)) for _ in range(2)]
+    (task,) = job.tasks(save_results=False)
+    threads = [threading.Thread(target=task.run) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert stored(qcli, topic) == numbers(3000)
-    done = replay_piece(task)
+    done = task.run()
     assert (done.published, done.repeated, done.complete) == (0, 3000, True)
     assert stored(qcli, topic) == numbers(3000)
 
@@ -137,29 +134,28 @@ def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -
         columns = as_export([b"%s%d" % (broker.encode(), n) for n in range(200)], times, broker)
         write_parquet(tmp_path / f"{broker}.parquet", columns, row_group_size=chance.randrange(5, 30))
         expected += [(time_ns, broker, n, f"{broker}{n}".encode()) for n, time_ns in enumerate(times)]
-    source = open_source(str(tmp_path))
-    ((*segments,),) = cut_pieces(source, None, None, None, ordered=True)
-    reader = RowReader(source.place, source.columns, RowChoice(), ordered=True)
+    source = open_files(str(tmp_path))
+    ((*segments,),) = split_into_pieces(source, None, None, None, ordered=True)
+    reader = RowReader(source.place, source.columns, TimeRange(), ordered=True)
     found = [body for rows in reader.read_in_order(segments) for body in rows.bodies]
     assert found == [body for *_, body in sorted(expected)]
 
 
-def test_what_lies_around_one_time_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_around_one_time_has_a_limit(tmp_path: Path) -> None:
     """What cannot be put in order in memory is refused, and not tried until the machine swaps."""
-    monkeypatch.setattr(replay_rows, "WINDOW_BYTES", 20_000)
     for times, fits in ((range(1000), True), ([n * 7 % 1000 for n in range(1000)], False)):
         path = write_parquet(
             tmp_path / "a.parquet", {"body": ["x" * 50] * 1000, "at": list(times)}, row_group_size=100
         )
-        source = open_source(str(path), time="at")
-        ((*segments,),) = cut_pieces(source, None, None, None, ordered=True)
-        reader = RowReader(source.place, source.columns, RowChoice(), ordered=True)
+        source = open_files(str(path), time="at")
+        ((*segments,),) = split_into_pieces(source, None, None, None, ordered=True)
+        reader = RowReader(source.place, source.columns, TimeRange(), ordered=True, window_bytes=20_000)
         if fits:
             assert [time for rows in reader.read_in_order(segments) for time in rows.times_ns or ()] == list(
                 times
             )
         else:
-            with pytest.raises(SourceError, match=r"around 1970-01-01T00:00:00Z, and cannot be put in"):
+            with pytest.raises(ReplayFileError, match=r"around 1970-01-01T00:00:00Z, and cannot be put in"):
                 list(reader.read_in_order(segments))
 
 
@@ -174,7 +170,7 @@ def test_complete_jobs_are_forgotten_in_time(qcli: Cli, topic: str, tmp_path: Pa
     (jobs / "something").mkdir()
     (jobs / "something" / "job.json").write_text("nonsense")
     now_s = (jobs / "complete" / "job.json").stat().st_mtime
-    forget_old_jobs(jobs, now_s + KEPT_S - 1)
+    remove_old_jobs(jobs, now_s + KEPT_S - 1)
     assert Counter(path.name for path in jobs.iterdir()) == Counter(["left", "complete", "something"])
-    forget_old_jobs(jobs, now_s + KEPT_S + 1)
+    remove_old_jobs(jobs, now_s + KEPT_S + 1)
     assert Counter(path.name for path in jobs.iterdir()) == Counter(["left", "something"])

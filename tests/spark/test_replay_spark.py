@@ -9,10 +9,10 @@ import pytest
 from cli.support import Cli
 from spark.replay_support import as_export, stored, write_parquet
 from spark.support import HOUR_NS, NOON_NS
-from trio_nsq.spark.publish_once import BrokerAway
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.replay import filter as replay_filter
-from trio_nsq.spark.replay.files import open_source
-from trio_nsq.spark.replay.filter import FilterError, choose_rows
+from trio_nsq.spark.replay.files import open_files
+from trio_nsq.spark.replay.filter import FilterError, select_rows
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
@@ -31,7 +31,7 @@ def plain_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> dict[str, list[int]]:
     """The rows of each file."""
-    found = choose_rows(engine, open_source(str(place), **columns), condition)
+    found = select_rows(engine, open_files(str(place), **columns), condition)
     return {
         name: [n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1] for name, bits in found.items()
     }
@@ -68,22 +68,22 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
     request = ReplayRequest(str(tmp_path / "a"), topic, qcli.http_address, where=where)
     gone = ReplayRequest(request.source, topic, "127.0.0.1:1", where=where)
     with open_job(tmp_path / "jobs", "j", request) as job:
-        job.plan(lambda source, condition: choose_rows(engine, source, condition))
+        job.plan(lambda source, condition: select_rows(engine, source, condition))
         rows = job.rows
         first = job.tasks(dry_run=True)
     assert 1500 < rows < 2500
     with open_job(tmp_path / "jobs", "j", None) as job:
         job.plan(None)
-        assert [task.segments for task in job.tasks(dry_run=True)] == [task.segments for task in first]
+        assert [task.row_groups for task in job.tasks(dry_run=True)] == [task.row_groups for task in first]
         job.run(engine, job.tasks(engine.slots), lambda *_: None)
-        assert (job.outcome.published, job.outcome.before) == (rows, 0)
-        assert job.outcome.left_out == 8000 - rows
+        assert (job.result.published, job.result.before) == (rows, 0)
+        assert job.result.left_out == 8000 - rows
     found = stored(qcli, topic)
     assert len(set(found)) == len(found) == rows
     assert {body[:2] for body in found} == {b"1-", b"2-"}
     with open_job(tmp_path / "jobs", "gone", gone) as job:
-        job.plan(lambda source, condition: choose_rows(engine, source, condition))
-        with pytest.raises(BrokerAway, match=r"127\.0\.0\.1:1"):
+        job.plan(lambda source, condition: select_rows(engine, source, condition))
+        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
             job.run(engine, job.tasks(engine.slots, patience_s=0), lambda *_: None)
 
 
@@ -101,6 +101,6 @@ def test_many_pieces(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path)
         assert len(tasks) > 1
         told: list[int] = []
         job.run(engine, tasks, lambda messages, _: told.append(messages))
-        assert (job.outcome.published, job.outcome.pieces_done) == (50, len(tasks))
+        assert (job.result.published, job.result.pieces_done) == (50, len(tasks))
     found = Counter(body[:4] for body in stored(qcli, topic))
     assert found == Counter(b"%d-%d-" % (index, n) for index in range(5) for n in range(10))

@@ -13,9 +13,11 @@ from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark.bundle import ENTRY
 from spark.support import column, export, fill, leftovers, numbers, rows
-from trio_nsq.spark.broker_log import BrokerUnreachable
-from trio_nsq.spark.export.job import Engine, ExportRequest, open_export
+from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.spark.export.job import open_export
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.bundle import write_zip
+from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
 
 
@@ -24,11 +26,11 @@ def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     fill(qcli, topic, bodies)
     told: list[int] = []
-    with open_export(ExportRequest(topic, str(tmp_path), least_ranges=6), [qcli.http_address]) as job:
+    with open_export(ExportRequest(topic, str(tmp_path), min_ranges=6), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 6
         job.run(engine, tasks, lambda messages, _: told.append(messages))
-    assert (job.outcome.messages, job.outcome.files) == (20_000, 6)
+    assert (job.result.messages, job.result.files) == (20_000, 6)
     assert sum(told) <= 20_000
     assert rows(tmp_path)["body"].to_pylist() == bodies
     assert export(qcli, topic, tmp_path)["skipped_ranges"] == 6
@@ -40,15 +42,15 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
     engine: Engine, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
     fill(qcli, topic, numbers(100))
-    request = ExportRequest(topic, str(tmp_path), least_ranges=2, patience_s=0)
+    request = ExportRequest(topic, str(tmp_path), min_ranges=2, patience_s=0)
     with open_export(request, [qcli.http_address]) as job:
         first, second = job.plan([qcli.http_address])
         gone = type(second)(
             **{name: getattr(second, name) for name in second.__slots__} | {"address": "127.0.0.1:1"}
         )
-        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be read"):
+        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 cannot be reached"):
             job.run(engine, [first, gone], lambda *_: None)
-    assert job.outcome.ranges == 1
+    assert job.result.ranges == 1
     assert export(qcli, topic, tmp_path)["messages"] == 50
     assert column(tmp_path, "seq") == list(range(100))
 

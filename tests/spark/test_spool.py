@@ -12,12 +12,13 @@ import pytest
 from spark.support import HOUR_NS, NOON_NS, column, parquet_files, rows
 from trio_nsq.log import LogWriteError
 from trio_nsq.log.gaps import Gap
-from trio_nsq.spark.export.job import Engine, Export, ExportRequest, open_export
-from trio_nsq.spark.export.layout import Layout, Partition
+from trio_nsq.spark.export.job import ExportJob, open_export
+from trio_nsq.spark.export.layout import Layout, PartitionBy
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.ranges import Span
-from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.spool.records import (
-    NoMessageId,
+    InvalidMessageId,
     SpooledRows,
     parse_ids,
     read_spool,
@@ -62,11 +63,11 @@ def spool_of(folder: Path, window: int = 100) -> Spool:
     return Spool(folder, "t", "c", {}, window)
 
 
-def request_for(folder: Path, spool: Path, partition: Partition = Partition.NONE) -> ExportRequest:
+def request_for(folder: Path, spool: Path, partition: PartitionBy = PartitionBy.NONE) -> ExportRequest:
     return ExportRequest("t", str(folder), channel="c", layout=Layout(partition), spool=spool)
 
 
-def export_all(job: Export, engine: Engine = run_inline) -> None:
+def export_all(job: ExportJob, engine: Engine = run_inline) -> None:
     assert job.spool is not None
     job.run(engine, job.plan(job.spool.labels), lambda *_: None)
 
@@ -87,7 +88,7 @@ def test_a_record_holds_what_was_put_in() -> None:
 
 @pytest.mark.parametrize("bad", [b"x" * 16, b"12 4567890abcdef", b"\xff" * 16])
 def test_an_id_that_is_none_is_refused(bad: bytes) -> None:
-    with pytest.raises(NoMessageId, match="16 hex digits"):
+    with pytest.raises(InvalidMessageId, match="16 hex digits"):
         parse_ids([b"0123456789abcdef", bad])
 
 
@@ -98,10 +99,10 @@ def test_messages_are_exported_and_removed(tmp_path: Path) -> None:
         assert job.spool.store([batch(0, 30), batch(30, 40), batch(0, 20, "other:4150")]) == 0
         assert (job.spool.messages, job.spool.labels) == (60, [NSQD, "other:4150"])
         export_all(job)
-        assert (job.spool.messages, job.outcome.messages, job.outcome.skipped_ranges) == (0, 60, 0)
+        assert (job.spool.messages, job.result.messages, job.result.skipped_ranges) == (0, 60, 0)
         job.spool.store([batch(40, 50)])
         export_all(job)
-        assert (job.spool.messages, job.outcome.messages, job.outcome.skipped_ranges) == (0, 70, 0)
+        assert (job.spool.messages, job.result.messages, job.result.skipped_ranges) == (0, 70, 0)
     found = rows(folder).filter(pc.field("broker") == NSQD)
     given = batch(0, 50)
     assert found["body"].to_pylist() == given.bodies
@@ -160,7 +161,7 @@ def test_what_could_not_be_stored_is_not_taken_for_stored(tmp_path: Path) -> Non
 def test_old_and_new_mixed_go_into_a_file_for_each_hour(tmp_path: Path) -> None:
     numbers = list(range(0, 3 * 3600, 30))
     random.Random(3).shuffle(numbers)
-    with open_export(request_for(tmp_path / "a", tmp_path / "s", Partition.HOUR), ()) as job:
+    with open_export(request_for(tmp_path / "a", tmp_path / "s", PartitionBy.HOUR), ()) as job:
         assert job.spool is not None
         for start in range(0, len(numbers), 50):
             job.spool.store([Batch(numbers[start : start + 50])])
@@ -209,7 +210,7 @@ def test_what_was_exported_and_not_removed_is_not_exported_again(tmp_path: Path)
         assert job.spool is not None
         job.spool.store([batch(20, 30)])
         export_all(job)
-        assert (job.outcome.messages, job.outcome.skipped_messages, job.spool.messages) == (10, 20, 0)
+        assert (job.result.messages, job.result.skipped_messages, job.spool.messages) == (10, 20, 0)
     assert column(tmp_path / "a", "seq") == list(range(30))
 
 
@@ -248,13 +249,13 @@ def test_a_spool_is_for_one_channel_and_one_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_spark_reads_it_by_range(engine: Engine, tmp_path: Path) -> None:
-    request = replace(request_for(tmp_path / "a", tmp_path / "s"), least_ranges=4)
+    request = replace(request_for(tmp_path / "a", tmp_path / "s"), min_ranges=4)
     with open_export(request, ()) as job:
         assert job.spool is not None
         for start in range(0, 4000, 100):
             job.spool.store([batch(start, start + 100)])
         export_all(job, engine)
-        assert (job.outcome.files, job.spool.messages) == (4, 0)
+        assert (job.result.files, job.spool.messages) == (4, 0)
     assert column(tmp_path / "a", "body") == batch(0, 4000).bodies
 
 

@@ -40,11 +40,13 @@ from spark.support import (
     until,
     write_log,
 )
+from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.extras import install_hint
-from trio_nsq.spark.broker_log import BrokerLog, BrokerUnreachable
-from trio_nsq.spark.export.job import ExportRequest, open_export
+from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
-from trio_nsq.spark.export.task import ExportTask, FileOptions, export_range
+from trio_nsq.spark.export.request import ExportRequest, FileOptions
+from trio_nsq.spark.export.task import ExportTask, export_range
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.storage import ArrowStorage, LocalStorage, Storage, StorageError, storage_at
@@ -264,11 +266,11 @@ def request_for(qcli: Cli, topic: str, folder: Path, **more: object) -> ExportRe
 def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Two of three ranges are done, of the third the file is there and not noted; a fourth is half written."""
     fill(qcli, topic, [b"%09d" % n for n in range(400)])
-    with open_export(request_for(qcli, topic, tmp_path, least_ranges=4), [qcli.http_address]) as job:
+    with open_export(request_for(qcli, topic, tmp_path, min_ranges=4), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 4
         for task in tasks[:3]:
-            export_range(task)
+            task.run()
         (tmp_path / "_nsq" / topic / "done" / f"{parquet_files(tmp_path)[2][:-8]}.json").unlink()
         temporary, file = LocalStorage(tmp_path).create(f"{parquet_files(tmp_path)[2]}")
         file.write(b"PAR1")
@@ -286,12 +288,12 @@ def test_a_file_that_has_its_name_stays(qcli: Cli, topic: str, tmp_path: Path) -
     fill(qcli, topic, numbers(10))
     with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]) as job:
         (task,) = job.plan([qcli.http_address])
-        first = export_range(task)
+        first = task.run()
         path = tmp_path / first.files[0]
         (tmp_path / "_nsq" / topic / "done" / f"{path.stem}.json").unlink()
         written = path.stat().st_mtime_ns
-        assert export_range(task) == first
-        assert export_range(task) == first  # as noted
+        assert task.run() == first
+        assert task.run() == first  # as noted
         assert path.stat().st_mtime_ns == written
     assert leftovers(tmp_path) == []
 
@@ -578,19 +580,15 @@ def test_storages_keep_their_promises(tmp_path: Path, index: int) -> None:
     assert not storage.exists("d/e/c.parquet")
 
 
-def test_an_export_to_a_file_system_of_pyarrow(
-    qcli: Cli, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Path) -> None:
     fill(qcli, topic, numbers(100))
     arrow = ArrowStorage(pyarrow.fs.LocalFileSystem(), str(tmp_path / "a"))
-    monkeypatch.setattr("trio_nsq.spark.export.task.storage_at", lambda _: arrow)
-    monkeypatch.setattr("trio_nsq.spark.export.job.storage_at", lambda _: arrow)
     for _ in range(2):
-        with open_export(
-            request_for(qcli, topic, tmp_path / "a", least_ranges=3), [qcli.http_address]
-        ) as job:
-            job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
-    assert job.outcome.skipped_ranges == 3
+        job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow)
+        for task in job.plan([qcli.http_address]):
+            export_range(task, arrow)
+        job.run(run_inline, [], lambda *_: None)
+    assert job.result.skipped_ranges == 3
     assert column(tmp_path / "a", "seq") == list(range(100))
     assert leftovers(tmp_path) == []
 
@@ -658,6 +656,6 @@ def test_an_answer_that_breaks_off_is_none(answer: bytes) -> None:
 def test_tasks_can_be_sent_to_others(qcli: Cli, topic: str, tmp_path: Path) -> None:
     fill(qcli, topic, numbers(5))
     task = ExportTask(str(tmp_path), topic, qcli.http_address, "b", Span(0, 5), Layout(), FileOptions())
-    done = export_range(pickle.loads(pickle.dumps(task)))
+    done = pickle.loads(pickle.dumps(task)).run()
     assert pickle.loads(pickle.dumps(done)) == done
     assert (done.messages, json.loads(done.to_bytes())["broker"]) == (5, "b")

@@ -38,7 +38,7 @@ from spark.support import (
     run_in_process,
 )
 from trio_nsq.client import Consumer
-from trio_nsq.spark.spool.collect import Collecting, End, Until
+from trio_nsq.spark.spool.collect import CollectLimits, Collector, StopReason
 from trio_nsq.spark.spool.spool import Spool
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -243,10 +243,12 @@ async def test_not_all_of_several_can_be_reached(stock: Broker, topic: str, tmp_
     stock.create(topic, "archive")
     fill(cli_of(stock), topic, numbers(100))
     addresses = [stock.tcp_address, f"127.0.0.1:{free_port()}"]
-    until = Until(2**30, idle_s=0.05, began_ns=time.time_ns(), connections=2, patience_s=0.2)
+    until = CollectLimits(2**30, idle_s=0.05, began_ns=time.time_ns(), connections=2, patience_s=0.2)
     with Spool(tmp_path, topic, "archive", {}) as spool:
         async with Consumer(topic, "archive", nsqd_tcp_addresses=addresses, max_in_flight=2) as consumer:
-            assert await Collecting(spool, consumer, until, 2500, lambda *_: None).run() is End.APART
+            assert (
+                await Collector(spool, consumer, until, 2500, lambda *_: None).run() is StopReason.UNREACHABLE
+            )
         assert spool.messages == 100
     assert left(stock, topic) == 0
 
@@ -267,8 +269,8 @@ async def test_large_messages_are_received_fewer_at_a_time(
 ) -> None:
     consumer = Consumer("t", "c", max_in_flight=before)
     with Spool(tmp_path, "t", "c", {}) as spool:
-        until = Until(2**30, connections=2)
-        Collecting(spool, consumer, until, 2500, lambda *_: None)._adapt(largest_bytes)
+        until = CollectLimits(2**30, connections=2)
+        Collector(spool, consumer, until, 2500, lambda *_: None)._adapt(largest_bytes)
     assert consumer.max_in_flight == after
 
 

@@ -1,29 +1,17 @@
-"""The broker's HTTP interface, as `stat`, `topic`, `channel` and completion need it; over TCP, TLS or a unix socket.
-
-With the standard library's client: one request after the other is all there is to do, and a command that has to
-import more than that is three times as slow to start.
-"""
+"""The HTTP interface of a broker, for commands: `trio_nsq`'s blocking client, with its errors as failures."""
 
 from __future__ import annotations
 
 import http.client
-import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlencode
 
+from trio_nsq.client import errors
+from trio_nsq.client.http import broker_http
 from trio_nsq.untrusted_json import decode_json
 
-from ..framework.errors import (
-    NO_ANSWER,
-    Failure,
-    hung_up,
-    no_broker,
-    no_tls,
-    reason_of,
-    unreachable,
-    wants_https,
-)
+from ..framework.errors import Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
 from ..framework.params import is_unix_path, without_scheme
 from .address_options import HTTP_OPTION
 from .connection_options import Connecting, refuse_plain_http
@@ -65,16 +53,11 @@ class BrokerHTTP:
             refuse_plain_http(address)
             connecting = Connecting.of_command()
         self.address = address
-        self._tls = connecting.https_context(address)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if is_unix_path(self.address):
-            return _UnixHTTPConnection(self.address, timeout=CONNECT_TIMEOUT_S)
-        host, _, port = without_scheme(self.address).rpartition(":")
-        host = host.strip("[]")
-        if self._tls is None:
-            return http.client.HTTPConnection(host, int(port), timeout=CONNECT_TIMEOUT_S)
-        return http.client.HTTPSConnection(host, int(port), timeout=CONNECT_TIMEOUT_S, context=self._tls)
+        tls = connecting.https_context(address)
+        self._encrypted = tls is not None
+        self._http = broker_http.BrokerHTTP(
+            address, tls, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=REQUEST_TIMEOUT_S
+        )
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """The answer of `/stats`, without clients and memory.
@@ -90,7 +73,7 @@ class BrokerHTTP:
         params |= {"topic": topic} if topic is not None else {}
         params |= {"channel": channel} if channel is not None else {}
         try:
-            stats = decode_json(self._request("GET", "/stats", params))
+            stats = decode_json(self.get("/stats", params))
         except ValueError:
             stats = None
         except Refused as error:
@@ -110,14 +93,14 @@ class BrokerHTTP:
         if tcp_host != http_host and not {tcp_host, http_host} <= _LOCAL_HOSTS:
             return False
         try:
-            told = decode_json(self._request("GET", "/info", {}))["tcp_port"]
+            told = decode_json(self.get("/info", {}))["tcp_port"]
         except (ValueError, KeyError, TypeError):
             return False
         return bool(told == int(tcp_port))
 
     def get(self, path: str, params: Mapping[str, str]) -> bytes:
         """Ask the broker something. Raises as `post`."""
-        return self._request("GET", path, params)
+        return self.request("GET", path, params)
 
     def post(self, path: str, params: Mapping[str, str]) -> bytes:
         """Tell the broker to do something.
@@ -126,7 +109,7 @@ class BrokerHTTP:
             Refused: It answered with an error.
             Failure: No broker answers, or what answers is none.
         """
-        return self._request("POST", path, params)
+        return self.request("POST", path, params)
 
     def decoded(self, answer: bytes) -> Any:
         """The JSON of an answer. Raises Failure if it is none, and so not a broker's."""
@@ -137,61 +120,32 @@ class BrokerHTTP:
 
     def request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
         """Any request, and the answer's body. Raises as `post`."""
-        return self._request(method, path, params, body)
+        with self._failures():
+            return self._http.request(method, path, params, body)
 
-    def _request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
-        connection = self._connection()
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn the errors of the client into failures."""
         try:
-            connection.connect()
-            connection.sock.settimeout(REQUEST_TIMEOUT_S)
-            connection.request(method, f"{path}?{urlencode(params)}", body)
-            answer = connection.getresponse()
-            answered = answer.read()
-        except OSError as error:
+            yield
+        except errors.RequestRefused as error:
+            if error.text == "TLS_REQUIRED":
+                raise wants_https(self.address, HTTP_OPTION) from error
+            raise Refused(self.address, error.status, error.text) from error
+        except errors.NotABroker as error:
+            if error.status in (0, http.client.NOT_FOUND):  # a broker would say what it did not find
+                raise self._no_broker() from error
+            raise Refused(self.address, error.status, error.text) from error
+        except errors.BrokerUnreachable as error:
             if failure := no_tls(self.address, error):
                 raise failure from error
-            if isinstance(error, TimeoutError):
-                # With TLS the socket is there before the handshake.
-                connected = connection.sock is not None
-                reason = f"{NO_ANSWER} within {REQUEST_TIMEOUT_S:g} s" if connected else "it took too long"
-            else:
-                reason = reason_of(error)
-            if (
-                self._tls is None
-                and isinstance(error, ConnectionResetError)
-                and not is_unix_path(self.address)
-            ):
+            reason = error.reason
+            if error.cause is not None and not isinstance(error.cause, TimeoutError):
+                reason = reason_of(error.cause)
+            plain_tcp = not (self._encrypted or is_unix_path(self.address))
+            if plain_tcp and isinstance(error.cause, ConnectionResetError):
                 reason = hung_up(self.address)
             raise unreachable(self.address, HTTP_OPTION, reason) from error
-        except http.client.HTTPException as error:
-            raise self._no_broker() from error
-        finally:
-            connection.close()
-        if answer.status == 200:
-            return answered
-        try:
-            text = str(decode_json(answered)["message"])
-        except (ValueError, KeyError, TypeError):
-            if answer.status == http.client.NOT_FOUND:
-                raise self._no_broker() from None  # a broker would say what it did not find
-            text = " ".join(answered.decode("utf-8", "replace").split())[:200] or answer.reason
-        if text == "TLS_REQUIRED":
-            raise wants_https(self.address, HTTP_OPTION)
-        raise Refused(self.address, answer.status, text)
 
     def _no_broker(self) -> Failure:
         return no_broker(self.address, HTTP_OPTION, "HTTP", "TCP")
-
-
-class _UnixHTTPConnection(http.client.HTTPConnection):
-    """HTTP over the unix socket of this path."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

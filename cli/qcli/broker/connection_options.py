@@ -189,18 +189,12 @@ class Connecting:
         return self._context() if is_https(address) else None
 
     def _context(self) -> ssl.SSLContext:
-        from trio_nsq.client.connection.codecs import client_context
-        from trio_nsq.client.connection.options import ConnectionSettings
+        from trio_nsq.client.connection.tls import TLSFiles
 
         try:
-            return client_context(
-                ConnectionSettings(
-                    tls_root_ca_file=self.tls_root_ca_file,
-                    tls_cert=self.tls_cert,
-                    tls_key=self.tls_key,
-                    tls_insecure_skip_verify=self.tls_insecure_skip_verify,
-                )
-            )
+            return TLSFiles(
+                self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify
+            ).context()
         except ValueError as error:
             text = str(error)
             for name in ("tls_root_ca_file", "tls_cert", "tls_key"):

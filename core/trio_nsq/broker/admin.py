@@ -20,8 +20,8 @@ from .state.broker import Broker
 from .state.channel import Channel
 from .state.channel_state import ChannelState
 from .state.checkpoint import Checkpoint
-from .state.moving import forget
-from .state.seeking import Move
+from .state.seek import Move, Seek
+from .state.steps import forget
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
 from .storage.checkpointer import Checkpointer
@@ -200,7 +200,7 @@ class Admin:
         topic = self._topic_of(channel)
         wanted = await self._readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
-            if topic.moved_dead_letters:
+            if topic.has_moved_dead_letters:
                 await self._checkpointer.save(topic)
             await self._save_dead_letters()
         async with self._checkpointer.locked(topic):  # which might be deleting what the channel goes back to
@@ -212,28 +212,28 @@ class Admin:
 
     async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
         """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
-        preparation = channel.prepare(sequence, self._timers.now_ns())
+        seek = Seek(channel, sequence, self._timers.now_ns())
         moving: Iterator[None] = iter(())
 
         def plan(checkpoint: Checkpoint) -> None:
             if not channel.ephemeral:
-                checkpoint.change_channel(channel.state_if_moved(preparation))
+                checkpoint.change_channel(seek.state())
 
         def apply() -> None:
             nonlocal moving
             if not self._broker.serves_channel(channel):
                 raise DeletedError(channel.name)
-            moving = channel.move(preparation)
+            moving = seek.apply()
             next(moving)
 
         try:
-            await _in_turns(channel.preparing(preparation))
-            move = channel.move_of(preparation)
+            await _in_turns(seek.prepare())
+            move = seek.effect()
             if dry_run:
                 return move
             await self._checkpointer.change_locked(topic, plan, apply)
         finally:
-            channel.give_up_move()
+            seek.close()
         self._delivery.deliver(channel)
         with trio.CancelScope(shield=True):  # it is moved, whoever asked for it
             await _in_turns(moving)
@@ -242,7 +242,7 @@ class Admin:
     async def _save_dead_letters(self) -> None:
         """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
         for topic in list(self._broker.topics.values()):
-            if DEAD_LETTERS in topic.channels and topic.name in self._broker.changed:
+            if DEAD_LETTERS in topic.channels and not self._checkpointer.is_saved(topic):
                 await self._checkpointer.save(topic)
 
 

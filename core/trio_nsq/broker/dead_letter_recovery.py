@@ -40,8 +40,7 @@ def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | No
     if origin is None or channel is None:
         topic.confirm_moved(metadata)
     elif _forget(channel, found):
-        origin.moved_dead_letters.append((topic, metadata))
-        broker.changed.add(origin.name)
+        origin.record_moved(topic, metadata)
 
 
 def forget_origin(broker: Broker, name: str) -> None:

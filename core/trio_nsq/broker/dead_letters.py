@@ -69,7 +69,7 @@ class DeadLetterMover:
 
     async def _move_all(self, channel: Channel) -> None:
         try:
-            while channel.given_up and self._broker.serves_channel(channel):
+            while channel.messages.withdrawn.waiting and self._broker.serves_channel(channel):
                 if error := await self._move_some(channel):
                     self._complain(channel, error)
                     await trio.sleep(_AGAIN_S)
@@ -92,7 +92,7 @@ class DeadLetterMover:
     async def _move_some(self, channel: Channel) -> str:
         """Move some messages. Returns why not, or nothing."""
         topic_name = channel.settings.dead_letter_topic
-        taken = channel.take_given_up(_AT_ONCE)
+        taken = channel.messages.withdrawn.take(_AT_ONCE)
         try:
             batches, error = await self._batches(channel.store, taken)
             if not self._broker.serves_channel(channel):
@@ -144,8 +144,7 @@ class DeadLetterMover:
         if origin is None or origin.ephemeral or not self._broker.serves(origin):
             topic.confirm_moved(metadata)
         else:
-            origin.moved_dead_letters.append((topic, metadata))
-            self._broker.changed.add(origin.name)
+            origin.record_moved(topic, metadata)
 
 
 def _read(

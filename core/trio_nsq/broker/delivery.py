@@ -86,7 +86,6 @@ class Delivery:
 
     def deliver_topic(self, topic: Topic) -> None:
         """Send what is ready in any of a topic's channels, and look out for what is deferred there."""
-        self._broker.changed.add(topic.name)
         if self._readers.waiting:
             self._readers.wake(topic)
         if topic.has_distributed_deferred:
@@ -95,9 +94,9 @@ class Delivery:
                 self._timers.watch(channel, channel.next_due_ns)
         left = self._pacing.channels_per_turn
         for channel in topic.channels.values():
-            if channel in self._waiting or not channel.has_ready_consumer:
+            if channel in self._waiting or not channel.dispatcher.has_ready_consumer:
                 continue
-            if self._poller.in_round and channel.can_wait:
+            if self._poller.in_round and channel.dispatcher.can_wait:
                 self._waiting[channel] = perf_counter() + self._pacing.waiting_s
             elif not left:
                 self._line_up(channel)
@@ -129,7 +128,6 @@ class Delivery:
         """Move what is due when it is due, and have it sent; runs until cancelled."""
         while True:
             for channel in self._broker.tick(self._timers.now_ns()):
-                self._broker.changed.add(channel.topic.name)
                 self.look_for_given_up(channel)
                 self._line_up(channel)
             await self._timers.wait()
@@ -161,29 +159,29 @@ class Delivery:
         if self._broker.stopping:
             return  # what one client had would only go to the next, to be taken from it in its turn
         self.look_for_given_up(channel)
-        if channel.can_deliver and not self._waits(channel):
+        if channel.dispatcher.can_deliver and not self._waits(channel):
             self._deliver_now(channel)
         if (due_ns := channel.next_due_ns) is not None:
             self._timers.watch(channel, due_ns)  # it may just have been put off
 
     def deliver_waiting(self, channel: Channel) -> None:
         """Send what is ready, also what waits for more to be sent with it."""
-        if channel.can_deliver and not self._broker.stopping:
+        if channel.dispatcher.can_deliver and not self._broker.stopping:
             self._deliver_now(channel)
 
     def look_for_given_up(self, channel: Channel) -> None:
         """Have what a channel has given up moved to its dead-letter topic."""
-        if channel.given_up:
+        if channel.messages.withdrawn.waiting:
             self.given_up[channel] = None
             self.given_up_grew.set()
 
     def _waits(self, channel: Channel) -> bool:
         """Whether what can be delivered waits for more to be sent with it."""
-        if not channel.can_wait:
+        if not channel.dispatcher.can_wait:
             return False
         if channel in self._waiting:
             return True
-        if (until_ns := channel.wait_until_ns) <= self._timers.now_ns():
+        if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self._timers.now_ns():
             return False
         self._timers.watch(channel, until_ns)
         return True
@@ -193,22 +191,22 @@ class Delivery:
         timeout_ns = self._longest_timeout_ns
         sent = 0
         over_s = perf_counter() + self._pacing.turn_s
-        while channel.can_deliver:
+        while channel.dispatcher.can_deliver:
             if sent >= self._pacing.grants_per_turn or (sent and perf_counter() > over_s):
                 self._line_up(channel)
                 break
             try:
-                grants = channel.dispatch(now_ns, time.time_ns() - now_ns)
+                grants = channel.dispatcher.dispatch(now_ns, time.time_ns() - now_ns)
             except ReadWouldWaitError:
                 self._read(channel)
                 break
             except LogError as exc:
                 self._mark_unreadable(channel, exc)
                 break
-            if channel.others_wait_for_read:
+            if channel.dispatcher.others_wait_for_read:
                 self._read(channel)
             if not grants:
-                if channel.budget_exhausted:
+                if channel.dispatcher.budget_exhausted:
                     self._line_up(channel)
                 break
             sent += len(grants)
@@ -220,7 +218,6 @@ class Delivery:
             for subscriber in subscribers:
                 subscriber.send_delivered()
         if sent:
-            self._broker.changed.add(channel.topic.name)
             self._timers.watch(channel, now_ns + timeout_ns)
 
     # ------------------------------------------------------------------ what lies on disk only
@@ -243,10 +240,10 @@ class Delivery:
     async def _read_for(self, channel: Channel) -> bool:
         """Read what a channel needs to go on; False if it must pause before its next read."""
         try:
-            found = await self._cold_reads.read(channel.store, channel.wanted())
+            found = await self._cold_reads.read(channel.store, channel.read_ahead.wanted())
             if not self._broker.serves_channel(channel):
                 return True
-            channel.take_read(found)
+            channel.read_ahead.take(found)
         except Exception:
             # A mistake of ours: it must not reach other channels.
             logger.exception("%s/%s: messages could not be read", channel.topic.name, channel.name)

@@ -166,7 +166,6 @@ class Topics:
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Take a consumer out of its channel; what it had in flight goes to the others."""
         channel.remove(consumer)
-        self._broker.changed.add(channel.topic.name)
         alive = self._broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
             self._broker.delete_channel(channel)
@@ -239,7 +238,7 @@ class Topics:
                 raise
             finally:
                 coming.discard(name)
-        self._mark_publishable(channel.topic)
+        self._mark_publishable(topic)
         return channel
 
     def _check_channel_limit(self, topic: Topic, name: str) -> None:

@@ -1,23 +1,35 @@
-"""The client: `Consumer`, and what it hands out; `Producer`; and the errors they raise."""
+"""The client: `Consumer` and `Producer`, the idempotent producer, what they hand out, and the errors they raise.
 
-from ..protocol.address import format_address, parse_address
-from .connection.options import ConnectionOptions, ConnectionSettings
-from .consuming.consumer import Consumer, ConsumerStats
-from .consuming.message import Message, MessageBatch
-from .consuming.options import ConsumerOptions, ConsumerSettings
-from .errors import (
-    AlreadyAnswered,
-    BrokerError,
-    ConnectionFailed,
-    ConnectionLost,
-    ProducerClosed,
-    PublishFailed,
-)
-from .publishing.producer import Producer
+Names are imported when they are first used: Spark's workers do not have trio, which the consumer needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..protocol.address import format_address, parse_address
+    from .connection.options import ConnectionOptions, ConnectionSettings
+    from .consuming.consumer import Consumer, ConsumerStats
+    from .consuming.message import Message, MessageBatch
+    from .consuming.options import ConsumerOptions, ConsumerSettings
+    from .errors import (
+        AlreadyAnswered,
+        BrokerError,
+        BrokerUnreachable,
+        ConnectionFailed,
+        ConnectionLost,
+        ProducerClosed,
+        PublishFailed,
+        PublishInDoubt,
+        RequestRefused,
+    )
+    from .http.idempotent_producer import IdempotentProducer
+    from .publishing.producer import Producer
 
 __all__ = [
     "AlreadyAnswered",
     "BrokerError",
+    "BrokerUnreachable",
     "ConnectionFailed",
     "ConnectionLost",
     "ConnectionOptions",
@@ -26,11 +38,42 @@ __all__ = [
     "ConsumerOptions",
     "ConsumerSettings",
     "ConsumerStats",
+    "IdempotentProducer",
     "Message",
     "MessageBatch",
     "Producer",
     "ProducerClosed",
     "PublishFailed",
+    "PublishInDoubt",
+    "RequestRefused",
     "format_address",
     "parse_address",
 ]
+
+_MODULES = {
+    "ConnectionOptions": ".connection.options",
+    "ConnectionSettings": ".connection.options",
+    "Consumer": ".consuming.consumer",
+    "ConsumerOptions": ".consuming.options",
+    "ConsumerSettings": ".consuming.options",
+    "ConsumerStats": ".consuming.consumer",
+    "IdempotentProducer": ".http.idempotent_producer",
+    "Message": ".consuming.message",
+    "MessageBatch": ".consuming.message",
+    "Producer": ".publishing.producer",
+    "format_address": "..protocol.address",
+    "parse_address": "..protocol.address",
+}
+"""Where the names are that are not in `errors`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES.get(name, ".errors"), __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 import trio
 
 
-class Background:
+class BackgroundTask:
     """A nursery whose body is somebody else's `async with` block.
 
     Three things differ from a plain nursery:

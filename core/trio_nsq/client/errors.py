@@ -6,12 +6,15 @@
     PublishFailed       messages were not acknowledged; says whether they may have been stored all the same
     ProducerClosed      the program published through a producer that is not open: a mistake of the caller
     AlreadyAnswered     the program answered a message twice: a mistake of the caller
+    BrokerUnreachable   a request over HTTP got no answer; its subclasses: NotABroker, PublishInDoubt
+    RequestRefused      a request over HTTP was answered with an error
 
 Arguments that can never work (a bad name, an empty or oversized message) are `ValueError`s, raised before
 anything is sent.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from trio_nsq.protocol import NSQError
 
@@ -95,3 +98,79 @@ class ProducerClosed(NSQError):
 
 class AlreadyAnswered(NSQError):
     """A message or batch was finished or requeued a second time; only the first answer counts."""
+
+
+class BrokerUnreachable(NSQError):
+    """A request over HTTP got no answer, or not all of it.
+
+    Attributes:
+        address: The broker, as it was given.
+        reason: What happened.
+        cause: The error of the system, if it was one.
+        unanswered: The request was sent, and may have been carried out.
+    """
+
+    def __init__(
+        self, address: str, reason: str, cause: OSError | None = None, *, unanswered: bool = False
+    ) -> None:
+        super().__init__(f"the broker at {address} cannot be reached: {reason}")
+        self.address = address
+        self.reason = reason
+        self.cause = cause
+        self.unanswered = unanswered
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Spark's tasks send their errors to the driver
+        return type(self), (self.address, self.reason)
+
+
+class NotABroker(BrokerUnreachable):
+    """What answers over HTTP is not an NSQ broker.
+
+    Attributes:
+        status: The HTTP status; 0 if it was not an HTTP error.
+        text: What the answer said.
+    """
+
+    def __init__(self, address: str, status: int = 0, text: str = "", *, unanswered: bool = False) -> None:
+        error = f" (HTTP status {status})" if status else ""
+        super().__init__(address, f"what answers is not an NSQ broker{error}", unanswered=unanswered)
+        self.status = status
+        self.text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.address, self.status, self.text)
+
+
+class PublishInDoubt(BrokerUnreachable):
+    """The connection was lost after a batch was sent to a broker that does not deduplicate.
+
+    The caller has to decide between sending the batch again, which may publish it twice, and losing it.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason, unanswered=True)
+        self.args = (
+            f"the broker at {address} may have published a batch or not: {reason}, and it does not remember what it "
+            "has published; sending it again may publish it twice",
+        )
+
+
+class RequestRefused(NSQError):
+    """A broker answered a request over HTTP with an error.
+
+    Attributes:
+        address: The broker, as it was given.
+        topic: What the request was about.
+        status: The HTTP status.
+        text: What the broker said, such as `TOPIC_NOT_FOUND`.
+    """
+
+    def __init__(self, address: str, topic: str, status: int, text: str) -> None:
+        super().__init__(f"the broker at {address} refused: {text} (topic {topic}, HTTP status {status})")
+        self.address = address
+        self.topic = topic
+        self.status = status
+        self.text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.address, self.topic, self.status, self.text)

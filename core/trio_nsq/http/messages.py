@@ -14,6 +14,8 @@ Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
+_REASONS = {413: "Request Entity Too Large"}
+"""Reason phrases of nsqd's that Python 3.13 has renamed."""
 
 
 @dataclass(slots=True)  # frozen, it would take four times as long to make
@@ -140,7 +142,7 @@ INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
 
 @lru_cache(maxsize=256)
 def _constant_head(status: int, content_type: str | None, plain: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status) or HTTPStatus(status).phrase}"]
     if not plain:
         lines.append("X-NSQ-Content-Type: nsq; version=1.0")
     if content_type is not None:

@@ -1,13 +1,9 @@
-"""What can go wrong with a log. All derive from `NSQError` and name the file."""
+"""The errors of a log. All derive from `NSQError` and contain the path of the file."""
 
 from errno import EAGAIN, EDQUOT, ENOSPC
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..protocol.errors import NSQError
-
-if TYPE_CHECKING:
-    from .segment.format import FileHeader
 
 
 class LogError(NSQError):
@@ -15,7 +11,7 @@ class LogError(NSQError):
 
 
 class LogWriteError(LogError):
-    """The operating system refused a write or a sync; nothing of what was to be appended is in the log.
+    """The operating system refused a write or a sync; nothing was appended.
 
     Attributes:
         errno: The operating system's number; None if it gave none.
@@ -43,14 +39,14 @@ class LogReadError(LogError):
 
 
 class ReadWouldWaitError(LogReadError):
-    """What was to be read is not in memory, and the caller does not wait for the disk."""
+    """The data is not in memory, and the caller does not wait for the disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, BlockingIOError(EAGAIN, "it is not in memory"))
 
 
 class NotASegmentError(LogError):
-    """A file named like a segment that is none. It is left as it is."""
+    """A file with the name of a segment that is not one. It is not touched."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is not a log segment ({reason}): move it out of the data folder")
@@ -59,16 +55,16 @@ class NotASegmentError(LogError):
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether something failed because the disk has no room, or the user's share of it is used up."""
+    """Whether an operation failed because the disk is full or the user's quota is used up."""
     return isinstance(error, OSError | LogWriteError) and error.errno in (ENOSPC, EDQUOT)
 
 
 class UnusableSegmentError(NotASegmentError):
-    """A file named like a segment that a log cannot have among its own, and sets aside.
+    """A file with the name of a segment that the log cannot use and renames.
 
     Attributes:
         size: Of the file, bytes.
-        suffix: Goes behind its name when it is set aside.
+        suffix: Appended to its name when it is renamed.
     """
 
     suffix: str
@@ -91,11 +87,11 @@ class ForeignSegmentError(UnusableSegmentError):
     """It is a segment of another log.
 
     Attributes:
-        header: What it says of itself.
+        seed: The seed in its header, which tells the log it belongs to.
     """
 
     suffix = ".foreign"
 
-    def __init__(self, path: Path, size: int, header: "FileHeader") -> None:
+    def __init__(self, path: Path, size: int, seed: int) -> None:
         super().__init__(path, size, "it belongs to another topic")
-        self.header = header
+        self.seed = seed

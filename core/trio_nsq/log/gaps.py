@@ -1,4 +1,4 @@
-"""What a reader of a log finds missing."""
+"""Gaps: ranges of sequences that a reader of a log cannot read."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages that are not there: they are too old to be kept, or damaged on disk."""
+    """Messages that cannot be read: discarded by retention, or damaged on disk."""
 
     first_sequence: int
     next_sequence: int
@@ -14,7 +14,7 @@ class Gap:
 
 
 def gaps(sequence: int, end: int, kept_from: int) -> list[Gap]:
-    """What is missing from one sequence to another, in a log that is kept from `kept_from` on; may be nothing."""
+    """Return the gaps between two sequences without messages, in a log whose first sequence is `kept_from`."""
     middle = min(max(kept_from, sequence), end)
     parts = (Gap(sequence, middle, "discarded"), Gap(middle, end, "damaged"))
     return [gap for gap in parts if gap.first_sequence < gap.next_sequence]

@@ -1,4 +1,4 @@
-"""What the broker needs of a log."""
+"""The interface of a log: what `DiskLog` and `MemoryLog` have in common."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -6,19 +6,19 @@ from typing import Protocol
 from .records import RawRecord, RecordBatch, RecordHeader
 
 READ_BYTES = 256 * 1024
-"""How much a reader asks for at a time: large enough that a system call costs little per message."""
+"""The default size of a read: large enough that a system call costs little per message."""
 READ_SOON_BYTES = 1024 * 1024
-"""So much is read in advance where a reader has to wait for the disk."""
+"""How much is read ahead if a reader had to wait for the disk."""
 
 
 class LogFileFacts(Protocol):
     """One file of a log.
 
     Attributes:
-        base_sequence, next_sequence: Where it begins, and where it ends.
+        base_sequence, next_sequence: Its first sequence, and the one after its last.
         size: Bytes.
-        created_ns: When it was begun, Unix nanoseconds.
-        first_ns: When the first message was published, Unix nanoseconds; 0 if there is none. Of the last file only.
+        created_ns: When it was created, Unix nanoseconds.
+        first_ns: When its first message was published, Unix nanoseconds; 0 if there is none. Only for the last file.
     """
 
     @property
@@ -33,24 +33,24 @@ class LogFileFacts(Protocol):
     def first_ns(self) -> int: ...
 
     def last_ns(self) -> int:
-        """When the last readable message was published, Unix nanoseconds; 0 if there is none.
+        """Return when its last readable message was published, Unix nanoseconds; 0 if there is none.
 
-        Reads where it is not known yet. Raises LogReadError.
+        Reads the file if that is not known yet. Raises LogReadError.
         """
         ...
 
 
 class Log(Protocol):
-    """One topic's messages, by sequence.
+    """The messages of one topic, by sequence.
 
-    One caller writes, commits and takes back; meanwhile others may read, sync and discard. What is written is numbered,
-    and readers see none of it before it is committed: a broker that acknowledges only what is on stable storage writes,
-    syncs, commits, acknowledges and delivers, in this order.
+    One thread writes, commits and takes back; others may read, sync and discard meanwhile. Readers see written messages
+    only once they are committed. A broker that acknowledges only what is on stable storage writes, syncs, commits,
+    acknowledges and delivers, in this order.
     """
 
     @property
     def first_sequence(self) -> int:
-        """The oldest sequence still kept; equal to `next_sequence` when there is none."""
+        """The sequence of the oldest message; equal to `next_sequence` if there is none."""
         ...
 
     @property
@@ -60,66 +60,67 @@ class Log(Protocol):
 
     @property
     def written_sequence(self) -> int:
-        """The sequence that the next written message gets; the same as `next_sequence` when all is committed."""
+        """The sequence of the next message to write; equal to `next_sequence` if everything is committed."""
         ...
 
     @property
     def writes(self) -> int:
-        """How often something was written since the log was opened: it never goes back. Any thread may look."""
+        """How many writes succeeded since the log was opened; it never decreases. Any thread may read it."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """What the log occupies."""
+        """The size of the log."""
         ...
 
     @property
     def files(self) -> Sequence[LogFileFacts]:
-        """Its files, the oldest first; none for a log in memory. The last is the one that grows."""
+        """Its files, the oldest first; none for a log in memory. Messages are appended to the last."""
         ...
 
     def bytes_from(self, sequence: int) -> int:
-        """How many bytes lie from `sequence` on: about, for it is told without reading."""
+        """Estimate the bytes from `sequence` on, without reading."""
         ...
 
     def last_bytes(self, size: int) -> int:
-        """The sequence from which on about so many bytes lie, or fewer: told without reading."""
+        """Estimate from which sequence on there are at most so many bytes, without reading."""
         ...
 
     def begins_file(self, size: int) -> bool:
-        """Whether so many bytes of records need a new file, which has to wait for the disk: see `begin_file`."""
+        """Whether a write of so many bytes needs a new file first: see `begin_file`."""
         ...
 
     def begin_file(self) -> None:
-        """Begin a new file: what is written next goes there. All that is written must be committed.
+        """Sync the last file and begin a new one for the next writes. All that is written must be committed.
 
-        What was written before is on stable storage then. Waits for the disk; nothing is written meanwhile.
+        Waits for the disk; nothing may be written meanwhile.
 
         Raises:
-            LogWriteError: It has not begun.
+            LogWriteError: There is no new file.
         """
         ...
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
-        """Write batches behind all that is written, the first of which starts at `written_sequence`.
+        """Write batches after all that is written; the first begins at `written_sequence`.
 
         A crash of the machine may lose them until the next `sync`. If `begins_file`, call `begin_file` before.
 
         Raises:
-            LogWriteError: None of them is stored, and the log is as it was. Should the broker die before another
-                write succeeds, they may be found stored after all.
+            LogWriteError: None of them is stored, and the log is unchanged. If the process dies before another write
+                succeeds, they may be stored after all.
             ValueError: They do not begin at `written_sequence`, or have gaps.
         """
         ...
 
     def commit(self, sequence: int) -> None:
-        """Let readers see what is written below a sequence, where a write ended."""
+        """Let readers see what is written before this sequence, at which a write ended."""
         ...
 
     def take_back(self) -> None:
-        """Forget all that is written and not committed. Not while a sync is under way.
+        """Remove all that is written and not committed. Not during a sync.
 
-        If the disk refuses, the bytes stay in the file until the next write: a broker that dies before may find them.
+        If the disk refuses, the bytes stay in the file until the next write: a process that dies before that may find
+        them at its next start.
         """
         ...
 
@@ -144,12 +145,11 @@ class Log(Protocol):
         ...
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
-        """The batches from the one that holds `sequence` on, in order, undamaged ones only.
+        """Read the undamaged batches from the one that holds `sequence` on, in order.
 
-        At least one if there is one, then more while they fit in `max_bytes` of records; fewer where a file ends, or
-        when they are many and small.
-        The first begins after `sequence` if messages are missing there (damaged, or no longer kept). Empty when
-        nothing is left: at the end of the log, or before damage that reaches up to it.
+        Returns at least one if there is one, and more while they fit in `max_bytes` of records; fewer at the end of a
+        file, or if they are many and small. The first begins after `sequence` if messages are missing there: damaged,
+        or discarded. Empty at the end of the log, or before damage that reaches to the end.
 
         Raises:
             LogReadError: The operating system refused.
@@ -157,24 +157,24 @@ class Log(Protocol):
         ...
 
     def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
-        """The same without waiting for the disk; maybe fewer. Only for the thread that runs the event loop.
+        """As `read`, without waiting for the disk, and maybe fewer. Only for the thread of the event loop.
 
         Raises:
-            ReadWouldWaitError: The first of them is not in memory, or it has to be found on the disk.
+            ReadWouldWaitError: The first batch is not in memory, or has to be located on the disk.
             LogReadError: The log was closed.
         """
         ...
 
     def read_soon(self, sequence: int) -> None:
-        """Let the machine begin to read on from `sequence`, where a `read` has just ended, without waiting for it."""
+        """Start to read ahead from `sequence`, at which a `read` has just ended, without waiting for it."""
         ...
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
-        """The same as they lie on disk. They may turn out to be no sets of messages. Raises LogReadError."""
+        """As `read`, encoded as on disk. A payload may be no valid message set. Raises LogReadError."""
         ...
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
-        """The headers of all batches from the one that holds `sequence` on, but for what is discarded meanwhile.
+        """Yield the headers of all batches from the one that holds `sequence` on, except those discarded meanwhile.
 
         Raises:
             LogReadError: The operating system refused.
@@ -182,22 +182,22 @@ class Log(Protocol):
         ...
 
     def roll(self) -> None:
-        """Begin a new file, so that the last one can be discarded in its time; nothing else may append meanwhile.
+        """Begin a new file unless the last one is empty, so that the last one can be discarded later.
 
         Raises:
-            LogWriteError: It has not begun.
+            LogWriteError: There is no new file.
         """
         ...
 
     @property
     def has_carried_forward(self) -> bool:
-        """Whether any message was carried forward and is still kept."""
+        """Whether there is a carried-forward segment."""
         ...
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
-        """The record with this message that was carried forward; empty if it was not, or is damaged.
+        """Read the record with this message from the carried-forward segment; empty if it is not there, or damaged.
 
-        Look here when `read` has not got the message: it is carried forward before the file that has it goes.
+        Call it after `read` did not return the message: a message is carried forward before its file is discarded.
 
         Raises:
             LogReadError: The operating system refused.
@@ -207,17 +207,16 @@ class Log(Protocol):
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
-        """Copy messages aside, durably, so that the files that hold them may be discarded.
-
-        What was carried forward before and is not among them is forgotten.
+        """Replace the carried-forward segment durably by one with these messages: their files can be discarded then.
 
         Args:
-            sequences: Ascending. Without any, all that was carried forward is forgotten.
+            sequences: Ascending. If empty, the carried-forward segment is removed.
             max_bytes: Of the records that hold them.
-            keeps_metadata: Whether metadata goes with its messages, all of them then; else they go alone, without it.
+            keeps_metadata: Whether a record with this metadata is copied whole. Otherwise its messages are copied one
+                by one, without the metadata.
 
         Returns:
-            False if they would be more bytes; nothing is done then.
+            False if the records have more bytes; nothing is done then.
 
         Raises:
             LogError: The operating system refused; nothing is done then.
@@ -225,11 +224,11 @@ class Log(Protocol):
         ...
 
     def discard_before(self, sequence: int) -> None:
-        """Allow everything below `sequence` to go; as much as is convenient does."""
+        """Discard messages before `sequence`: as many as is cheap, and no others."""
         ...
 
     def close(self) -> None:
-        """Give the files back. Nothing else may be called afterwards."""
+        """Close the files. Nothing else may be called afterwards."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A log that lives in memory, for ephemeral topics: bounded, the oldest messages go first."""
+"""The log in memory, for ephemeral topics: bounded, the oldest messages are dropped first."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -8,20 +8,20 @@ from .interface import READ_BYTES, LogFileFacts, check_order
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
 from .segment.format import INCARNATION_BYTES, encode_file_header, seed_for
 
-_NOTHING = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
-_NOWHERE = bytes(INCARNATION_BYTES)
-_HEAD = encode_file_header(0, 0, _NOWHERE)
-_SEED = seed_for(0, _NOWHERE)
+_PLACEHOLDER = RecordBatch(0, 0, 0, 0, MessageSet(b"", []))
+_NO_INCARNATION = bytes(INCARNATION_BYTES)
+_HEAD = encode_file_header(0, 0, _NO_INCARNATION)
+_SEED = seed_for(0, _NO_INCARNATION)
 
 
 class MemoryLog:
     """The `Log` of an ephemeral topic.
 
     Args:
-        max_messages: Keep at least this many of the newest messages, `max_bytes` permitting; older batches go.
-            0 keeps only the newest batch, all of its records. (nsqd drops the newest instead, silently.)
-        max_bytes: Keep no more bytes of record than this, beside the newest batch.
-        first_sequence: Where the topic begins.
+        max_messages: Keep at least this many of the newest messages if `max_bytes` allows it, and drop older batches.
+            0 keeps only the newest batch. (nsqd drops the newest messages instead.)
+        max_bytes: Keep no more bytes of records than this, except for the newest batch.
+        first_sequence: Of the first message.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class MemoryLog:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
-        self._gone = 0  # so many at the beginning of `_batches` are only place holders
+        self._dropped = 0  # so many placeholders are at the beginning of `_batches`
         self._first_sequence = self._next_sequence = first_sequence
         self._size_bytes = 0
         self._written: list[RecordBatch] = []
@@ -57,13 +57,13 @@ class MemoryLog:
         return ()
 
     def bytes_from(self, sequence: int) -> int:
-        """As `Log.bytes_from`, as though all messages were of one size."""
+        """As `Log.bytes_from`, as if all messages had the same size."""
         kept = self._next_sequence - self._first_sequence
         waiting = self._next_sequence - max(self._first_sequence, sequence)
         return self._size_bytes * waiting // kept if waiting > 0 else 0
 
     def last_bytes(self, size: int) -> int:
-        """As `Log.last_bytes`, likewise."""
+        """As `Log.last_bytes`, as if all messages had the same size."""
         kept = self._next_sequence - self._first_sequence
         return self._next_sequence - (kept * size // self._size_bytes if size < self._size_bytes else kept)
 
@@ -81,7 +81,7 @@ class MemoryLog:
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
     ) -> bool:
-        """As `Log.carry_forward`: nobody asks for it, as there are no files."""
+        """As `Log.carry_forward`: there are no files to discard."""
         return False
 
     def begins_file(self, size: int) -> bool:
@@ -92,7 +92,7 @@ class MemoryLog:
         """Nothing to do."""
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        """As `Log.append`; `sync` means nothing here."""
+        """As `Log.append`; `sync` has no effect."""
         self.write(batches)
         self.commit(self.written_sequence)
 
@@ -115,12 +115,12 @@ class MemoryLog:
         newest = len(self._batches) - 1
         while self._batches[newest].has_previous:
             newest -= 1
-        while self._gone < newest:
-            messages_after = self._next_sequence - self._batches[self._gone].next_sequence
+        while self._dropped < newest:
+            messages_after = self._next_sequence - self._batches[self._dropped].next_sequence
             if messages_after < self._max_messages and self._size_bytes <= self._max_bytes:
                 break
-            self._forget_first()
-        self._close_up()
+            self._drop_first()
+        self._update_first()
 
     def sync(self) -> None:
         """Nothing to do."""
@@ -142,7 +142,7 @@ class MemoryLog:
         """Nothing to do."""
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
-        """As `Log.read_raw`, as though they lay in a file."""
+        """As `Log.read_raw`, encoded as in a file."""
         return [_raw(batch) for batch in self.read(sequence, max_bytes)]
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
@@ -150,30 +150,30 @@ class MemoryLog:
             yield _header(batch)
 
     def discard_before(self, sequence: int) -> None:
-        """As `Log.discard_before`: every batch that ends there goes."""
-        for _ in range(self._gone, self._index(sequence)):
-            self._forget_first()
-        self._close_up()
+        """As `Log.discard_before`: drops each batch that ends there or before."""
+        for _ in range(self._dropped, self._index(sequence)):
+            self._drop_first()
+        self._update_first()
 
     def close(self) -> None:
         self._batches.clear()
 
     def _index(self, sequence: int) -> int:
-        """Where the first batch stands that reaches past `sequence`."""
-        return bisect_right(self._batches, sequence, lo=self._gone, key=lambda batch: batch.next_sequence)
+        """Return the position of the batch that holds `sequence`, or of the first after it."""
+        return bisect_right(self._batches, sequence, lo=self._dropped, key=lambda batch: batch.next_sequence)
 
-    def _forget_first(self) -> None:
-        self._size_bytes -= self._batches[self._gone].record_bytes
-        self._batches[self._gone] = _NOTHING
-        self._gone += 1
+    def _drop_first(self) -> None:
+        self._size_bytes -= self._batches[self._dropped].record_bytes
+        self._batches[self._dropped] = _PLACEHOLDER
+        self._dropped += 1
 
-    def _close_up(self) -> None:
-        """Take note of what was forgotten."""
-        kept = len(self._batches) - self._gone
-        self._first_sequence = self._batches[self._gone].base_sequence if kept else self._next_sequence
-        if self._gone >= kept:  # not each time: it moves all that is kept
-            del self._batches[: self._gone]
-            self._gone = 0
+    def _update_first(self) -> None:
+        """Update the first sequence after batches were dropped, and remove the placeholders when they are many."""
+        kept = len(self._batches) - self._dropped
+        self._first_sequence = self._batches[self._dropped].base_sequence if kept else self._next_sequence
+        if self._dropped >= kept:  # not each time: it moves all batches
+            del self._batches[: self._dropped]
+            self._dropped = 0
 
 
 def _header(batch: RecordBatch) -> RecordHeader:

@@ -1,8 +1,8 @@
-"""Record batches as bytes for somebody outside: as they lie on disk, with what it takes to check them.
+"""The raw stream: record batches as they are on disk, for readers outside the broker, who can check them.
 
-A raw stream is what is left when segments are put one behind the other and records are left out: a file header, then
-records of that file, then the header of the next file, and so on. The seed in a file header begins the checksums of the
-records that follow it. A sequence that is missing between two records is missing in the log, or was not asked for.
+A raw stream is a file header, then records of that file, then the header of the next file, and so on. The seed in a
+file header is the initial value of the checksums of the records after it. A sequence that is missing between two
+records is missing in the log, or was not requested.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from .segment.format import VERSION_END, decode_file_header, header_size, versio
 
 
 def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:
-    """The next parts of a raw stream.
+    """Encode the next part of a raw stream.
 
     Args:
         records: In order.
-        head: The file header that the stream had last; empty at its beginning.
+        head: The last file header in the stream; empty at its beginning.
     """
     parts: list[bytes] = []
     for record in records:
@@ -32,23 +32,23 @@ def encode_raw(records: Iterable[RawRecord], head: bytes) -> list[bytes]:
 
 
 class RawStreamError(LogError):
-    """What came is no raw stream, or was changed on its way."""
+    """The data is no raw stream, or was changed on the way."""
 
 
 class RawStreamReader:
-    """Bytes of a raw stream in, record batches out."""
+    """Decodes a raw stream into record batches."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._seed: int | None = None
 
     def receive_data(self, data: bytes) -> list[RecordBatch]:
-        """Take bytes, however they are cut, and return the batches that they complete.
+        """Add bytes, in pieces of any size, and return the batches that they complete.
 
-        A record whose checksums match although it holds no set of messages is left out, as if it were not there.
+        A record with correct checksums and an invalid message set is skipped.
 
         Raises:
-            RawStreamError: From then on there is nothing to be had.
+            RawStreamError: The reader cannot be used any more.
         """
         self._buffer += data
         batches: list[RecordBatch] = []
@@ -64,19 +64,19 @@ class RawStreamReader:
         return batches
 
     def end(self) -> None:
-        """Note that nothing more comes. Raises RawStreamError if that is in the middle of something."""
+        """End the stream. Raises RawStreamError if it ends within a header or a record."""
         if self._buffer:
             raise RawStreamError(
                 f"the stream ends within a record, {len(self._buffer)} bytes after its beginning"
             )
 
     def _begins(self, start: int, magic: bytes) -> bool:
-        """Whether what is there begins so, as far as there is anything."""
+        """Whether the bytes at `start`, as far as they are received, begin like this."""
         found = self._buffer[start : start + len(magic)]
         return magic.startswith(found)
 
     def _header_size(self, start: int) -> int:
-        """Bytes of the file header at `start`, as far as is known yet."""
+        """Return the size of the file header at `start`, or the bytes needed to tell it."""
         head = bytes(self._buffer[start : start + VERSION_END])
         size = header_size(head)
         if size is None and (version := version_in(head)) is not None:
@@ -84,7 +84,7 @@ class RawStreamReader:
         return size or VERSION_END
 
     def _end_of_next(self, start: int) -> int:
-        """Where the file header or record at `start` ends, as far as is known yet."""
+        """Return where the header or record at `start` ends, or the end of the bytes needed to tell it."""
         if self._begins(start, FILE_MAGIC):
             return start + self._header_size(start)
         if not self._begins(start, MAGIC):

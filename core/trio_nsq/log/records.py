@@ -1,4 +1,4 @@
-"""Record batches: what was published together, as it lies on disk.
+"""Record batches: messages that were published together, and their format on disk.
 
      0      4            8             12       16      20           24
     +------+------------+-------------+--------+-------+------------+
@@ -9,10 +9,10 @@
     | base_sequence | first_id | timestamp_ns  | due_ns | payload |
     +---------------+----------+---------------+--------+---------+
 
-All integers are big-endian and unsigned. header_crc covers bytes 8..56, and so payload_crc: a header that passes
-can be trusted to tell how far the record reaches, even when the payload is damaged. Its computation begins with the
-file's seed: a record of another file, which somebody published as a message, is never taken for one of this file's
-when the way is lost. The payload is a `MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB as they came, and
+All integers are big-endian and unsigned. header_crc covers bytes 8..56, including payload_crc: a header that matches it
+tells where the record ends, even if the payload is damaged. Its initial value is the file's seed, so that a search for
+the next record after damage does not accept a record of another file that was published as a message. The payload is a
+`MessageSet`, `(int32 size, bytes)*`, the bytes of the MPUB unchanged, and
 after it the metadata, most often empty: bytes that the log's owner stores with these messages.
 
 "links+size" holds the size of the metadata in its lower 30 bits. Bit 31 says that the record after it belongs to
@@ -34,10 +34,10 @@ _HEADER = Struct(">4sIIIIIQQQQ")
 _CHECKED = Struct(">IIIIQQQQ")
 HEADER_BYTES = _HEADER.size
 MAX_RECORD_MESSAGES = 2048
-"""The broker writes no record of more messages: to read one of them, the sizes of all before it have to be read."""
+"""The broker writes no record with more messages: to read one of them, the sizes of all before it are read."""
 MAX_RECORD_BYTES = 256 * 1024
-"""Nor of more bytes, unless a single message has more. Few records are cheap to write, read and deliver, but a record
-is read as a whole, and damage costs all of it."""
+"""Nor with more bytes, unless a single message has more. Few large records are cheap to write, read and deliver, but a
+record is read as a whole, and damage loses all of it."""
 _HAS_NEXT = 1 << 31
 _HAS_PREVIOUS = 1 << 30
 _METADATA_BYTES = _HAS_PREVIOUS - 1
@@ -156,10 +156,10 @@ def split_batch(batch: RecordBatch) -> list[RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """A record batch as it lies in its file.
+    """A record batch as it is in its file.
 
     Attributes:
-        head: What the file begins with; it holds the seed.
+        head: The header of the file; it contains the seed.
         header: The same as the first `HEADER_BYTES` of `data`.
         data: Header and payload; both match their checksums.
     """
@@ -180,7 +180,7 @@ class RawRecord:
 
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:
-    """The header that goes before the batch's payload, in a file of this seed."""
+    """Encode the header of a batch, for a file with this seed."""
     messages, metadata = batch.messages, batch.metadata
     payload_crc = crc32(messages.data)
     checked = _CHECKED.pack(
@@ -197,7 +197,7 @@ def encode_header(batch: RecordBatch, seed: int) -> bytes:
 
 
 def encode_spoiled(header: RecordHeader, seed: int) -> bytes:
-    """The header to write over that of a whole record: its payload no longer matches, and readers pass over it."""
+    """Encode a header to overwrite a record's own: the payload no longer matches, so that readers skip the record."""
     links = (_HAS_PREVIOUS if header.has_previous else 0) + (_HAS_NEXT if header.has_next else 0)
     checked = _CHECKED.pack(
         header.payload_crc ^ _ANY_CRC,
@@ -213,7 +213,7 @@ def encode_spoiled(header: RecordHeader, seed: int) -> bytes:
 
 
 def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHeader | None:
-    """The header at `data[offset:]`, or None if those bytes are not an undamaged one of a file of this seed."""
+    """Decode the header at `offset`; None if there is no undamaged header of a file with this seed."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return None
     _, header_crc, payload_crc, length, count, links, base, first_id, timestamp_ns, due_ns = (
@@ -236,7 +236,7 @@ def decode_header(data: bytes | bytearray, offset: int, seed: int) -> RecordHead
 
 
 def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
-    """The batch, or None if the payload is not the one the header was written for, or no set of messages."""
+    """Decode a batch; None if the payload does not match the header, or is no message set."""
     if len(payload) != header.length or crc32(payload) != header.payload_crc:
         return None
     sizes: list[int] = []
@@ -259,7 +259,7 @@ def decode_payload(header: RecordHeader, payload: bytes) -> RecordBatch | None:
 
 
 def find_headers(data: bytes, start: int, seed: int) -> Iterator[tuple[int, RecordHeader]]:
-    """Every place from `start` on where an undamaged header stands, with the header: to find the way again."""
+    """Yield the offset of each undamaged header from `start` on, and the header."""
     offset = data.find(MAGIC, start)
     while offset >= 0:
         if header := decode_header(data, offset, seed):

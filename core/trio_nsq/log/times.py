@@ -1,4 +1,4 @@
-"""From times to sequences."""
+"""Finding a sequence by time."""
 
 from bisect import bisect_left
 
@@ -6,11 +6,11 @@ from .interface import Log
 
 
 def sequence_at(log: Log, timestamp_ns: int) -> int:
-    """The first sequence that was published at this time or later; the end of the log if none was.
+    """Return the first sequence that was published at this time or later; the end of the log if there is none.
 
-    Found by bisection, over files and then over sequences, for timestamps ascend. Where the clock was set back they do
-    not, and several places fit: then it is any one of them. In each the message there, if it is readable, was
-    published at this time or later and the readable one before it earlier.
+    This bisects, over files and then over sequences, because timestamps ascend. If the clock was set back they do not,
+    and several sequences fit: the message there was published at this time or later, and the readable one before it
+    earlier. Then any of them is returned.
 
     Raises:
         LogReadError: The operating system refused.
@@ -21,7 +21,7 @@ def sequence_at(log: Log, timestamp_ns: int) -> int:
         return header is None or header.timestamp_ns >= timestamp_ns
 
     first, end = log.first_sequence, log.next_sequence
-    # To look at the beginning of a file costs little; elsewhere its index has to be read.
+    # The beginning of a file is found without its index, which may have to be read.
     starts = [file.base_sequence for file in log.files if first < file.base_sequence < end]
     late = bisect_left(starts, True, key=is_late)
     low = starts[late - 1] if late else first

@@ -23,7 +23,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from ..log.inspection.segments import Finding, Kind
+from ..log.inspection.findings import Finding, Kind
 from ..log.inspection.verify import Progress
 from ..wording import count_of
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from ..log.inspection.segments import Finding, Kind
+from ..log.inspection.findings import Finding, Kind
 from ..wording import count_of
 from .diskqueue import QueueFiles, list_queues
 from .errors import ImportRefused

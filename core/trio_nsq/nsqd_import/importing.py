@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..broker.storage.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
 from ..log import DiskLog, Files
-from ..log.inspection.segments import Finding
+from ..log.inspection.findings import Finding
 from ..log.inspection.verify import Progress
 from ..untrusted_json import decode_json
 from .building import BodyReader, ChannelPlan, LogWriter, topic_state

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..broker.storage.data_folder import NSQD_FILE
-from ..log.inspection.segments import Finding, Kind
+from ..log.inspection.findings import Finding, Kind
 from ..protocol import is_ephemeral, is_valid_name
 from ..untrusted_json import decode_json
 from .errors import ImportRefused

@@ -1,13 +1,12 @@
 """The NSQ TCP protocol V2 without IO: bytes in, events out; commands in, bytes out.
 
-Nothing here opens a socket, reads a clock, starts a task or logs; `tests/protocol` asserts that importing it
-imports neither trio nor a clock. The broker and the client share all of it.
+Nothing here opens a socket, reads a clock, starts a task or logs. The broker and the client share it.
 """
 
+from .command_reader import CommandReader
 from .commands import (
     Auth,
     Command,
-    CommandReader,
     Finish,
     Identify,
     NoOperation,

@@ -99,7 +99,7 @@ def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
     return MessageSet(data, sizes)
 
 
-def _unpack_sizes(
+def unpack_sizes(
     data: bytes | bytearray,
     start: int,
     end: int,
@@ -108,7 +108,7 @@ def _unpack_sizes(
     biggest: int,
     sizes: list[int],
 ) -> int:
-    """As `walk_sizes`, in the way that is fastest where it is not compiled; also for bytes that may change."""
+    """As `walk_sizes`, and also for a bytearray; faster where that is not compiled."""
     unpack = _INT32.unpack_from
     add = sizes.append
     last = end - 4
@@ -123,8 +123,8 @@ def _unpack_sizes(
     return start
 
 
-read_sizes = walk_sizes if COMPILED else _unpack_sizes
-"""See there."""
+read_sizes = walk_sizes if COMPILED else unpack_sizes
+"""`walk_sizes`, or what is faster where that is not compiled."""
 
 
 def walk_messages(
@@ -149,7 +149,7 @@ def walk_messages(
     if type(data) is bytes:
         start = read_sizes(data, start, end, count, 1, biggest, sizes)
     else:
-        start = _unpack_sizes(data, start, end, count, 1, biggest, sizes)
+        start = unpack_sizes(data, start, end, count, 1, biggest, sizes)
     if len(sizes) < count and start <= end - 4:
         (size,) = _INT32.unpack_from(data, start)
         if size <= 0:

@@ -1,7 +1,6 @@
-"""Which command is legal when.
+"""The states of a connection, and the commands that are legal in each.
 
-Two rules for this file: every legality of order lives here, and nothing here knows which side of the
-connection we are on. The documentation's table is this table.
+Every rule about the order of commands is here. The table in `docs/protocol.md` is the same.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"PUB": _ANY,
     b"MPUB": _ANY,
     b"DPUB": _ANY,
-    # A client in CLOSING may still send the RDY it had under way; it is ignored.
+    # A client may have sent a RDY before its CLS was answered; it is ignored.
     b"RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"FIN": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"REQ": frozenset({State.SUBSCRIBED, State.CLOSING}),
@@ -33,14 +32,3 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"CLS": frozenset({State.SUBSCRIBED}),
     b"NOP": _ANY,
 }
-
-
-def legality_table() -> str:
-    """The table above as Markdown, one row per command: what `docs/protocol.md` shows."""
-    rows = [
-        ["command", *(f"{state.name.lower()} ({state:d})" for state in State)],
-        ["---"] * (1 + len(State)),
-    ]
-    for verb, legal in LEGAL_STATES.items():
-        rows.append([verb.decode(), *("yes" if state in legal else "" for state in State)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

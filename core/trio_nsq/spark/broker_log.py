@@ -1,74 +1,24 @@
-"""A broker's log over HTTP (docs/reading.md), with blocking calls and the standard library, which tasks have."""
+"""A topic's log on a broker, read over HTTP with blocking calls (docs/reading.md)."""
 
 import http.client
-import random
-import socket
-import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import urlencode
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from ..client.connection.tls import TLSFiles
+from ..client.errors import BrokerUnreachable, NotABroker
+from ..client.http.broker_http import BrokerHTTP
+from ..client.http.retry import PATIENCE_S, Retry
 from ..log.gaps import Gap, gaps
 from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
 from ..protocol.errors import NSQError
-from ..untrusted_json import decode_json
 from .ranges import Span
 
-CONNECT_TIMEOUT_S = 5.0
-SILENCE_S = 30.0
-"""So long may a broker take: its disk may be slow."""
-PATIENCE_S = 30.0
-"""So long is a broker that went away waited for, while nothing comes."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _RECEIVE_BYTES = 1024 * 1024
-_HTTPS = "https://"
 
 Found: TypeAlias = RecordBatch | Gap
 _T = TypeVar("_T")
-
-
-class BrokerUnreachable(NSQError):
-    """A broker does not answer, or what answers is none.
-
-    Attributes:
-        address: Where it is, as it was given.
-        reason: Why.
-        cause: What happened, if it was an error of the system's.
-    """
-
-    def __init__(self, address: str, reason: str, cause: OSError | None = None) -> None:
-        super().__init__(f"the broker at {address} cannot be read: {reason}")
-        self.address = address
-        self.reason = reason
-        self.cause = cause
-
-    def __reduce__(self) -> tuple[Any, ...]:  # tasks send their errors to whoever started them
-        return type(self), (self.address, self.reason)
-
-
-class RequestRefused(NSQError):
-    """A broker answered, but not with success.
-
-    Attributes:
-        address: Where it is, as it was given.
-        topic: What it was about.
-        status: The HTTP status.
-        text: What it said, such as `TOPIC_NOT_FOUND`.
-    """
-
-    def __init__(self, address: str, topic: str, status: int, text: str) -> None:
-        super().__init__(f"the broker at {address} refused: {text} (topic {topic}, HTTP status {status})")
-        self.address = address
-        self.topic = topic
-        self.status = status
-        self.text = text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.address, self.topic, self.status, self.text)
 
 
 class LogReplaced(NSQError):
@@ -96,32 +46,6 @@ class Bounds(NamedTuple):
         return self.size_bytes / (self.end - self.first) if self.end > self.first else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TLSFiles:
-    """What to speak https with; a context cannot be sent to a task. Paths of PEM files, or None.
-
-    Attributes:
-        root_ca_file: The CAs to trust; None: the system's.
-        cert, key: A certificate of our own, and its key if that is not in the same file.
-        skip_verify: Believe whatever certificate there is.
-    """
-
-    root_ca_file: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    skip_verify: bool = False
-
-    def context(self) -> ssl.SSLContext:
-        """A context. Raises OSError: a file cannot be used."""
-        context = ssl.create_default_context(cafile=self.root_ca_file)
-        if self.cert:
-            context.load_cert_chain(self.cert, self.key)
-        if self.skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 def broker_label(address: str) -> str:
     """What a broker is called in files: its address, however it is asked."""
     return address.partition("://")[2] or address
@@ -143,7 +67,7 @@ class BrokerLog:
         self._address = address
         self._topic = topic
         self._patience_s = patience_s
-        self._tls = (tls or TLSFiles()).context() if address.startswith(_HTTPS) else None
+        self._http = BrokerHTTP(address, tls)
 
     # ------------------------------------------------------------------ the log
 
@@ -178,15 +102,15 @@ class BrokerLog:
             RawStreamError: What came was changed on its way.
         """
         at = span.first
-        patience = _Patience(self._patience_s)
+        retry = Retry(self._patience_s)
         while at < span.end:
             try:
                 for found in self._read_once(Span(at, span.end)):
                     at = found.next_sequence
-                    patience.renew()
+                    retry.reset()
                     yield found
             except BrokerUnreachable:
-                if not patience.pause():
+                if not retry.pause():
                     raise
 
     def patiently(self, ask: Callable[[], _T]) -> _T:
@@ -195,23 +119,24 @@ class BrokerLog:
         Raises:
             BrokerUnreachable: It was gone for longer than our patience.
         """
-        patience = _Patience(self._patience_s)
+        retry = Retry(self._patience_s)
         while True:
             try:
                 return ask()
             except BrokerUnreachable:
-                if not patience.pause():
+                if not retry.pause():
                     raise
 
     def _read_once(self, span: Span) -> Iterator[Found]:
         """The same, over one connection."""
-        params = {"format": "raw", "from": str(span.first), "until": str(span.end)}
-        with self._answer("GET", "/topic/read", params) as answer:
-            kept_from, ends = (
-                int(answer.headers.get(name, "-1")) for name in ("X-NSQ-First-Sequence", "X-NSQ-End-Sequence")
-            )
-            if ends < 0:
-                raise self._no_broker()
+        with self._read_answer(span) as answer:
+            try:
+                kept_from, ends = (
+                    int(answer.headers.get(name, ""))
+                    for name in ("X-NSQ-First-Sequence", "X-NSQ-End-Sequence")
+                )
+            except ValueError:
+                raise NotABroker(self._address) from None
             if ends < span.end:
                 raise LogReplaced(
                     f"topic {self._topic} of the broker at {self._address} ends before message {ends}, "
@@ -237,12 +162,15 @@ class BrokerLog:
         """The oldest sequence that is kept now: what is missing may have become too old meanwhile."""
         return max(before, self.bounds().first)
 
-    # ------------------------------------------------------------------ a channel of it
+    def _read_answer(self, span: Span) -> AbstractContextManager[http.client.HTTPResponse]:
+        params = {"topic": self._topic, "format": "raw", "from": str(span.first), "until": str(span.end)}
+        return self._http.stream("GET", "/topic/read", params)
+
+    # ------------------------------------------------------------------ a channel of the topic
 
     def create_channel(self, channel: str) -> None:
-        """Make it, if it is not there. Raises as `bounds`."""
-        with self._answer("POST", "/channel/create", {"channel": channel}) as answer:
-            answer.read()
+        """Create the channel, if it does not exist. Raises as `bounds`."""
+        self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
 
     def channel_position(self, channel: str) -> int:
         """The sequence at which a channel would read on. Raises as `bounds`."""
@@ -256,104 +184,10 @@ class BrokerLog:
         params = {"channel": channel, "to": to, "dry_run": dry_run}
         return self._numbers("POST", "/channel/seek", params, wanted)[0]
 
-    # ------------------------------------------------------------------ requests
-
-    def _numbers(self, method: str, path: str, params: Mapping[str, str], *names: str) -> list[int]:
-        """What a JSON object that is the answer has under these names."""
-        with self._answer(method, path, params) as answer:
-            data = answer.read()
+    def _numbers(self, method: str, path: str, params: dict[str, str], *names: str) -> list[int]:
+        """The numbers under these names in the JSON object of the answer."""
+        found = self._http.request_json(method, path, {"topic": self._topic, **params})
         try:
-            found = decode_json(data)
             return [int(found[name]) for name in names]
-        except (ValueError, KeyError, TypeError):  # also of an answer that broke off in its head
-            raise self._no_broker() from None
-
-    @contextmanager
-    def _answer(
-        self, method: str, path: str, params: Mapping[str, str]
-    ) -> Iterator[http.client.HTTPResponse]:
-        """A successful answer; what goes wrong while it is read is turned into our errors."""
-        connection = connection_to(self._address, self._tls)
-        try:
-            connection.connect()
-            connection.sock.settimeout(SILENCE_S)
-            connection.request(method, f"{path}?{urlencode({'topic': self._topic, **params})}")
-            answer = connection.getresponse()
-            if answer.status != http.client.OK:
-                raise RequestRefused(self._address, self._topic, answer.status, self._error_in(answer))
-            yield answer
-        except OSError as exc:
-            reason = exc.strerror or str(exc)
-            if isinstance(exc, TimeoutError):
-                connected = connection.sock is not None
-                reason = (
-                    f"connected, but no answer within {SILENCE_S:g} s" if connected else "it took too long"
-                )
-            raise BrokerUnreachable(self._address, reason, exc) from exc
-        except http.client.IncompleteRead as exc:
-            raise BrokerUnreachable(self._address, "the connection was lost") from exc
-        except (http.client.HTTPException, ValueError) as exc:
-            raise self._no_broker() from exc
-        finally:
-            connection.close()
-
-    def _error_in(self, answer: http.client.HTTPResponse) -> str:
-        try:
-            return str(decode_json(answer.read())["message"])
         except (ValueError, KeyError, TypeError):
-            raise self._no_broker() from None
-
-    def _no_broker(self) -> BrokerUnreachable:
-        return BrokerUnreachable(
-            self._address, "what answers is not an NSQ broker that can be read by sequence"
-        )
-
-
-def connection_to(address: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
-    """A connection to a broker, not opened yet. Raises ValueError: no port is named.
-
-    Args:
-        address: As for `BrokerLog`.
-        tls: For https.
-    """
-    if "/" in address.removeprefix(_HTTPS):
-        return _UnixConnection(address, timeout=CONNECT_TIMEOUT_S)
-    host, _, port = address.removeprefix(_HTTPS).rpartition(":")
-    host = host.strip("[]")
-    if tls is None:
-        return http.client.HTTPConnection(host, int(port), timeout=CONNECT_TIMEOUT_S)
-    return http.client.HTTPSConnection(host, int(port), timeout=CONNECT_TIMEOUT_S, context=tls)
-
-
-class _Patience:
-    """How long a broker is waited for, counted from when it was heard of last."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self.renew()
-
-    def renew(self) -> None:
-        """It was heard of."""
-        self._pause_s, self._given_up_at_s = _FIRST_PAUSE_S, time.monotonic() + self._patience_s
-
-    def pause(self) -> bool:
-        """Sleep before it is tried again; returns False at once if that has gone on for too long."""
-        if time.monotonic() + self._pause_s > self._given_up_at_s:
-            return False
-        time.sleep(self._pause_s * random.uniform(0.5, 1))
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return True
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over the unix socket of this path."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+            raise NotABroker(self._address) from None

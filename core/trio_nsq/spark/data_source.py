@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from .ranges import Span
 from .sink.writers import NsqStreamWriter, NsqWriter
-from .source.options import ReadOptions, Use, position_on, schema_of_columns
-from .source.partitions import NsqPartition, cut, kept, read_partition
+from .source.options import ReadMode, ReadOptions, position_on, schema_of_columns
+from .source.partitions import NsqPartition, make_partitions, read_partition, without_lost
 from .source.stream import NsqStreamReader
 
 
@@ -35,11 +35,11 @@ class NsqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "NsqReader":
         """Of a batch."""
-        return NsqReader(ReadOptions.parse(self.options, Use.BATCH), schema.names)
+        return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), schema.names)
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         """Of a stream."""
-        return NsqStreamReader(ReadOptions.parse(self.options, Use.STREAM), schema.names)
+        return NsqStreamReader(ReadOptions.parse(self.options, ReadMode.STREAM), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         """Of a batch."""
@@ -65,7 +65,9 @@ class NsqReader(DataSourceReader):
     def partitions(self) -> list[NsqPartition]:
         """The ranges, as they are now."""
         spans = {broker: self._span(broker) for broker in self._options.brokers}
-        return cut({broker: span for broker, span in spans.items() if span}, self._options.least_partitions)
+        return make_partitions(
+            {broker: span for broker, span in spans.items() if span}, self._options.least_partitions
+        )
 
     def _span(self, broker: str) -> Span | None:
         options = self._options
@@ -77,7 +79,7 @@ class NsqReader(DataSourceReader):
         bounds = log.bounds(wanted)
         first = int(wanted) if wanted.isdecimal() else bounds.at
         end = log.bounds(until).at
-        return kept(options, broker, Span(first, end), bounds.first) if first < end else None
+        return without_lost(options, broker, Span(first, end), bounds.first) if first < end else None
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Arrow batches of a range."""

@@ -1,75 +1,91 @@
-"""Where the files of an export go: a folder of this machine, or what pyarrow has a file system for.
+"""Where exports and replay jobs keep their files: a local folder, or a file system that pyarrow supports.
 
-A name is there with all of its content, or not at all. On a local disk that also holds for a power cut: what was
-returned from is stable.
+A file appears under its name with all of its content, or not at all. In a local folder this survives a power cut: every
+method has synced what it wrote when it returns.
 """
 
+import fcntl
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOTDIR
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ..protocol.errors import NSQError
 
 TEMPORARY = ".tmp-"
-"""In names of files that are being written; they begin with a dot, and do not end like those with messages."""
+"""Part of the names of unfinished files. They begin with a dot and do not end in `.parquet`, so readers skip them."""
 
 
 class StorageError(NSQError):
-    """Files cannot be written or read there; the text says why."""
+    """Files cannot be written or read at this place; the text says why."""
 
 
-class Storage(Protocol):
-    """A folder; names are relative to it, with slashes."""
+class Storage(ABC):
+    """A folder. Names are relative to it, with slashes. Every method may raise OSError."""
 
+    @abstractmethod
     def create(self, name: str) -> tuple[str, Any]:
-        """Begin a file under a temporary name beside the one it is to have; returns that name, and a binary file."""
-        ...
+        """Begin a file beside the place of its final name; returns its temporary name, and a binary file."""
 
+    @abstractmethod
     def complete(self, temporary: str, file: Any) -> int:
-        """Close it; its content is stable then. Returns its bytes."""
-        ...
+        """Close a file and make its content durable; returns its size in bytes."""
 
+    @abstractmethod
     def publish(self, names: Iterable[tuple[str, str]]) -> None:
-        """Give files `(temporary, name)` their names, in place of what may have them."""
-        ...
+        """Rename files, given as `(temporary, name)`. A file that has the name already is replaced."""
 
+    @abstractmethod
     def discard(self, temporary: str) -> None:
-        """Remove a file; nothing happens if it is not there."""
-        ...
+        """Remove a file; nothing happens if it does not exist."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether a file exists."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """The files in a folder, in no order; none if it does not exist."""
+
+    @abstractmethod
+    def temporary_names(self) -> list[str]:
+        """The unfinished files, in all folders."""
+
+    @abstractmethod
+    def path_of(self, name: str) -> str:
+        """The full path of a file, for error messages."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file there, in place of one of this name."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """What is in a file; None if there is none."""
-        ...
-
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """The files in a folder, in no order; none if there is no such folder."""
-        ...
-
-    def temporary_names(self) -> list[str]:
-        """What was begun and never came to its end, all over."""
-        ...
+        """Write a small file. One that has the name already is replaced."""
+        temporary, file = self.create(name)
+        try:
+            with naming_file(self.path_of(name)):
+                file.write(data)
+                self.complete(temporary, file)
+                self.publish([(temporary, name)])
+        except BaseException:
+            with suppress(OSError):  # the buffered data would fail again
+                file.close()
+            self.discard(temporary)
+            raise
 
 
 def storage_at(place: str) -> Storage:
-    """A folder, which need not exist.
+    """The storage of a folder, which need not exist.
 
     Args:
         place: A path, or a URI that pyarrow understands: `s3://`, `gs://`, `hdfs://`, and `s3a://` for `s3://`.
 
     Raises:
-        StorageError: There is no such kind of place, or it cannot be used.
+        StorageError: pyarrow does not support the URI, or cannot use it.
     """
     if (local := local_path(place)) is not None:
         return LocalStorage(local)
@@ -77,22 +93,22 @@ def storage_at(place: str) -> Storage:
 
 
 def local_path(place: str) -> Path | None:
-    """The path of a folder on this machine; None if it is elsewhere."""
+    """The path of a local folder; None if the place is a URI of another file system."""
     place = place.removeprefix("file://")
     return None if "://" in place else Path(place)
 
 
 def arrow_system(place: str) -> tuple[Any, str]:
-    """What pyarrow has for a place.
+    """The pyarrow file system of a place.
 
     Args:
-        place: As of `storage_at`.
+        place: As for `storage_at`.
 
     Returns:
-        The file system, and the path on it.
+        The file system, and the path in it.
 
     Raises:
-        StorageError: There is no such kind of place, or it cannot be used.
+        StorageError: pyarrow does not support the URI, or cannot use it.
     """
     import pyarrow as pa
     import pyarrow.fs
@@ -111,21 +127,21 @@ def arrow_system(place: str) -> tuple[Any, str]:
 
 
 def not_utf8(path: bytes) -> StorageError:
-    """What to raise if pyarrow is to read what has such a name."""
+    """The error for a local name that pyarrow cannot handle."""
     return StorageError(
         f"{path.decode(errors='replace')} cannot be read, as pyarrow knows no names that are not UTF-8"
     )
 
 
 def temporary_name(name: str) -> str:
-    """A name for a file that is to be called `name`."""
+    """A unique temporary name in the same folder as `name`."""
     path = PurePosixPath(name)
     return str(path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"))
 
 
 @contextmanager
-def writing_to(path: Path | str) -> Iterator[None]:
-    """Have an OSError that comes inside name a file, if it names none, as those of files that are open do."""
+def naming_file(path: Path | str) -> Iterator[None]:
+    """Add a file name to an OSError that has none, as those of open files do."""
     try:
         yield
     except OSError as exc:
@@ -134,8 +150,27 @@ def writing_to(path: Path | str) -> Iterator[None]:
         raise
 
 
-class LocalStorage:
-    """A folder of this machine; see `Storage`. Raises OSError."""
+@contextmanager
+def lock_file(path: Path, if_held: NSQError) -> Iterator[None]:
+    """Hold the exclusive lock of a file, which is created if needed.
+
+    Args:
+        path: The file; its folder exists.
+        if_held: The error to raise if another process has the lock.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise if_held from None
+        yield
+    finally:
+        os.close(fd)
+
+
+class LocalStorage(Storage):
+    """A local folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -144,6 +179,10 @@ class LocalStorage:
     def folder(self) -> Path:
         """The folder."""
         return self._folder
+
+    def path_of(self, name: str) -> str:
+        """See `Storage`."""
+        return str(self._folder / name)
 
     def create(self, name: str) -> tuple[str, IO[bytes]]:
         """See `Storage`."""
@@ -174,20 +213,6 @@ class LocalStorage:
         """See `Storage`."""
         (self._folder / temporary).unlink(missing_ok=True)
 
-    def write(self, name: str, data: bytes) -> None:
-        """See `Storage`."""
-        temporary, file = self.create(name)
-        try:
-            with writing_to(self._folder / name):
-                file.write(data)
-                self.complete(temporary, file)
-                self.publish([(temporary, name)])
-        except BaseException:
-            with suppress(OSError):  # what could not be written cannot be now
-                file.close()
-            self.discard(temporary)
-            raise
-
     def read(self, name: str) -> bytes | None:
         """See `Storage`."""
         try:
@@ -213,7 +238,7 @@ class LocalStorage:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, if they are not there; they stay, also after a power cut."""
+    """Make a folder and its parents, if needed, and sync each new name."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -232,66 +257,56 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-class ArrowStorage:
-    """A folder on one of pyarrow's file systems; see `Storage`. Raises OSError.
+class ArrowStorage(Storage):
+    """A folder in a pyarrow file system, which decides how durable a completed file is.
 
     Args:
         system: The file system.
-        path: The folder, without what names the file system.
+        path: The path of the folder in it.
     """
 
     def __init__(self, system: Any, path: str) -> None:
         self._system = system
         self._path = path.rstrip("/")
 
-    def _at(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
+        """See `Storage`."""
         return f"{self._path}/{name}"
 
     def create(self, name: str) -> tuple[str, Any]:
         """See `Storage`."""
         temporary = temporary_name(name)
-        path = self._at(temporary)
+        path = self.path_of(temporary)
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
         return temporary, self._system.open_output_stream(path)
 
     def complete(self, temporary: str, file: Any) -> int:
-        """See `Storage`. Whether it is stable is for the file system to say."""
+        """See `Storage`."""
         file.close()
-        return int(self._system.get_file_info(self._at(temporary)).size)
+        return int(self._system.get_file_info(self.path_of(temporary)).size)
 
     def publish(self, names: Iterable[tuple[str, str]]) -> None:
         """See `Storage`."""
         for temporary, name in names:
-            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
-            self._system.move(self._at(temporary), self._at(name))
+            self._system.create_dir(self.path_of(name).rpartition("/")[0], recursive=True)
+            self._system.move(self.path_of(temporary), self.path_of(name))
 
     def discard(self, temporary: str) -> None:
         """See `Storage`."""
         with suppress(FileNotFoundError):
-            self._system.delete_file(self._at(temporary))
-
-    def write(self, name: str, data: bytes) -> None:
-        """See `Storage`."""
-        temporary, file = self.create(name)
-        try:
-            file.write(data)
-            self.complete(temporary, file)
-            self.publish([(temporary, name)])
-        except BaseException:
-            self.discard(temporary)
-            raise
+            self._system.delete_file(self.path_of(temporary))
 
     def read(self, name: str) -> bytes | None:
         """See `Storage`."""
         try:
-            with self._system.open_input_stream(self._at(name)) as file:
+            with self._system.open_input_stream(self.path_of(name)) as file:
                 return bytes(file.read())
         except FileNotFoundError:
             return None
 
     def exists(self, name: str) -> bool:
         """See `Storage`."""
-        return bool(self._system.get_file_info(self._at(name)).is_file)
+        return bool(self._system.get_file_info(self.path_of(name)).is_file)
 
     def names(self, folder: str) -> list[str]:
         """See `Storage`."""
@@ -304,7 +319,7 @@ class ArrowStorage:
     def _files(self, folder: str, *, recursive: bool) -> list[str]:
         import pyarrow.fs
 
-        base = self._at(folder).rstrip("/")
+        base = self.path_of(folder).rstrip("/")
         selector = pyarrow.fs.FileSelector(base, recursive=recursive, allow_not_found=True)
         found = self._system.get_file_info(selector)
         return [info.path.removeprefix(f"{self._path}/") for info in found if info.is_file]

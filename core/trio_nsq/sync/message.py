@@ -82,7 +82,7 @@ class MessageBatch:
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
         attempts: How often each was delivered, this time included; 1 is the first.
-        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if they were gathered.
+        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if it was combined.
     """
 
     __slots__ = ("_batch", "_portal", "attempts", "bodies", "ids", "nsqd_address", "timestamps_ns")

@@ -21,8 +21,9 @@ from .paths import NOT_A_LOG, Place, places
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
-    from trio_nsq.log.inspection.segments import Finding, ScannedRecord
-    from trio_nsq.log.inspection.selection import Selection
+    from trio_nsq.log.inspection.findings import Finding
+    from trio_nsq.log.inspection.segments import ScannedRecord
+    from trio_nsq.log.selection import Selection
 
     _RenderMessages = Callable[[Place, RecordBatch, range], bytes]
     _RenderHeader = Callable[[Place, ScannedRecord, bool], bytes]
@@ -163,7 +164,7 @@ def _check_range(first: Position | None, end: Position | None) -> None:
 
 
 def _selection(first: Position | None, end: Position | None) -> Selection:
-    from trio_nsq.log.inspection.selection import Selection
+    from trio_nsq.log.selection import Selection
 
     selection = Selection()
     if first is not None:
@@ -222,7 +223,7 @@ class _Sink:
 
 def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _RenderMessages) -> None:
     from trio_nsq.log import Files
-    from trio_nsq.log.inspection.segments import Finding
+    from trio_nsq.log.inspection.findings import Finding
     from trio_nsq.log.inspection.selection import select_batches
 
     segments, findings = place.segments()
@@ -239,7 +240,7 @@ def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _Ren
 
 def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _RenderHeader) -> None:
     from trio_nsq.log import Files
-    from trio_nsq.log.inspection.segments import Finding
+    from trio_nsq.log.inspection.findings import Finding
     from trio_nsq.log.inspection.selection import select_headers
 
     segments, findings = place.segments()

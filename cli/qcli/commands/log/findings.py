@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...framework.output import is_live_terminal, styled
 
 if TYPE_CHECKING:
-    from trio_nsq.log.inspection.segments import Finding
+    from trio_nsq.log.inspection.findings import Finding
 
 _STYLES = {"damage": "red", "torn": "yellow", "note": ""}
 

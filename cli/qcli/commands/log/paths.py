@@ -10,7 +10,8 @@ from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from trio_nsq.log.inspection.segments import Finding, SegmentPath
+    from trio_nsq.log.inspection.findings import Finding
+    from trio_nsq.log.inspection.segments import SegmentPath
 
 NOT_A_LOG = (
     "The command line is wrong, or what it names is not there, cannot be read, or is no data folder, topic's folder or "
@@ -98,7 +99,7 @@ def _has_segments(folder: Path) -> bool:
 
 def _is_named_as_segment(path: Path) -> bool:
     from trio_nsq.log import NotASegmentError
-    from trio_nsq.log.segment.identity import base_in_name
+    from trio_nsq.log.segment.format import base_in_name
 
     try:
         base_in_name(path)

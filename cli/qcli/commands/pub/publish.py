@@ -21,7 +21,7 @@ import trio
 
 from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
 from trio_nsq.client.connection.reconnect import ReconnectDelays
-from trio_nsq.client.publishing.queue import PASSING_CODES
+from trio_nsq.client.publishing.queue import RETRIABLE_CODES
 from trio_nsq.protocol.batcher import Batcher
 
 from ...framework.errors import Failure
@@ -352,7 +352,7 @@ class _Publisher:
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)
         # A mistake in the command line had better be heard of at once.
-        later = cause.code in PASSING_CODES and self.outcome.acknowledged > 0
+        later = cause.code in RETRIABLE_CODES and self.outcome.acknowledged > 0
         return later or cause.text.endswith("exiting")
 
     def _begin_outage(self, error: PublishFailed) -> None:

@@ -20,7 +20,7 @@ from ..shared.bulk import tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.client import Producer
-    from trio_nsq.spark.publish_once import BatchPublisher
+    from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
 MAX_PRODUCERS = 10_000
 """As many does a broker remember at a time; it says so when it refuses one more."""
@@ -97,7 +97,9 @@ class NumberedSender:
     batch_size = 10_000
     """Larger, as only one is on its way: each takes an answer, and with `--sync=always` a sync of the broker's disk."""
 
-    def __init__(self, publisher: BatchPublisher, address: str, defer_ms: int, fallback: TCPSender) -> None:
+    def __init__(
+        self, publisher: IdempotentProducer, address: str, defer_ms: int, fallback: TCPSender
+    ) -> None:
         self._publisher = publisher
         self._fallback = fallback
         self._falls_back = False
@@ -112,20 +114,18 @@ class NumberedSender:
 
     async def end(self) -> None:
         """See `Sender`."""
-        from trio_nsq.spark.broker_log import RequestRefused
-        from trio_nsq.spark.publish_once import BrokerAway
+        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 
         try:
             if self._number:
                 await trio.to_thread.run_sync(self._publisher.forget, abandon_on_cancel=True)
-        except (BrokerAway, RequestRefused):
+        except (BrokerUnreachable, RequestRefused):
             pass  # it does so by itself in the end
         self._publisher.close()
 
     async def send(self, batch: list[bytes]) -> None:
         """See `Sender`. If it fails, the next call must be with the same batch, but for what was acknowledged."""
-        from trio_nsq.spark.broker_log import RequestRefused
-        from trio_nsq.spark.publish_once import BrokerAway
+        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 
         if self._falls_back:
             await self._fallback.send(batch)
@@ -134,7 +134,7 @@ class NumberedSender:
             await trio.to_thread.run_sync(
                 self._publisher.publish, batch, self._number, self._defer_ms, abandon_on_cancel=True
             )
-        except BrokerAway as error:
+        except BrokerUnreachable as error:
             maybe_stored = not isinstance(error.__cause__, ConnectionRefusedError)
             lost = ConnectionLost(self._address, error.reason)
             raise PublishFailed(error.reason, maybe_stored=maybe_stored) from lost
@@ -166,7 +166,7 @@ class NumberedSender:
 
 def _as_over_tcp(address: str, error: Exception) -> BrokerError:
     """The error frame that says the same as a refusal over HTTP."""
-    from trio_nsq.spark.broker_log import RequestRefused
+    from trio_nsq.client.errors import RequestRefused
 
     assert isinstance(error, RequestRefused)
     if error.status == http.client.SERVICE_UNAVAILABLE:
@@ -208,17 +208,17 @@ async def numbered_sender(
 
 def _publisher(
     tcp_address: str, http_address: str, topic: str, connecting: Connecting
-) -> BatchPublisher | None:
-    from trio_nsq.spark.broker_log import RequestRefused
-    from trio_nsq.spark.publish_once import BatchPublisher, BrokerAway
+) -> IdempotentProducer | None:
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+    from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
     try:
         if not BrokerHTTP(http_address, connecting).listens_at(tcp_address):
             return None
-        publisher = BatchPublisher(
+        publisher = IdempotentProducer(
             http_address, topic, f"qcli-pub:{uuid4().hex}", tls_files(connecting), patience_s=0
         )
         publisher.last_number()
-    except (Failure, BrokerAway, RequestRefused):
+    except (Failure, BrokerUnreachable, RequestRefused):
         return None
     return publisher if publisher.remembers else None

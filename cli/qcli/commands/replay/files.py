@@ -21,8 +21,9 @@ from ...framework.output import count_of, json_lines, rate, size, talk, write
 from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.replay.job import ReplayJob, ReplayOutcome
+    from trio_nsq.spark.replay.job import ReplayJob
     from trio_nsq.spark.replay.request import ReplayRequest
+    from trio_nsq.spark.replay.results import ReplayResult
     from trio_nsq.spark.runtime.engine import Engine
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
@@ -69,14 +70,14 @@ def replay_files(request: ReplayRequest | None, running: Running) -> int:
     Raises:
         Failure: It did not go well.
     """
-    from trio_nsq.spark.replay.job import forget_old_jobs, open_job
+    from trio_nsq.spark.replay.job import open_job, remove_old_jobs
 
     with _failures(), ExitStack() as stack:
         jobs = running.jobs
         if running.dry_run:
             jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
         else:
-            forget_old_jobs(jobs, time.time())
+            remove_old_jobs(jobs, time.time())
         job = stack.enter_context(open_job(jobs, running.job, request))
         return _Work(job, running, stack).run()
 
@@ -84,9 +85,8 @@ def replay_files(request: ReplayRequest | None, running: Running) -> int:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.broker_log import RequestRefused
-    from trio_nsq.spark.publish_once import BrokerAway
 
     try:
         yield
@@ -95,7 +95,7 @@ def _failures() -> Iterator[None]:
             raise wants_https(error.address, HTTP_OPTION) from error
         text = f"The broker at {error.address} refused with HTTP status {error.status}: {error.text}."
         raise Failure(text) from error
-    except BrokerAway as error:
+    except BrokerUnreachable as error:
         if failure := no_tls(error.address, error):
             raise failure from error
         raise unreachable(error.address, HTTP_OPTION, error.reason) from error
@@ -134,7 +134,7 @@ class _Work:
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
         at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
-        tasks = job.tasks(at_once, notes=local, dry_run=self._running.dry_run, tls=self._tls)
+        tasks = job.tasks(at_once, save_results=local, dry_run=self._running.dry_run, tls=self._tls)
         self._begun_s = time.monotonic()
         try:
             with progress(sum(task.messages for task in tasks), quiet) as advance:
@@ -147,17 +147,17 @@ class _Work:
         except Exception as error:
             raise self._failure(error) from error
         self._report()
-        return ExitCode.PARTIAL if job.outcome.too_long else ExitCode.OK
+        return ExitCode.PARTIAL if job.result.too_long else ExitCode.OK
 
     # ------------------------------------------------------------------ before it begins
 
     def _meet_broker(self) -> None:
         """Find out early whether there is a broker, and what it can do."""
-        from trio_nsq.spark.publish_once import BatchPublisher
+        from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
         request = self._job.request
         refuse_plain_http(request.address)
-        with BatchPublisher(
+        with IdempotentProducer(
             request.address, request.topic, f"{self._job.name}:0", self._tls, patience_s=0
         ) as publisher:
             publisher.last_number()
@@ -172,16 +172,16 @@ class _Work:
         job, quiet = self._job, self._running.quiet
         begins = job.is_new
         if begins and job.request.where is not None:
-            from trio_nsq.spark.replay.filter import choose_rows
+            from trio_nsq.spark.replay.filter import select_rows
 
             spark = self._open_spark(job.request.where)
             if not quiet:
                 talk("Note: Spark looks for the messages that --where chooses.")
-            job.plan(lambda source, where: choose_rows(spark, source, where))
+            job.plan(lambda source, where: select_rows(spark, source, where))
         else:
             job.plan(None)
         if begins and not quiet and not self._running.dry_run:
-            outcome = job.outcome
+            outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
             talk(f"Note: job {job.name}: {what}. If it is interrupted, '{self._going_on()}' goes on.")
 
@@ -203,7 +203,7 @@ class _Work:
     def _choose_engine(self) -> Engine:
         from trio_nsq.spark.runtime.engine import run_inline
 
-        job, outcome = self._job, self._job.outcome
+        job, outcome = self._job, self._job.result
         wanted, why = self._running.engine, ""
         if job.request.ordered:
             wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
@@ -230,7 +230,7 @@ class _Work:
 
     def _failure(self, error: Exception) -> Failure:
         """What to say of a failure while it was at work, and how to go on."""
-        outcome = self._job.outcome
+        outcome = self._job.result
         self._report()
         if self._engine_name == "spark" and not self._running.quiet:
             talk(
@@ -245,7 +245,7 @@ class _Work:
 
     def _report(self) -> None:
         """Say what became of it."""
-        outcome, running, request = self._job.outcome, self._running, self._job.request
+        outcome, running, request = self._job.result, self._running, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
         for each in outcome.examples if not running.quiet else ():
             talk(f"Note: not published, as it is longer than --max-msg-size: {each}.")
@@ -264,7 +264,7 @@ class _Work:
             talk(_summary(request, outcome, elapsed_s, dry_run=running.dry_run))
 
 
-def _summary(request: ReplayRequest, outcome: ReplayOutcome, elapsed_s: float, *, dry_run: bool) -> str:
+def _summary(request: ReplayRequest, outcome: ReplayResult, elapsed_s: float, *, dry_run: bool) -> str:
     text = f"{count_of(outcome.published, 'message')} ({size(outcome.published_bytes)}) of {request.source} "
     if dry_run:
         text += f"would be published to {request.topic}"

@@ -12,7 +12,7 @@ from ...framework.errors import Failure
 from ...framework.output import count_of, plain_terminal, rate, size, talks_to_live_terminal
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.broker_log import TLSFiles
+    from trio_nsq.client.connection.tls import TLSFiles
     from trio_nsq.spark.runtime.engine import Advance
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
@@ -36,7 +36,7 @@ def check_extra(command: str) -> None:
 
 def tls_files(connecting: Connecting) -> TLSFiles:
     """What tasks are told of how to speak https."""
-    from trio_nsq.spark.broker_log import TLSFiles
+    from trio_nsq.client.connection.tls import TLSFiles
 
     return TLSFiles(
         connecting.tls_root_ca_file,

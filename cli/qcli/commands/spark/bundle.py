@@ -51,10 +51,10 @@ def command(folder: Path) -> None:
     import qcli
     import trio_nsq
     from trio_nsq.spark.runtime.bundle import write_zip
-    from trio_nsq.spark.storage import make_folder, writing_to
+    from trio_nsq.spark.storage import make_folder, naming_file
 
     make_folder(folder)
-    with writing_to(folder):
+    with naming_file(folder):
         write_zip(folder / ZIP, (trio_nsq, qcli))
         (folder / ENTRY).write_text(_PROGRAM)
     bundle, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))

@@ -19,9 +19,9 @@ from .log_export import Running, Work
 
 if TYPE_CHECKING:
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.export.job import Export
+    from trio_nsq.spark.export.job import ExportJob
     from trio_nsq.spark.runtime.engine import Advance
-    from trio_nsq.spark.spool.collect import End
+    from trio_nsq.spark.spool.collect import StopReason
     from trio_nsq.spark.spool.spool import Spool
 
 _FILES_AT_ONCE = 4
@@ -61,7 +61,7 @@ def meet_brokers(addresses: Sequence[str]) -> None:
 class SpoolWork(Work):
     """Work of which each round begins with receiving; see `Work`."""
 
-    def __init__(self, job: Export, running: Running, stack: ExitStack) -> None:
+    def __init__(self, job: ExportJob, running: Running, stack: ExitStack) -> None:
         if running.engine == "auto":  # Spark would not have caught up before the spool is full
             running = dataclasses.replace(running, engine="inline")
         elif running.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -75,7 +75,7 @@ class SpoolWork(Work):
         self._receiving: Receiving = running.receiving
         self._connection = Connecting.of_command().options()
         self._began_ns = time.time_ns()
-        self._end: End | None = None
+        self._end: StopReason | None = None
         self._signal: ExitCode | None = None  # what came while messages were received
         self._connected = False
         if not running.quiet:
@@ -85,11 +85,11 @@ class SpoolWork(Work):
             )
 
     def _all(self, addresses: Sequence[str]) -> None:
-        from trio_nsq.spark.spool.collect import End
+        from trio_nsq.spark.spool.collect import StopReason
 
-        while self._end in (None, End.FULL):
+        while self._end in (None, StopReason.FULL):
             self._round(addresses)
-        if self._end is End.APART:
+        if self._end is StopReason.UNREACHABLE:
             raise Failure(
                 "Not all of the brokers could be reached, and what they have is not in files.",
                 ExitCode.UNREACHABLE,
@@ -138,8 +138,8 @@ class SpoolWork(Work):
         import trio
 
         from trio_nsq.client import ConnectionFailed
+        from trio_nsq.client.errors import BrokerUnreachable
         from trio_nsq.protocol import NSQError
-        from trio_nsq.spark.broker_log import BrokerUnreachable
 
         if not self._connected:
             quiet_library()
@@ -160,7 +160,7 @@ class SpoolWork(Work):
         import trio
 
         from trio_nsq.client import Consumer
-        from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, Collecting, Until
+        from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, CollectLimits, Collector
 
         from ...framework.signals import watch_signals
 
@@ -176,15 +176,15 @@ class SpoolWork(Work):
         )
         spool_bytes = _FILES_AT_ONCE * request.target_bytes
         if running.every_s is None:
-            until = Until(
+            until = CollectLimits(
                 spool_bytes,
                 idle_s=receiving.idle_s,
                 began_ns=self._began_ns,
                 connections=len(addresses),
             )
         else:
-            until = Until(spool_bytes, time_s=running.every_s, connections=len(addresses))
-        collecting = Collecting(self._spool, consumer, until, receiving.max_in_flight, advance)
+            until = CollectLimits(spool_bytes, time_s=running.every_s, connections=len(addresses))
+        collecting = Collector(self._spool, consumer, until, receiving.max_in_flight, advance)
         connecting = trio.CancelScope()
 
         def stop(code: ExitCode) -> None:
@@ -202,7 +202,7 @@ class SpoolWork(Work):
                     connected = True
                     self._hear()
                     self._end = await collecting.run()
-                    self.job.outcome.repeated += collecting.repeated
+                    self.job.result.repeated += collecting.repeated
             nursery.cancel_scope.cancel()
 
     def _hear(self) -> None:

@@ -310,14 +310,13 @@ def command(
             topic, folder, channel, first or end, () if lookupds else tcp_addresses, spool, master
         )
 
-    from trio_nsq.spark.export.job import ExportRequest
-    from trio_nsq.spark.export.layout import Body, Layout, Partition
-    from trio_nsq.spark.export.task import FileOptions
+    from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
+    from trio_nsq.spark.export.request import ExportRequest, FileOptions
 
     from .channel_export import Receiving
     from .log_export import Running, export
 
-    body = Body.TEXT if text else Body.JSON if as_json else Body.BINARY
+    body = BodyFormat.TEXT if text else BodyFormat.JSON if as_json else BodyFormat.BINARY
     level = 1 if compression_level is None and compression == "zstd" else compression_level
     request = ExportRequest(
         topic,
@@ -325,7 +324,7 @@ def command(
         first=first or "earliest",
         end=end or "latest",
         channel=channel,
-        layout=Layout(Partition(partition_by), body),
+        layout=Layout(PartitionBy(partition_by), body),
         json_fields=columns or (),
         options=FileOptions(compression, level, row_group_bytes),
         target_bytes=target_bytes,

@@ -17,8 +17,11 @@ from ...framework.output import count_of, json_lines, rate, size, talk, write
 from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.job import Engine, Export, ExportRequest, Outcome
+    from trio_nsq.spark.export.job import ExportJob
+    from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.export.results import ExportResult
     from trio_nsq.spark.export.task import ExportTask
+    from trio_nsq.spark.runtime.engine import Engine
 
     from .channel_export import Receiving
 
@@ -78,7 +81,7 @@ def export(request: ExportRequest, running: Running) -> int:
                 return work.once(addresses)
             return work.follow(addresses, running.every_s)
         except (KeyboardInterrupt, Terminated) as stop:
-            work.job.sweep()
+            work.job.remove_temporary_files()
             work.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
 
@@ -86,8 +89,8 @@ def export(request: ExportRequest, running: Running) -> int:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
     from ...broker.topic_log import not_readable
     from ...framework.params import Source
@@ -118,7 +121,7 @@ class Work:
         stack: What is to be closed at its end.
     """
 
-    def __init__(self, job: Export, running: Running, stack: ExitStack) -> None:
+    def __init__(self, job: ExportJob, running: Running, stack: ExitStack) -> None:
         self.job = job
         self._running = running
         self._stack = stack
@@ -135,35 +138,35 @@ class Work:
         try:
             self._all(addresses)
         except Exception as error:
-            if self.job.outcome.ranges == 0:
+            if self.job.result.ranges == 0:
                 raise
             raise self._partial(error) from error
         self.report()
-        return ExitCode.DAMAGED if self.job.outcome.damaged else ExitCode.OK
+        return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Round after round, until interrupted; then the outcome is that of all of them, for people."""
-        from trio_nsq.spark.export.job import Outcome
+        from trio_nsq.spark.export.results import ExportResult
 
-        begun_s, total = time.monotonic(), Outcome()
+        begun_s, total = time.monotonic(), ExportResult()
         try:
             self._rounds(addresses, every_s, total)
         except (KeyboardInterrupt, Terminated):
             several = self._rounds_told > 1 or (self._rounds_told and self._is_news())
             # A program that adds up the records of rounds would count one of all of them twice.
             if several and self._running.form != "json":
-                total.merge(self.job.outcome)
-                self.job.outcome, self._begun_s, self._rounds_told = total, begun_s, 0
+                total.merge(self.job.result)
+                self.job.result, self._begun_s, self._rounds_told = total, begun_s, 0
                 self._heading = "In all: "
             raise
         except Exception as error:
-            if total.ranges + self.job.outcome.ranges == 0:
+            if total.ranges + self.job.result.ranges == 0:
                 raise
             raise self._partial(error) from error
 
-    def _rounds(self, addresses: Sequence[str], every_s: float, total: Outcome) -> NoReturn:
+    def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
         """The same. A round that fails for a reason that may pass is told of, and made up for."""
-        from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
+        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 
         failing = False
         while True:
@@ -177,7 +180,7 @@ class Work:
                 if not failing:
                     talk(f"Warning: {error}; trying again.")
                 failing = True
-            outcome, self.job.outcome, self._gaps_told = self.job.outcome, type(total)(), 0
+            outcome, self.job.result, self._gaps_told = self.job.result, type(total)(), 0
             total.merge(outcome)
             # One that failed is tried again soon: what is missing will be told then.
             if outcome.ranges or (not failing and (outcome.missing or not self._rounds_told)):
@@ -220,7 +223,7 @@ class Work:
         wanted = self._running.engine
         why = ""
         if wanted == "auto":
-            wanted, why = better_engine(self.job.outcome.planned_bytes, len(tasks), "range")
+            wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
         self._engine_name = wanted
         if why and not self._running.quiet:
             talk(f"Note: engine {wanted}: {why}.")
@@ -235,14 +238,14 @@ class Work:
     def _tell_gaps(self) -> None:
         from ...broker.topic_log import note_gap
 
-        gaps = self.job.outcome.gaps
+        gaps = self.job.result.gaps
         for broker, first, end, reason in gaps[self._gaps_told :]:
             self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_told = len(gaps)
 
     def _is_news(self) -> bool:
         """Whether the outcome has anything in it."""
-        return bool(self.job.outcome.ranges or self.job.outcome.missing)
+        return bool(self.job.result.ranges or self.job.result.missing)
 
     def conclude(self) -> None:
         """Say how far it came when it was interrupted, unless a round's report has just said the same; how to go on."""
@@ -251,9 +254,9 @@ class Work:
         if not self._running.quiet:
             talk(GO_ON)
 
-    def report(self, outcome: Outcome | None = None) -> None:
+    def report(self, outcome: ExportResult | None = None) -> None:
         """Say what became of it so far, or of a round that is over."""
-        outcome, request = outcome or self.job.outcome, self.job.request
+        outcome, request = outcome or self.job.result, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
         if self._running.form == "json":
             fields = dataclasses.asdict(outcome)
@@ -275,7 +278,7 @@ class Work:
         return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
 
 
-def _summary(request: ExportRequest, outcome: Outcome, elapsed_s: float) -> str:
+def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
     text = (
         f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
         f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "

@@ -263,7 +263,6 @@ class DeadLetterEndpoints:
             channel.put_back(taken.values())
             self._server.delivery.deliver(channel)
             raise
-        self._server.broker.changed.add(channel.topic.name)
         return channel.dispose(taken.values())
 
     # ------------------------------------------------------------------ what is asked for
@@ -289,7 +288,7 @@ class DeadLetterEndpoints:
             found = (await find_sequences(self._server, source, channel, ids_given(request))).values()
             spans.extend((sequence, sequence + 1) for sequence in sorted(found) if sequence >= start)
         else:
-            for _ in channel.find_waiting(start, spans):
+            for _ in channel.messages.find_waiting(start, spans):
                 await trio.lowlevel.checkpoint()  # others have their turns
         return Selection(topic or None, name or None, reason, spans)
 
@@ -297,7 +296,7 @@ class DeadLetterEndpoints:
 def _summary(channel: Channel) -> dict[str, Any]:
     return {
         "topic": channel.topic.name,
-        "waiting": channel.ready_count + channel.deferred_count,
+        "waiting": channel.messages.ready_count + channel.deferred_count,
         "in_flight": channel.in_flight_count,
     }
 

@@ -48,7 +48,7 @@ class DeferredEndpoints:
         count = whole_number(request, "max_messages", least=1) or DEFAULT_MESSAGES
         if count > MAX_PEEK_MESSAGES:
             raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
-        waiting = list(islice(channel.peek("deferred"), count))
+        waiting = list(islice(channel.messages.peek("deferred"), count))
         lines = WaitingLines(self._server.readers, topic, channel, waiting)
         headers = {"X-NSQ-Deferred-Count": str(channel.deferred_count)}
         return Response(body=lines.pieces(), content_type=NDJSON, headers=headers)
@@ -82,7 +82,7 @@ async def find_sequences(server: "Server", topic: Topic, channel: Channel, ids: 
     """Where in the topic of a channel these messages lie, those that are there. Raises HTTPError."""
     carried: list[int] = []
     if topic.log.has_carried_forward:
-        carried = channel.waiting_before(topic.log.first_sequence)
+        carried = channel.messages.waiting_before(topic.log.first_sequence)
     try:
         work = partial(find_ids, topic.store, [int(message_id, 16) for message_id in ids], carried)
         found = await server.readers.call(topic, work)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...http import HTTPError, Request, Response, Route
 from ...log import Log, LogReadError, RecordBatch
 from ...log.gaps import Gap
-from ...log.inspection.selection import Selection
 from ...log.raw import encode_raw
 from ...log.records import RawRecord
+from ...log.selection import Selection
 from ..positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
 from ..readers import Reading
 from ..state.topic import Topic

@@ -18,8 +18,9 @@ from ..positions import EARLIEST, Position
 from ..readers import Readers
 from ..state.batch import Batch
 from ..state.channel import Channel
+from ..state.channel_messages import STATES, State, Waiting
 from ..state.record_metadata import only_channel
-from ..state.seeking import STATES, Move, State, Waiting
+from ..state.seek import Move
 from ..state.topic import Topic
 from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
@@ -57,7 +58,7 @@ class SeekEndpoints:
         count = whole_number(request, "max_messages", least=1) or DEFAULT_PEEK_MESSAGES
         if count > MAX_PEEK_MESSAGES:
             raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
-        every = chain.from_iterable(map(channel.peek, _states(request)))
+        every = chain.from_iterable(map(channel.messages.peek, _states(request)))
         lines = WaitingLines(self._server.readers, topic, channel, list(islice(every, count)))
         return Response(body=lines.pieces(), content_type=NDJSON)
 

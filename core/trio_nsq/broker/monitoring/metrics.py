@@ -101,10 +101,12 @@ CHANNEL_METRICS = (
     ChannelMetric(
         "nsq_channel_expired_total",
         "Messages dropped: they had waited for longer than the topic's ttl_ms.",
-        lambda c: c.expired_count,
+        lambda c: c.messages.expired_count,
     ),
     ChannelMetric(
-        "nsq_channel_dropped_total", "Messages dropped: there were too many.", lambda c: c.dropped_count
+        "nsq_channel_dropped_total",
+        "Messages dropped: there were too many.",
+        lambda c: c.messages.dropped_count,
     ),
     ChannelMetric(
         "nsq_channel_dead_letters_total",
@@ -244,12 +246,12 @@ class MetricsExposition:
             self._oldest[channel] = sequence, timestamp_ns
 
     def _look_up(self, channel: Channel, unknown: list[tuple[Channel, int]]) -> None:
-        sequence = channel.oldest_unfinished
+        sequence = channel.messages.oldest
         known, _ = self._oldest.get(channel, (None, 0))
         if sequence is None:
             self._oldest[channel] = None, 0
         elif sequence != known:
-            timestamp_ns = channel.timestamp_in_memory(sequence)
+            timestamp_ns = channel.read_ahead.timestamp_in_memory(sequence)
             if timestamp_ns is None:
                 self._oldest.pop(channel, None)
                 unknown.append((channel, sequence))

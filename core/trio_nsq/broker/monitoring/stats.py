@@ -7,6 +7,7 @@ from typing import Any
 from ..server import Server
 from ..session.session import Session
 from ..state.channel import Channel
+from ..state.channel_messages import ChannelMessages
 from ..state.quantiles import Sketch
 from ..state.settings import TopicSettings, as_json
 from ..state.topic import Topic
@@ -145,7 +146,7 @@ class _Figures:
                 "dead_letter_count": channel.dead_letter_count,
                 "given_up_count": channel.given_up_count,
             }
-        return stats | _losses(topic.settings, channel)
+        return stats | _losses(topic.settings, channel.messages)
 
     def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
         """Of all these channels together; without any there are no percentiles."""
@@ -176,7 +177,7 @@ def _switched_on(settings: TopicSettings) -> dict[str, Any]:
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
 
-def _losses(settings: TopicSettings, where: Topic | Channel) -> dict[str, int]:
+def _losses(settings: TopicSettings, where: Topic | ChannelMessages) -> dict[str, int]:
     """What was dropped there, if the topic's settings let it be, or did."""
     losses = {}
     if settings.ttl_ms or where.expired_count:

@@ -324,7 +324,6 @@ class Session(PolledEndpoint):
         if isinstance(command, Finish):
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
                 self.answer(failure_frames("FIN", failed))
-            self._services.broker.changed.add(channel.topic.name)
         elif isinstance(command, Ready):
             subscription.ready(command.count if self.protocol_state is State.SUBSCRIBED else 0)
         elif isinstance(command, Requeue):
@@ -333,7 +332,6 @@ class Session(PolledEndpoint):
                 self.answer(failure_frames("REQ", [(command.id, why_not)]))
             elif command.delay_ms:
                 self._timers.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
-            self._services.broker.changed.add(channel.topic.name)
         elif isinstance(command, Touch):
             longest_ms = self._services.options.limits.max_msg_timeout_ms
             if why_not := channel.touch(consumer, command.id, self._timers.now_ns(), longest_ms):

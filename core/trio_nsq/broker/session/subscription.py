@@ -66,7 +66,7 @@ class Subscription:
     def ready(self, count: int) -> None:
         """RDY: take so many messages at a time."""
         self.consumer.ready_count = count
-        self.channel.refresh(self.consumer)
+        self.channel.dispatcher.refresh(self.consumer)
         if self._held_bytes and not self._can_take_more():
             self.flush()  # what was held back waits for more that will not come
 
@@ -95,10 +95,10 @@ class Subscription:
         self._buffer.flush()
         if self._buffer.full:
             self.consumer.blocked = True
-            self.channel.refresh(self.consumer)
+            self.channel.dispatcher.refresh(self.consumer)
 
     def unblock(self) -> None:
         """The client has taken everything: let it have messages again."""
         self.consumer.blocked = False
-        self.channel.refresh(self.consumer)
+        self.channel.dispatcher.refresh(self.consumer)
         self._delivery.deliver(self.channel)

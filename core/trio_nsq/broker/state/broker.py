@@ -68,14 +68,14 @@ class Broker:
         topics: By name.
         unavailable: Why a topic cannot be used, by name. It has files, and so keeps its name; nothing but a deletion
             touches them.
-        changed: Names of topics whose state differs from what was last saved; the owner clears it.
+        changed: Names of topics that have changed, see `Version`; the owner removes those that it saves.
         never_saved: Topics whose state was never saved: a crash would take them, unless they have messages. The
             owner clears it.
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
-        publishable: Topics that need not be made, saved or waited for before something is published to them, by name. The
-            owner adds them.
+        publishable: Topics that need not be made, saved or waited for before something is published to them, by name.
+            The owner adds them.
         deleting: Names of topics that are being deleted.
         stopping: The broker stops: no topic is served any more.
         waits_for_disk: As of its topics, which are made after it is set.
@@ -143,6 +143,7 @@ class Broker:
         """Let a topic be used, which was never saved as far as is known."""
         self.topics[topic.name] = topic
         if not topic.ephemeral:
+            topic.version.report_to(self.changed, topic.name)
             self.changed.add(topic.name)
             self.never_saved.add(topic)
         self.on_names_changed(topic.name, None)
@@ -153,8 +154,6 @@ class Broker:
         known = name in topic.channels
         channel = topic.add_channel(name, private=private)
         if not known:
-            if not channel.ephemeral:
-                self.changed.add(topic_name)
             self.watch(channel, channel.next_deadline_ns)
             self.on_names_changed(topic_name, name)
         return channel
@@ -173,7 +172,6 @@ class Broker:
         if topic is None:
             return
         topic.remove_channel(channel)
-        self.changed.add(topic.name)
         self._forget(channel)
         self.on_names_changed(topic.name, channel.name)
         waited_for = channel.private and topic.high_watermark < topic.end
@@ -187,6 +185,7 @@ class Broker:
             self.publishable.pop(topic.name, None)
             for channel in topic.channels.values():
                 self._forget(channel)
+            topic.version.report_to(None, "")
             topic.close()
             topic.log.close()
             self.changed.discard(topic.name)

@@ -5,19 +5,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from .version import Version
+
 
 class Cursor:
     """The next sequence never delivered, and the *holes* past it: [start, end), not to be delivered from there.
+
+    Args:
+        position: Where it begins.
+        version: The channel's; None: it is a copy, which is not saved.
 
     Attributes:
         position: The next sequence; never in a hole.
         hole_messages: So many are in holes.
     """
 
-    __slots__ = ("_holes", "hole_messages", "position")
+    __slots__ = ("_holes", "_version", "hole_messages", "position")
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, version: Version | None = None) -> None:
         self.position = position
+        self._version = version or Version()
         self.hole_messages = 0
         # Ascending, apart from each other, none beginning at the position.
         self._holes: deque[tuple[int, int]] = deque()
@@ -39,6 +46,7 @@ class Cursor:
 
     def move_to(self, sequence: int) -> None:
         """Go on up to `sequence`, and over the hole there if there is one; never back."""
+        self._version.increment()  # whatever changes the cursor ends with this
         self.position = max(self.position, sequence)
         while self._holes and self._holes[0][0] <= self.position:
             start, end = self._holes.popleft()

@@ -15,6 +15,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from .batch import Batch
+from .version import Version
 
 _BLOCK_MESSAGES = 1024
 _MAX_ATTEMPTS = 0xFFFF
@@ -134,9 +135,13 @@ class DeferredMessages:
     """The deferred messages of a channel, ordered by due time, then by arrival.
 
     Iterating yields (due_ns, sequence, attempts) in this order.
+
+    Args:
+        version: The channel's; None: this is a copy, which is not saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: Version | None = None) -> None:
+        self._version = version or Version()
         self._blocks: list[Block] = []  # none is empty
         self._count = 0
         self._held: dict[int, Batch] = {}  # by sequence, for messages that only memory has
@@ -180,6 +185,7 @@ class DeferredMessages:
     def append(self, part: Block, held: dict[int, Batch]) -> None:
         """Append a block whose messages are due after all messages here. The caller must not change it any more."""
         if part:
+            self._version.increment()
             self._blocks.append(part)
             self._count += len(part)
             self._held.update(held)
@@ -194,6 +200,7 @@ class DeferredMessages:
 
     def merge(self, others: DeferredMessages) -> None:
         """Add all messages of `others`, which must not be used afterwards; fast if one of the two is small."""
+        self._version.increment()
         if len(others) > len(self):
             self._blocks, others._blocks = others._blocks, self._blocks
             self._held, others._held = others._held, self._held
@@ -210,6 +217,7 @@ class DeferredMessages:
             attempts: How often each of them was delivered; stored as at most 65535.
             held: The batch that holds them, if only memory has it.
         """
+        self._version.increment()
         self._count += len(sequences)
         if held is not None:
             self._held.update(dict.fromkeys(sequences, held))
@@ -265,12 +273,15 @@ class DeferredMessages:
         return released
 
     def _take(self, part: Block) -> Iterator[Released]:
+        if part:
+            self._version.increment()
         self._count -= len(part)
         for sequence, attempts in zip(part.sequence, part.attempts, strict=True):
             yield Released(sequence, attempts, self._held.pop(sequence, None) if self._held else None)
 
     def clear(self) -> None:
         """Remove all messages."""
+        self._version.increment()
         self._blocks.clear()
         self._held.clear()
         self._count = 0

@@ -19,6 +19,7 @@ from operator import attrgetter
 from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
 from .batch import Batch
 from .record_metadata import Reason
+from .version import Version
 from .withdrawn import Withdrawn
 
 LOOKED_AT = 1000
@@ -131,11 +132,13 @@ class InFlight:
 
     Attributes:
         count: Messages.
+        version: The channel's, which sets it.
     """
 
-    __slots__ = ("_apart", "_ascends", "_by_id", "_deliveries", "_runs", "count")
+    __slots__ = ("_apart", "_ascends", "_by_id", "_deliveries", "_runs", "count", "version")
 
     def __init__(self) -> None:
+        self.version = Version()
         self.count = 0
         self._deliveries: dict[Delivery, None] = {}  # all, in the order of their deadlines
         self._runs: deque[Delivery] = deque()  # of these, those that are runs, in the same order
@@ -159,6 +162,7 @@ class InFlight:
 
     def put(self, delivery: Delivery) -> None:
         """Add what was sent; no deadline in here is later."""
+        self.version.increment()
         self._deliveries[delivery] = None
         self.count += delivery.left
         if delivery.left > 1:
@@ -173,6 +177,7 @@ class InFlight:
 
     def clear(self) -> None:
         """Forget all."""
+        self.version.increment()
         self.count = self._apart = 0
         self._deliveries.clear()
         self._runs.clear()
@@ -185,6 +190,7 @@ class InFlight:
 
         `finished` is told how many messages of which delivery were.
         """
+        self.version.increment()
         failed: list[bytes] = []
         at, end = 0, len(lines)
         while at < end:
@@ -291,6 +297,7 @@ class InFlight:
 
     def take(self, message_id: bytes) -> tuple[int, Delivery] | None:
         """Forget one message; its sequence, and what it was sent with. None if it is not in flight."""
+        self.version.increment()
         if self._comes_next(message_id):
             run = self._runs[0]
             sequence = run.begins_at
@@ -335,6 +342,8 @@ class InFlight:
             due.append(delivery)
             count += delivery.left
         taken: list[tuple[int, Delivery]] = []
+        if due:
+            self.version.increment()
         for delivery in due:
             sequences = list(islice(self._left_of(delivery), at_most - len(taken)))
             taken += [(sequence, delivery) for sequence in sequences]

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import NamedTuple
 
+from .version import Version
+
 _NS_PER_S = 1_000_000_000
 MAX_PRODUCERS = 10_000
 """As many are remembered, some 60 bytes each in every saved state."""
@@ -36,11 +38,15 @@ class Producers:
 
     Times are Unix nanoseconds, by the clock that the messages' timestamps are by.
 
+    Args:
+        version: The topic's.
+
     Attributes:
         forgotten: The names of the last hundred that had to make room for others. Who reports them removes them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: Version) -> None:
+        self._version = version
         self._last: OrderedDict[str, LastBatch] = OrderedDict()  # the one that is unused longest first
         self._used_ns: dict[str, int] = {}  # when each was used last; 0: an older program did not save it
         self.forgotten: deque[str] = deque(maxlen=_FORGOTTEN)
@@ -71,6 +77,7 @@ class Producers:
         if known is None or known < last.number:
             self._last[last.producer] = last
         self._use(last.producer, at_ns)
+        self._version.increment()
         while len(self._last) > MAX_PRODUCERS and self._is_old(at_ns):
             oldest, _ = self._last.popitem(last=False)
             del self._used_ns[oldest]
@@ -80,6 +87,7 @@ class Producers:
         """Make room at once, for one who is done."""
         self._last.pop(producer, None)
         self._used_ns.pop(producer, None)
+        self._version.increment()
 
     def _use(self, producer: str, at_ns: int) -> None:
         self._used_ns[producer] = at_ns

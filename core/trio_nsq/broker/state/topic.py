@@ -21,12 +21,14 @@ from .batch import make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .checkpoint import STATE_FORMAT, Checkpoint
-from .deferred import Waiting, WaitingMessages
+from .deferred import Waiting
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
 from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .topic_view import TopicView
+from .undistributed import UndistributedMessages
+from .version import Version
 
 _NS_PER_MS = 1_000_000
 
@@ -42,7 +44,6 @@ def _give(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) 
         for waiting in deferred:
             sequences = waiting.sequences
             if waiting.channel is None or waiting.channel == channel.name:
-                channel.arrived(len(sequences))
                 channel.arrived_deferred(sequences, waiting.due_ns, waiting.held)
             else:
                 channel.skip(sequences.start, sequences.stop)
@@ -60,6 +61,7 @@ class Topic:
         defaults: Its settings, but for those that `configure` changes.
 
     Attributes:
+        version: Counts the changes of what a checkpoint saves of it.
         view: What its channels know of it.
         store: Its messages.
         paused: Nothing is distributed.
@@ -72,8 +74,6 @@ class Topic:
         may_refuse: Whether `why_full` ever says anything, or it is held back.
         may_drop: Whether `make_room` ever does anything.
         producers: What those that number their batches have published.
-        moved_dead_letters: Dead letters that left its channels since the last checkpoint, which still has them: the
-            dead-letter topic they are in, and the metadata they have there.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
 
@@ -90,10 +90,11 @@ class Topic:
         self.log = log
         self.ephemeral = is_ephemeral(name)
         self._first = log.first_sequence
+        self.version = Version()
         self.view = TopicView(name, self.ephemeral, e2e_window_ns, self._first, log.next_sequence)
         self.store = MessageStore(name, log, cache, mem_queue_size)
         self._defaults = defaults
-        self._changes: dict[str, Any] = {}  # settings of its own, by name
+        self._own_settings: dict[str, Any] = {}  # by name
         self.held_back = ""
         self.configure({})
         self.channels: dict[str, Channel] = {}
@@ -103,33 +104,36 @@ class Topic:
         self.expired_count = 0
         self.dropped_count = 0
         self.has_distributed_deferred = False
-        # Deferred by their publisher, or for one channel only, and behind the high watermark.
-        self._waiting = WaitingMessages()
-        self.producers = Producers()
-        self.moved_dead_letters: list[tuple[Topic, bytes]] = []
+        self._undistributed = UndistributedMessages(self.view, self.version)
+        self.producers = Producers(self.version)
+        # Dead letters that left its channels since the last checkpoint, which still has them: the dead-letter topic
+        # they are in, and the metadata they have there.
+        self._moved_dead_letters: list[tuple[Topic, bytes]] = []
         # The first sequence of the dead letters here, by their metadata, whose channels may yet have them in
         # their saved states, ascending.
         self._unconfirmed: dict[bytes, int] = {}
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
-        self.settings, self._changes = change(self._defaults, self._changes, changes)
+        self.settings, self._own_settings = change(self._defaults, self._own_settings, changes)
+        self.version.increment()
         self.view.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
         self.view.is_limited = self.settings.is_limited
         self.may_drop = self.settings.drops
-        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.may_drop)
+        self._find_may_refuse()
 
     def hold_back(self, reason: str) -> None:
-        """Let nothing be published until its state is saved."""
+        """Let nothing be published until its state is saved; an empty reason: let it be."""
         self.held_back = reason
-        self.configure({})
+        self._find_may_refuse()
+
+    def _find_may_refuse(self) -> None:
+        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.may_drop)
 
     @property
     def depth(self) -> int:
         """Messages waiting for a channel, or for the pause to end."""
-        point = self.view.high_watermark
-        # A bounded memory may have lost the place of a deferred message, though not the message.
-        return self.view.end - point - self._waiting.messages_from(point)
+        return self._undistributed.depth
 
     @property
     def is_finished(self) -> bool:
@@ -165,6 +169,7 @@ class Topic:
         """Take records that are now in the log: remember them decoded, and distribute them."""
         view = self.view
         start, view.end = view.end, records[-1].next_sequence
+        self.version.increment()
         for record in records:
             self.message_count += record.count
             view.message_bytes += record.messages.body_bytes
@@ -182,7 +187,7 @@ class Topic:
             if batch.due_ns:
                 held = batch if self.ephemeral else None
                 sequences = range(batch.base_sequence, batch.next_sequence)
-                self._waiting.add(Waiting(sequences, batch.due_ns, batch.channel, held))
+                self._undistributed.defer(Waiting(sequences, batch.due_ns, batch.channel, held))
             else:
                 self.store.remember(batch)
 
@@ -200,28 +205,24 @@ class Topic:
             self._first = self.log.first_sequence
             self.view.high_watermark = max(self.view.high_watermark, self._first)
             for channel in self.channels.values():
-                channel.move_to(self._first)
+                channel.messages.cursor.move_to(self._first)
 
     def distribute(self) -> None:
         """Let the channels have what is behind the high watermark, unless it is frozen."""
-        end, point = self.view.end, self.view.high_watermark
         channels = self._shared if self._private else self.channels.values()
         if self.paused or not channels:
             return
-        if not self._waiting:
-            self.view.high_watermark = end
+        count, deferred = self._undistributed.take()
+        if deferred:
+            self.has_distributed_deferred = True
+            _give(channels, count, deferred)
+        else:
             for channel in channels:
-                channel.arrived(end - point)
-            return
-        self.has_distributed_deferred = True
-        count = self.depth
-        self.view.high_watermark = end
-        _give(channels, count, list(self._waiting))
-        self._waiting = WaitingMessages()
+                channel.arrived(count)
 
     def _show(self, start: int) -> None:
         """Let the private channels have what was accepted from `start` on."""
-        new = list(self._waiting.since(start))
+        new = self._undistributed.deferred_since(start)
         self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
         _give(self._private.values(), count, new)
@@ -278,19 +279,19 @@ class Topic:
             for channel in channels.values():
                 waiting = channel.depth + (0 if channel.private else self.depth)
                 if (excess := waiting - limits.max_messages) > 0:
-                    channel.drop_oldest(min(excess, channel.ready_count))
+                    channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
             if self.may_drop and (excess := self.depth - limits.max_messages) > 0:
-                self.dropped_count += self._pass_over(self._after_waiting(excess))
+                self.dropped_count += self._pass_over(self._undistributed.after(excess))
         if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
             sequence = self.log.last_bytes(limits.max_bytes)
             for channel in channels.values():
-                channel.drop_before(sequence)
+                channel.messages.drop_before(sequence)
             if self.may_drop:
                 self.dropped_count += self._pass_over(sequence)
 
     def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
         """The settings that `configure` would put in force. Raises SettingsError."""
-        return change(self._defaults, self._changes, changes)[0]
+        return change(self._defaults, self._own_settings, changes)[0]
 
     def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
         """How many messages other settings would drop at once: each counts once for every channel that loses it.
@@ -306,13 +307,14 @@ class Topic:
         if limited and settings.max_bytes and self.log.bytes_from(self.oldest_waiting) > settings.max_bytes:
             too_many = self.log.last_bytes(settings.max_bytes)
         most = settings.max_messages if limited and settings.max_messages else None
-        total = self._lost(self.depth, self.depth, most, self._count_before(max(too_many, expired_before)))
+        passed = self._undistributed.count_before(max(too_many, expired_before))
+        total = self._lost(self.depth, self.depth, most, passed)
         for channel in self._shared:
             lost = max(
-                channel.count_before(too_many, requeued=False),
-                channel.count_before(expired_before, requeued=True),
+                channel.messages.count_before(too_many, requeued=False),
+                channel.messages.count_before(expired_before, requeued=True),
             )
-            total += self._lost(channel.depth + self.depth, channel.ready_count, most, lost)
+            total += self._lost(channel.depth + self.depth, channel.messages.ready_count, most, lost)
         return total
 
     @staticmethod
@@ -320,44 +322,20 @@ class Topic:
         """How many of `ready` messages go if `most` of the `waiting` may stay, and `passed` of them go anyway."""
         return max(passed, 0 if most is None else min(waiting - most, ready))
 
-    def _count_before(self, sequence: int) -> int:
-        """How many of the messages that `depth` counts are below `sequence`."""
-        point = self.view.high_watermark
-        if (sequence := min(sequence, self.view.end)) <= point:
-            return 0
-        return sequence - point - self._waiting.messages_from(point) + self._waiting.messages_from(sequence)
-
     def expire_before(self, sequence: int) -> None:
         """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
         for channel in self.channels.values():
-            channel.expire_before(sequence)
+            channel.messages.expire_before(sequence)
         self.expired_count += self._pass_over(sequence)
 
-    def _after_waiting(self, count: int) -> int:
-        """The sequence after the first `count` of the messages that `depth` counts."""
-        to = self.view.high_watermark
-        for waiting in self._waiting:
-            start = waiting.sequences.start
-            if to + count < start:
-                break
-            if start >= to:
-                count, to = count - (start - to), waiting.sequences.stop
-        return to + count
-
     def _pass_over(self, sequence: int) -> int:
-        """Move the high watermark, and count what that drops. What waits for its time does so further on."""
-        for waiting in self._waiting:
-            if waiting.sequences.start < sequence < waiting.sequences.stop:
-                sequence = waiting.sequences.stop
-        sequence = min(sequence, self.view.end)
+        """Drop what is behind the high watermark and before `sequence`; returns how many messages that were."""
         point = self.view.high_watermark
-        if sequence <= point:
-            return 0
-        before = self.depth
-        for channel in self._shared:
-            channel.skip(point, sequence)
-        self.view.high_watermark = sequence
-        return before - self.depth
+        dropped = self._undistributed.pass_over(sequence)
+        if self.view.high_watermark > point:
+            for channel in self._shared:
+                channel.skip(point, self.view.high_watermark)
+        return dropped
 
     # ------------------------------------------------------------------ operators
 
@@ -375,9 +353,14 @@ class Topic:
                 self.view, self.store, name, self.view.end, private=True
             )
         else:
-            channel = self.channels[name] = Channel(self.view, self.store, name, self.view.high_watermark)
+            channel = self.channels[name] = self._make_channel(name, self.view.high_watermark)
+            if not channel.ephemeral:
+                self.version.increment()
             self.distribute()
         return channel
+
+    def _make_channel(self, name: str, cursor: int, *, private: bool = False) -> Channel:
+        return Channel(self.view, self.store, name, cursor, Version(self.version), private=private)
 
     def remove_channel(self, channel: Channel) -> None:
         """Delete a channel: its messages are dropped, its consumers' connections closed."""
@@ -388,19 +371,22 @@ class Topic:
                 channel.remove(consumer)
                 consumer.subscriber.close()
             channel.empty()  # an alarm may yet keep it in memory for a while
+            self.version.increment()
 
     def pause(self) -> None:
         """Freeze the high watermark."""
         self.paused = True
+        self.version.increment()
 
     def unpause(self) -> None:
         """Let it move on."""
         self.paused = False
+        self.version.increment()
         self.distribute()
 
     def plan_configure(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> None:
         """Have a checkpoint save what `configure` would do. Raises SettingsError."""
-        checkpoint.settings, own = change(self._defaults, self._changes, changes)
+        checkpoint.settings, own = change(self._defaults, self._own_settings, changes)
         checkpoint.change_topic(settings=own)
 
     def plan_empty(self, checkpoint: Checkpoint) -> None:
@@ -415,14 +401,13 @@ class Topic:
         """Drop what is behind the high watermark; channels keep what they have."""
         for channel in self._shared:
             channel.skip(self.view.high_watermark, self.view.end)
-        self._waiting = WaitingMessages()
-        self.view.high_watermark = self.view.end
+        self._undistributed.clear()
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
-        for topic, metadata in self.moved_dead_letters:
+        for topic, metadata in self._moved_dead_letters:
             topic.confirm_moved(metadata)  # no saved state has them any more
-        self.moved_dead_letters.clear()
+        self._moved_dead_letters.clear()
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self.store.clear()
@@ -436,31 +421,40 @@ class Topic:
                 "format": STATE_FORMAT,
                 "name": self.name,
                 "paused": self.paused,
-                "settings": self._changes,
+                "settings": self._own_settings,
                 "distribution_point": self.view.high_watermark,
                 "end": self.view.end,
                 "settled": self._confirmed_before,
                 "producers_used": self.producers.used_s(),
             },
-            self._waiting.copy(),
+            self._undistributed.copy_deferred(),
             self.producers.state(),
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
-            len(self.moved_dead_letters),
+            len(self._moved_dead_letters),
             self.settings,
         )
 
-    def saved(self, checkpoint: Checkpoint) -> "list[Topic]":
-        """Take note that a checkpoint is on disk; returns the topics that have to be saved for that reason."""
+    def saved(self, checkpoint: Checkpoint) -> None:
+        """Act on a checkpoint that is on disk: publishing may go on, and dead letters that it lacks are confirmed."""
         if self.held_back:
             self.hold_back("")
-        moved = self.moved_dead_letters[: checkpoint.moved_letters]
-        del self.moved_dead_letters[: checkpoint.moved_letters]
+        moved = self._moved_dead_letters[: checkpoint.moved_letters]
+        del self._moved_dead_letters[: checkpoint.moved_letters]
         for topic, metadata in moved:
             topic.confirm_moved(metadata)
-        return list({topic: None for topic, _ in moved})
 
     # ------------------------------------------------------------------ dead letters
+
+    @property
+    def has_moved_dead_letters(self) -> bool:
+        """Dead letters have left its channels since the last checkpoint, which still has them."""
+        return bool(self._moved_dead_letters)
+
+    def record_moved(self, topic: "Topic", metadata: bytes) -> None:
+        """Tell a dead-letter topic, after the next checkpoint, that its letters with this metadata are not here."""
+        self._moved_dead_letters.append((topic, metadata))
+        self.version.increment()
 
     @property
     def _confirmed_before(self) -> int:
@@ -473,7 +467,8 @@ class Topic:
 
     def confirm_moved(self, metadata: bytes) -> None:
         """Take note that dead letters are not in the saved state of the channel they come from any more."""
-        self._unconfirmed.pop(metadata, None)
+        if self._unconfirmed.pop(metadata, None) is not None:
+            self.version.increment()
 
     def snapshot(self) -> dict[str, Any]:
         """The same at once, as JSON data: for a topic that nobody waits for."""
@@ -520,7 +515,7 @@ class Topic:
                 metadata = next((r.metadata for r in read if r.base_sequence == header.base_sequence), b"")
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
-                self._waiting.add(Waiting(sequences, header.due_ns, only_channel(metadata)))
+                self._undistributed.defer(Waiting(sequences, header.due_ns, only_channel(metadata)))
             if batch := batch_number(metadata):
                 if header.base_sequence >= new:
                     self.producers.record(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
@@ -539,9 +534,10 @@ class Topic:
         for first, after, due_ns, *only in state["waiting_deferred"]:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
-                self._waiting.add(Waiting(sequences, int(due_ns), str(*only) if only else None))
+                self._undistributed.defer(Waiting(sequences, int(due_ns), str(*only) if only else None))
         self.producers.restore(state.get("producers", []), state.get("producers_used", []), end)
         for channel_state in state["channels"]:
-            channel = Channel.restore(self.view, self.store, channel_state, end)
-            channel.move_to(self._first)
+            channel = self._make_channel(str(channel_state["name"]), min(int(channel_state["cursor"]), end))
+            channel.restore(channel_state, end)
+            channel.messages.cursor.move_to(self._first)
             self.channels[channel.name] = channel

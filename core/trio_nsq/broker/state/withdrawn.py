@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from .batch import Batch
 from .record_metadata import Reason
+from .version import Version
 
 
 class Withdrawn(NamedTuple):
@@ -28,9 +29,15 @@ class WithdrawnMessages:
     """A channel's messages withdrawn from delivery; exhausted ones wait for the dead-letter mover.
 
     Iterating yields all of them, whether the mover has taken them or not.
+
+    Args:
+        version: The channel's.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_taken", "_version", "_waiting")
+
+    def __init__(self, version: Version) -> None:
+        self._version = version
         self._waiting: deque[Withdrawn] = deque()
         self._taken: dict[int, Withdrawn] = {}
 
@@ -53,6 +60,7 @@ class WithdrawnMessages:
     def give_up(self, message: Withdrawn) -> None:
         """Let a message wait."""
         self._waiting.append(message)
+        self._version.increment()
 
     def take(self, at_most: int) -> list[Withdrawn]:
         """Take messages, those that waited longest."""
@@ -65,11 +73,13 @@ class WithdrawnMessages:
         found = [message for message in self._waiting if message.sequence in sequences]
         if found:
             self._waiting = deque(message for message in self._waiting if message.sequence not in sequences)
+            self._version.increment()
         return found
 
     def hold(self, messages: Iterable[Withdrawn]) -> None:
         """Count messages that do not wait here as taken."""
         self._taken.update((message.sequence, message) for message in messages)
+        self._version.increment()
 
     def release(self, messages: Iterable[Withdrawn]) -> list[Withdrawn]:
         """Forget messages that were taken; returns those that were not forgotten meanwhile."""
@@ -77,15 +87,20 @@ class WithdrawnMessages:
         released = [message for message in messages if self._taken.get(message.sequence) is message]
         for message in released:
             del self._taken[message.sequence]
+        if released:
+            self._version.increment()
         return released
 
     def take_all_waiting(self) -> list[Withdrawn]:
         """Forget those that wait, and return them."""
         waiting = list(self._waiting)
         self._waiting.clear()
+        if waiting:
+            self._version.increment()
         return waiting
 
     def clear(self) -> None:
         """Forget all, also what is taken."""
         self._waiting.clear()
         self._taken.clear()
+        self._version.increment()

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from errno import EIO
-from itertools import count, takewhile
+from itertools import takewhile
 from operator import attrgetter
 
 import trio
@@ -110,8 +110,9 @@ class Checkpointer:
         self._folder = folder
         self._ids = ids
         self._reserving = trio.Lock()
-        self._tickets = count()
-        self._saved: dict[Topic, int] = {}  # the ticket at which the state last saved was taken
+        self._saved: dict[Topic, int] = {}  # the version of the state last saved
+        # Names of topics that are to be saved though they have not changed: something failed, or messages may go.
+        self._due: set[str] = set()
         self._locks: dict[Topic, trio.Lock] = {}
         self._changes: dict[Topic, list[_Change]] = {}  # that wait for the lock, in its order
 
@@ -188,27 +189,31 @@ class Checkpointer:
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, as it is now or later, is on disk.
 
-        Waiting callers are served by one write. What the log need not keep any more is deleted from it; if that
-        fails, it is logged and noted, and tried again at the next checkpoint.
+        Callers that wait for the same version are served by one write. What the log need not keep any more is deleted
+        from it. If that fails, it is logged, and tried again at the next checkpoint.
 
         Raises:
             SaveError: It is not; likewise.
         """
-        if topic.ephemeral or self._broker.topics.get(topic.name) is not topic:
-            self._broker.changed.discard(topic.name)
+        version = topic.version.number
+        if topic.ephemeral:
             return
-        ticket = next(self._tickets)
         async with self.locked(topic):
-            if self._saved.get(topic, -1) > ticket or self._broker.topics.get(topic.name) is not topic:
-                return
-            await self._save(topic)
+            is_there = self._broker.topics.get(topic.name) is topic
+            if is_there and (self._saved.get(topic, -1) < version or topic.name in self._due):
+                await self._save(topic)
+
+    def is_saved(self, topic: Topic) -> bool:
+        """Whether a topic has not changed since it was saved."""
+        return self._saved.get(topic) == topic.version.number
 
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with changes, and make these."""
         try:
             await self.retention.look(topic)
-            self._saved[topic] = next(self._tickets)
+            self._saved[topic] = topic.version.number
             self._broker.changed.discard(topic.name)
+            self._due.discard(topic.name)
             checkpoint = topic.checkpoint()
             for change in changes:
                 change.put_into(checkpoint)
@@ -222,7 +227,7 @@ class Checkpointer:
             )
         except BaseException as exc:  # cancelled, too: then nothing was written
             self._saved.pop(topic, None)
-            self._broker.changed.add(topic.name)
+            self._due.add(topic.name)
             if not isinstance(exc, Exception):
                 raise
             if not isinstance(exc, OSError):  # a defect of ours: it ends neither the broker nor the next save
@@ -235,15 +240,15 @@ class Checkpointer:
         self._broker.never_saved.discard(topic)
         for change in changes:
             change.make()
-            # By what happened since the checkpoint; and the second copy of the state lacks the change.
-            self._broker.changed.add(topic.name)
-        self._broker.changed.update(other.name for other in topic.saved(checkpoint))
+            # It has changed by what happened since the checkpoint; and the second copy of the state lacks the change.
+            self._due.add(topic.name)
+        topic.saved(checkpoint)
         self.retention.schedule.look_at(topic.name, look_at_ns)
         if error is None:
             self.error = ""
         else:
             self._report_error(str(error))
-            self._broker.changed.add(topic.name)  # it is tried again at the next checkpoint
+            self._due.add(topic.name)  # it is tried again at the next checkpoint
 
     def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
         """Save a topic's state, and let its log lose what nobody needs any more.
@@ -304,7 +309,7 @@ class Checkpointer:
             return
         for number, topic in enumerate(list(self._broker.topics.values())):
             if not topic.ephemeral and self.retention.has_room_to_give(topic):
-                self._broker.changed.add(topic.name)
+                self._due.add(topic.name)
             if number % _TOPICS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
 
@@ -312,32 +317,32 @@ class Checkpointer:
         """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
         for name in self.retention.schedule.take_due(self._now_ns()):
             topic = self._broker.topics.get(name)
-            if topic is None or name in self._broker.changed:
+            if topic is None or name in self._broker.changed or name in self._due:
                 continue
             async with self.locked(topic):
                 is_there = self._broker.topics.get(name) is topic
                 try:
                     if is_there and not topic.ephemeral and await self.retention.has_work(topic):
-                        self._broker.changed.add(name)
+                        self._due.add(name)
                 except Exception:
                     # A defect of ours: the save that follows says what is wrong, and the others are looked at.
                     logger.exception("topic %s: retention failed", name)
-                    self._broker.changed.add(name)
+                    self._due.add(name)
 
     async def save_all(self) -> None:
         """Save everything, for the last time."""
-        self._broker.changed.update(self._broker.topics)
+        self._due.update(self._broker.topics)
         await self._save_changed(_WRITERS_AT_THE_END)
         await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use
 
     async def _save_changed(self, writers: int) -> None:
-        names = iter(list(self._broker.changed))
+        names = iter(self._broker.changed | self._due)
 
         async def work() -> None:
             for name in names:
                 topic = self._broker.topics.get(name)
-                if topic is None:
-                    self._broker.changed.discard(name)
+                if topic is None or topic.ephemeral:
+                    self._due.discard(name)
                     continue
                 try:
                     await self.save(topic)

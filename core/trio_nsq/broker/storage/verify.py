@@ -10,7 +10,7 @@ from typing import Any
 
 from ...log import Files, MemoryLog
 from ...log.inspection.carried_forward import scan_carried_forward
-from ...log.inspection.segments import NOT_SERVED, Finding, Kind
+from ...log.inspection.findings import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache

@@ -36,7 +36,7 @@ from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
 from ...untrusted_json import decode_json
 from ..errors import BrokerError, ConnectionFailed, ConnectionLost
-from .codecs import Layers, TLSError, TLSLayer, client_context
+from .codecs import CodecStack, TLSCodec, TLSError
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
@@ -126,7 +126,7 @@ class Connection:
         self._stream = stream
         self._settings = settings
         self._reader = FrameReader(max_frame_bytes)
-        self._layers = Layers()
+        self._codecs = CodecStack()
         self._outgoing: list[bytes] = []
         self._wake = trio.Event()
         self._at_end = False
@@ -173,8 +173,8 @@ class Connection:
     async def _start_tls(self) -> None:
         host, _ = parse_address(self.address)
         try:
-            session = TLSLayer(client_context(self._settings), host)
-        except (ValueError, OSError) as error:  # such as a file that is there no longer; it may come back
+            session = TLSCodec(self._settings.client_context(), host)
+        except (ValueError, OSError) as error:  # such as a file that is missing; it may come back
             raise await self._failed(str(error)) from error
         received = self._reader.take_buffered()
         async with self._handshake():
@@ -190,7 +190,7 @@ class Connection:
                     raise ConnectionLost(
                         self.address, "the broker closed the connection in the TLS handshake"
                     )
-            self._layers.add(session)
+            self._codecs.add(session)
             for piece in session.decode(b""):
                 self._reader.receive_data(piece)
             await self._expect_ok()
@@ -198,7 +198,7 @@ class Connection:
     async def _compress(self, codec: Codec) -> None:
         received = self._reader.take_buffered()
         async with self._handshake():
-            self._layers.add(codec)
+            self._codecs.add(codec)
             for piece in codec.decode(received):
                 self._reader.receive_data(piece)
             await self._expect_ok()
@@ -237,16 +237,16 @@ class Connection:
             raise ConnectionFailed(self.address, reason) from error
 
     async def _send(self, data: bytes) -> None:
-        await self._stream.send_all(self._layers.encode(data))
+        await self._stream.send_all(self._codecs.encode(data))
 
     async def _receive(self) -> bool:
         """Wait for data and give it to the reader; false at the end."""
         data = await self._stream.receive_some(READ_BYTES)
         if not data:
             return False
-        for piece in self._layers.decode(bytes(data)):
+        for piece in self._codecs.decode(bytes(data)):
             self._reader.receive_data(piece)
-        return not self._layers.ended
+        return not self._codecs.ended
 
     async def _reply(self) -> bytes:
         ended = False
@@ -360,7 +360,7 @@ class Connection:
                 if pieces:
                     await self._send(b"".join(pieces))
                 if self._at_end and not self._outgoing:
-                    if goodbye := self._layers.end():
+                    if goodbye := self._codecs.end():
                         await self._stream.send_all(goodbye)
                     await self._stream.send_eof()
                     return

@@ -5,13 +5,13 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from inspect import signature
-from os import PathLike
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
 
-StrPath: TypeAlias = str | PathLike[str]
+from .tls import StrPath, TLSFiles
+
 OFF = -1
 """Turns heartbeats or output buffering off."""
 
@@ -67,7 +67,7 @@ class ConnectionSettings:
         tls_root_ca_file: PEM file of the CAs to trust; None: the system's.
         tls_cert, tls_key: PEM files of our own certificate, for brokers that ask for one. A key of None is in the
             certificate's file.
-        tls_insecure_skip_verify: Believe whatever certificate the broker shows.
+        tls_insecure_skip_verify: Skip certificate verification.
         tls_context: Used as it is instead of what the five above say, but for `tls_v1`.
         snappy, deflate: Compress the connection, if the broker does that; one of them at most.
         deflate_level: 1 is fast, 9 is small; the broker may choose a lower one for its side.
@@ -123,9 +123,15 @@ class ConnectionSettings:
         _require(1 <= self.deflate_level <= 9, "deflate_level", self.deflate_level, "within 1..9")
         _require(self.tls_key is None or self.tls_cert is not None, "tls_cert", None, "given if tls_key is")
         if self.tls_v1:
-            from .codecs import client_context
+            self.client_context()  # so that a file that cannot be used is found here
 
-            client_context(self)
+    def client_context(self) -> ssl.SSLContext:
+        """Return the TLS context. Raises TLSFilesError."""
+        if self.tls_context is not None:
+            return self.tls_context
+        return TLSFiles(
+            self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify
+        ).context()
 
     @property
     def read_timeout_s(self) -> float:

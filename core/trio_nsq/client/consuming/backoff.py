@@ -1,10 +1,10 @@
-"""How a consumer goes easy on what fails: it takes nothing for a while, then one message, and goes by its result.
+"""Backoff: after a failure a consumer takes nothing for a while, then one message, and goes by its result.
 
-Every failure makes the next pause longer, every success shorter; when as many messages have succeeded as had failed,
-all flows again. There is one decision per pause: results that come during one are of messages that had arrived before,
-and do not count.
+Every failure makes the next pause longer, every success shorter. When as many messages have succeeded as had failed,
+the consumer takes `max_in_flight` again. There is one decision per pause: results that come during a pause belong to
+messages that had arrived before, and do not count.
 
-Nothing here waits, and time is a parameter, in seconds of any clock that does not go back.
+No IO; time is a parameter, in seconds of any monotonic clock.
 """
 
 import math
@@ -16,7 +16,7 @@ BACKOFF_STRATEGIES: tuple[str, ...] = get_args(BackoffStrategy)
 
 
 class Backoff:
-    """Whether messages may come.
+    """The state of the backoff of one consumer.
 
     Args:
         max_backoff_duration_s: The longest pause; 0: none are made.
@@ -25,7 +25,7 @@ class Backoff:
         random: Gives numbers in [0, 1), for the jitter.
 
     Attributes:
-        level: Failures that are not made up for; 0: all is well.
+        level: Failures that no success has made up for; 0: there is no backoff.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Backoff:
 
     @property
     def allowed(self) -> int | None:
-        """How many messages may be in flight: 0 in a pause, 1 after it; None: as many as one likes."""
+        """How many messages may be in flight: 0 in a pause, 1 after it; None: no limit."""
         if self.level == 0:
             return None
         return 1 if self._until is None else 0
@@ -58,21 +58,21 @@ class Backoff:
         if now >= self.next_deadline():
             self._until = None
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """A message failed."""
         if self._until is None:
             if 0 < self._duration_s(self.level + 1) <= self._longest_s:
                 self.level += 1
             self._pause(now)
 
-    def succeeded(self, now: float) -> None:
+    def record_success(self, now: float) -> None:
         """A message was finished."""
         if self.level and self._until is None:
             self.level -= 1
             self._pause(now)
 
-    def undecided(self, now: float) -> None:
-        """A message was put back, which is no failure: another one has to be tried, after another pause."""
+    def record_requeue(self, now: float) -> None:
+        """A message was requeued and did not fail: try another one, after another pause."""
         if self._until is None:
             self._pause(now)
 

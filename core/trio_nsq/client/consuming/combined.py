@@ -7,8 +7,8 @@ from ..errors import AlreadyAnswered
 from .message import Message, MessageBatch
 
 
-class GatheredBatch(MessageBatch):
-    """Several batches as one; they keep account of what is answered.
+class CombinedBatch(MessageBatch):
+    """Several batches as one. Each part keeps track of its answers.
 
     Args:
         parts: At least one, none of their messages answered.

@@ -12,19 +12,19 @@ import trio
 from trio_nsq.protocol import NSQError, is_ephemeral, is_valid_name
 from trio_nsq.under_trio import require_trio
 
-from ..background import Background
+from ..background import BackgroundTask
 from ..connection.addresses import each_once, lookupd_address, nsqd_address
 from ..connection.connection import Connection, connect
 from ..connection.options import refuse_unknown
 from ..connection.reconnect import ReconnectDelays
 from ..errors import ConnectionFailed, none_reached
 from .discovery import Discovery
-from .flow_control import Flow
-from .handlers import Busy, Handler, Handling
+from .flow_control import FlowControl
+from .handlers import ActiveHandlers, Handler, HandlerRunner
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings
-from .receive_queue import Inbox
-from .subscription import Feed, Tally
+from .receive_queue import ReceiveQueue
+from .subscription import Counters, Subscription
 
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5
@@ -128,11 +128,11 @@ class Consumer:
         self._channel = channel
         self._random = random
         self._new_delays()  # for its checks
-        self._background = Background()
-        self._inbox = Inbox()
-        self._tally = Tally()
-        self._flow = Flow(max_in_flight, self._settings, random)
-        self._busy = Busy()
+        self._background = BackgroundTask()
+        self._queue = ReceiveQueue()
+        self._counters = Counters()
+        self._flow = FlowControl[Subscription](max_in_flight, self._settings, random)
+        self._active = ActiveHandlers()
         self._discovery = Discovery(lookupds, topic, self._settings, random, self._found)
         self._nursery: trio.Nursery | None = None
         self._kept: set[str] = set()  # brokers that have a task to keep them connected
@@ -165,7 +165,7 @@ class Consumer:
                 raise none_reached([*failures, *self._discovery.failures_to_connect()])
             self._opened.set()
         except BaseException:
-            self._inbox.close()
+            self._queue.close()
             await self._background.close()
             raise
         return self
@@ -193,20 +193,22 @@ class Consumer:
             return
         self._closing = True
         self._flow.stop()
-        self._inbox.close()
+        self._queue.close()
         timeout_s = self._settings.close_timeout_s
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for feed in self._flow.feeds if timeout_s > 0 else ():
-                    nursery.start_soon(feed.say_goodbye, timeout_s, self._busy)
+                for subscription in self._flow.connections if timeout_s > 0 else ():
+                    nursery.start_soon(subscription.unsubscribe, timeout_s, self._active)
             if self._entered:
                 await self._background.stop()
         self._closed.set()
 
     def stats(self) -> ConsumerStats:
         """What this consumer has done so far."""
-        tally = self._tally
-        return ConsumerStats(tally.received, tally.finished, tally.requeued, len(self._flow.feeds))
+        counters = self._counters
+        return ConsumerStats(
+            counters.received, counters.finished, counters.requeued, len(self._flow.connections)
+        )
 
     @property
     def max_in_flight(self) -> int:
@@ -249,7 +251,7 @@ class Consumer:
     async def __anext__(self) -> Message:
         if self._now() >= self._yield_at:
             await self._wait()
-        while (message := self._inbox.take_message()) is None:
+        while (message := self._queue.take_message()) is None:
             await self._wait()
         return message
 
@@ -303,42 +305,42 @@ class Consumer:
             raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
         if max_attempts < 0:
             raise ValueError(f"max_attempts is {max_attempts}; it must be at least 0")
-        handling = Handling(handler, max_attempts=max_attempts, given_up=given_up, auto_touch=auto_touch)
+        runner = HandlerRunner(handler, max_attempts=max_attempts, given_up=given_up, auto_touch=auto_touch)
         async with trio.open_nursery() as nursery:
             for _ in range(concurrency):
-                nursery.start_soon(self._handle_each, handling)
+                nursery.start_soon(self._handle_each, runner)
 
-    async def _handle_each(self, handling: Handling) -> None:
+    async def _handle_each(self, runner: HandlerRunner) -> None:
         async for message in self:
-            with self._busy:
-                await handling.handle(message)
+            with self._active:
+                await runner.handle(message)
 
     async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
         while True:
             await self._wait()
             if not max_wait_s:
-                batch = self._inbox.take_batch(max_messages)
+                batch = self._queue.take_batch(max_messages)
             else:
                 # Nothing is taken before the time is over, so that nothing is lost if this is cancelled.
                 with trio.move_on_after(max_wait_s):
                     while not self._is_enough(max_messages):
-                        await self._inbox.wait_for_more()
-                batch = self._inbox.take_gathered(max_messages)
+                        await self._queue.wait_for_more()
+                batch = self._queue.take_combined(max_messages)
             if batch is not None:
                 return batch
 
     def _is_enough(self, max_messages: int | None) -> bool:
         """Whether it makes no sense to wait for more messages than there are."""
-        if self._inbox.closed or self._flow.is_blocked:
+        if self._queue.closed or self._flow.is_blocked:
             return True
-        return max_messages is not None and self._inbox.available >= max_messages
+        return max_messages is not None and self._queue.available >= max_messages
 
     async def _wait(self) -> None:
         """Let other tasks run until there may be something to take, or raise StopAsyncIteration."""
         if not self._entered:
             raise RuntimeError("a Consumer receives only inside its `async with` block")
-        await self._inbox.wait()
-        if self._inbox.closed:
+        await self._queue.wait()
+        if self._queue.closed:
             raise StopAsyncIteration
         self._yield_at = trio.current_time() + TIME_SLICE_S
 
@@ -384,7 +386,7 @@ class Consumer:
                     _logger.info("connected to %s", address)
                 connected_at = trio.current_time()
                 reason = await self._receive(
-                    Feed(connection, self._settings, self._tally, self._flow, self._inbox.put)
+                    Subscription(connection, self._settings, self._counters, self._flow, self._queue.put)
                 )
                 if self._closing:
                     return
@@ -409,16 +411,16 @@ class Consumer:
         await connection.subscribe(self._topic, self._channel)
         return connection
 
-    async def _receive(self, feed: Feed) -> NSQError:
+    async def _receive(self, subscription: Subscription) -> NSQError:
         """Take part in the sharing of max_in_flight and receive, until the connection ends; say why it did."""
-        self._flow.add(feed)
+        self._flow.add(subscription)
         self._opened.set()
         self._settled.set()
         try:
-            return await feed.run()
+            return await subscription.run()
         finally:
-            self._inbox.discard(feed)
-            self._flow.remove(feed)
+            self._queue.discard(subscription)
+            self._flow.remove(subscription)
 
     def _tried(self) -> None:
         self._trying -= 1

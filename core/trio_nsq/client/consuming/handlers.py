@@ -1,4 +1,4 @@
-"""Messages handed to a function: what it returns or raises becomes the answer."""
+"""Handlers of messages: what a handler returns or raises becomes the answer."""
 
 import inspect
 import logging
@@ -17,8 +17,8 @@ MIN_TOUCH_INTERVAL_S = 0.1
 _logger = logging.getLogger("trio_nsq.client")
 
 
-class Handling:
-    """Hands messages over, and answers them.
+class HandlerRunner:
+    """Calls a handler with messages, and answers them by its result.
 
     Args:
         handler: Called with each message.
@@ -53,15 +53,15 @@ class Handling:
 
     async def _call(self, handler: Handler, message: Message) -> Exception | None:
         if not self._auto_touch:
-            return await _outcome(handler, message)
+            return await _result_of(handler, message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_touch, message)
-            failure = await _outcome(handler, message)
+            failure = await _result_of(handler, message)
             nursery.cancel_scope.cancel()
         return failure
 
 
-async def _outcome(handler: Handler, message: Message) -> Exception | None:
+async def _result_of(handler: Handler, message: Message) -> Exception | None:
     try:
         work = handler(message)
     except Exception as failure:
@@ -84,12 +84,12 @@ async def _touch(message: Message) -> None:
         due = trio.current_time() + interval_s
 
 
-class Busy:
-    """Counts those at work (inside a `with` block), and tells when nobody is."""
+class ActiveHandlers:
+    """Counts the handlers at work, each in a `with` block."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._rest = trio.Event()
+        self._idle = trio.Event()
 
     def __enter__(self) -> Self:
         self._count += 1
@@ -98,10 +98,10 @@ class Busy:
     def __exit__(self, *_: object) -> None:
         self._count -= 1
         if not self._count:
-            self._rest.set()
-            self._rest = trio.Event()
+            self._idle.set()
+            self._idle = trio.Event()
 
-    async def rest(self) -> None:
-        """Wait until nobody is at work."""
+    async def wait_idle(self) -> None:
+        """Wait until no handler is at work."""
         if self._count:
-            await self._rest.wait()
+            await self._idle.wait()

@@ -1,16 +1,47 @@
 """What a consumer hands out: batches as they came off the wire, and single messages as views of them."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from trio_nsq.protocol import MessageRun
 
 from ..errors import AlreadyAnswered
 
-if TYPE_CHECKING:
-    from .subscription import Feed
-
 _Item = TypeVar("_Item")
+
+
+class Acknowledger(Protocol):
+    """What takes the answers to messages: the subscription they came over.
+
+    Attributes:
+        address: The broker, `host:port`.
+        msg_timeout_s: How long it waits for an answer to a message.
+        last_message_at: When the last messages came, on trio's clock.
+    """
+
+    address: str
+    msg_timeout_s: float
+    last_message_at: float
+
+    def hold(self, batch: "MessageBatch") -> None:
+        """Count the messages of a batch as in flight, until `release`."""
+
+    def release(self, batch: "MessageBatch") -> None:
+        """All messages of a batch are answered."""
+
+    def finish(self, ids: Sequence[bytes]) -> None:
+        """Send a FIN for each message."""
+
+    def finish_one(self, message_id: bytes) -> None:
+        """Send a FIN for a single message, with the next write."""
+
+    def requeue(
+        self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
+    ) -> None:
+        """Send a REQ for each message."""
+
+    def touch(self, ids: Sequence[bytes]) -> None:
+        """Send a TOUCH for each message."""
 
 
 class MessageBatch:
@@ -25,14 +56,14 @@ class MessageBatch:
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
         attempts: How often each was delivered, this time included; 1 is the first.
-        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if they were gathered.
+        nsqd_address: The broker they came from, `host:port`; several, separated by commas, if it was combined.
     """
 
     __slots__ = (
         "_answered",
         "_done",
-        "_feed",
         "_received_at",
+        "_source",
         "attempts",
         "bodies",
         "ids",
@@ -40,24 +71,24 @@ class MessageBatch:
         "timestamps_ns",
     )
 
-    def __init__(self, run: MessageRun, feed: "Feed") -> None:
+    def __init__(self, run: MessageRun, source: Acknowledger) -> None:
         self.bodies = run.bodies
         self.ids = run.ids
         self.timestamps_ns = run.timestamps_ns
         self.attempts = run.attempts
-        self.nsqd_address = feed.address
-        self._feed = feed
-        self._received_at = feed.heard_at
-        self._answered: set[int] = set()  # places of those answered one by one, or carved out
+        self.nsqd_address = source.address
+        self._source = source
+        self._received_at = source.last_message_at
+        self._answered: set[int] = set()  # indexes of the messages answered one by one, or split off
         self._done = False  # nothing is left to answer
-        feed.hold(self)
+        source.hold(self)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator["Message"]:
         """Each message, answered or not."""
-        return (Message(self, place) for place in range(len(self.ids)))
+        return (Message(self, index) for index in range(len(self.ids)))
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)} from {self.nsqd_address}>"
@@ -68,7 +99,7 @@ class MessageBatch:
         Raises:
             AlreadyAnswered: There are none.
         """
-        self._feed.finish(self._claim_rest())
+        self._source.finish(self._claim_rest())
 
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         """Put all messages not yet answered back (REQ), to be delivered again, to any consumer of the channel.
@@ -77,7 +108,7 @@ class MessageBatch:
             delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
                 `default_requeue_delay_ms` times the attempts of each. The broker has a maximum (an hour, unless
                 configured) and quietly uses it instead.
-            backoff: They failed, so the consumer is to go easy; False: they did not.
+            backoff: They failed: the consumer backs off. False: it does not.
 
         Raises:
             AlreadyAnswered: There are none.
@@ -85,11 +116,11 @@ class MessageBatch:
         """
         _check_delay(delay_ms)
         attempts = self._unanswered(self.attempts)
-        self._feed.requeue(self._claim_rest(), attempts, delay_ms, backoff)
+        self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff)
 
     def touch(self) -> None:
         """Start the in-flight time of all messages not yet answered anew (TOUCH); see `Message.touch`."""
-        self._feed.touch(self.unanswered_ids())
+        self._source.touch(self.unanswered_ids())
 
     def unanswered_ids(self) -> list[bytes]:
         """The ids of the messages not yet answered, in order."""
@@ -107,7 +138,7 @@ class MessageBatch:
         answered = self._answered
         if not answered:
             return items
-        return [item for place, item in enumerate(items) if place not in answered]
+        return [item for index, item in enumerate(items) if index not in answered]
 
     def _claim_rest(self) -> list[bytes]:
         ids = self.unanswered_ids()
@@ -118,26 +149,26 @@ class MessageBatch:
 
     def _release(self) -> None:
         self._done = True
-        self._feed.release(self)
+        self._source.release(self)
 
-    def _claim(self, place: int) -> bytes:
-        """Note that the message at this place is being answered, and return its id."""
+    def _claim(self, index: int) -> bytes:
+        """Mark the message at this index as answered, and return its id."""
         answered, ids = self._answered, self.ids
-        if self._done or place in answered:
-            raise AlreadyAnswered(f"message {ids[place].decode()} has been finished or requeued before")
-        answered.add(place)
+        if self._done or index in answered:
+            raise AlreadyAnswered(f"message {ids[index].decode()} has been finished or requeued before")
+        answered.add(index)
         if len(answered) == len(ids):
             self._release()
-        return ids[place]
+        return ids[index]
 
-    def _is_answered(self, place: int) -> bool:
-        return self._done or place in self._answered
+    def _is_answered(self, index: int) -> bool:
+        return self._done or index in self._answered
 
-    def _carve(self, start: int, stop: int) -> "MessageBatch":
-        """A batch of its own made of the messages from `start` to before `stop`, none of them answered yet."""
+    def _split_off(self, start: int, stop: int) -> "MessageBatch":
+        """Make a batch of the messages from `start` to before `stop`, none of which is answered yet."""
         cut = slice(start, stop)
         run = MessageRun(self.ids[cut], self.bodies[cut], self.timestamps_ns[cut], self.attempts[cut])
-        part = MessageBatch(run, self._feed)
+        part = MessageBatch(run, self._source)
         part._received_at = self._received_at
         self._answered.update(range(start, stop))
         if len(self._answered) == len(self.ids):
@@ -152,31 +183,31 @@ class Message:
     consumer closed, they have no effect: the broker delivers the message again.
     """
 
-    __slots__ = ("_batch", "_place")
+    __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: MessageBatch, place: int) -> None:
+    def __init__(self, batch: MessageBatch, index: int) -> None:
         self._batch = batch
-        self._place = place
+        self._index = index
 
     @property
     def id(self) -> bytes:
         """16 bytes, ASCII hex digits; the same at each delivery."""
-        return self._batch.ids[self._place]
+        return self._batch.ids[self._index]
 
     @property
     def body(self) -> bytes:
         """What was published."""
-        return self._batch.bodies[self._place]
+        return self._batch.bodies[self._index]
 
     @property
     def timestamp_ns(self) -> int:
         """When it was published: Unix nanoseconds, by the broker's clock."""
-        return self._batch.timestamps_ns[self._place]
+        return self._batch.timestamps_ns[self._index]
 
     @property
     def attempts(self) -> int:
         """How often it was delivered, this time included; 1 is the first. Stops at 65535."""
-        return self._batch.attempts[self._place]
+        return self._batch.attempts[self._index]
 
     @property
     def nsqd_address(self) -> str:
@@ -191,12 +222,12 @@ class Message:
     @property
     def timeout_s(self) -> float:
         """How long the broker waits for an answer, from then on or from the last `touch`."""
-        return self._batch._feed.msg_timeout_s
+        return self._batch._source.msg_timeout_s
 
     @property
     def answered(self) -> bool:
         """Whether it was finished or requeued."""
-        return self._batch._is_answered(self._place)
+        return self._batch._is_answered(self._index)
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} from {self.nsqd_address}>"
@@ -208,7 +239,7 @@ class Message:
             AlreadyAnswered: It was finished or requeued before.
         """
         batch = self._batch
-        batch._feed.finish_one(batch._claim(self._place))
+        batch._source.finish_one(batch._claim(self._index))
 
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         """Put the message back (REQ), to be delivered again, to any consumer of the channel.
@@ -217,7 +248,7 @@ class Message:
             delay_ms: Not before this many milliseconds have passed; 0: at once; None: the consumer's
                 `default_requeue_delay_ms` times the message's attempts. The broker has a maximum (an hour, unless
                 configured) and quietly uses it instead.
-            backoff: It failed, so the consumer is to go easy; False: it did not.
+            backoff: It failed: the consumer backs off. False: it does not.
 
         Raises:
             AlreadyAnswered: It was finished or requeued before.
@@ -225,7 +256,7 @@ class Message:
         """
         _check_delay(delay_ms)
         batch = self._batch
-        batch._feed.requeue([batch._claim(self._place)], [self.attempts], delay_ms, backoff)
+        batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
 
     def touch(self) -> None:
         """Start the message's in-flight time anew (TOUCH), up to the broker's maximum (15 minutes in all).
@@ -233,7 +264,7 @@ class Message:
         Ignored once the message is answered, so that a task that touches need not be stopped first.
         """
         if not self.answered:
-            self._batch._feed.touch([self.id])
+            self._batch._source.touch([self.id])
 
 
 def _check_delay(delay_ms: int | None) -> None:

@@ -1,4 +1,4 @@
-"""How the messages that may be in flight are shared between a consumer's connections: the ready count of each (RDY).
+"""How `max_in_flight` is shared between the connections of a consumer: the ready count (RDY) of each.
 
 Enough for one each: even shares, the remainder to those connected longest. What a broker does not allow goes to others.
 
@@ -6,7 +6,7 @@ Not enough for one each: as many connections as there may be messages have a rea
 that have waited longest. One without messages does after `low_rdy_idle_timeout_s`, one with messages after
 `low_rdy_timeout_s`. So every broker has its turn, however many there are.
 
-Nothing here waits, and time is a parameter, in seconds of any clock that does not go back.
+No IO; time is a parameter, in seconds of any monotonic clock.
 """
 
 import math
@@ -25,14 +25,14 @@ class _Share:
         max_rdy_count: The most its broker allows.
         draw: Decides between those that have waited equally long.
         since: When it last got something after nothing, or the other way round.
-        heard_at: When its last message came.
+        last_message_at: When its last message came.
         ready_count: How many messages it may have in flight.
     """
 
     max_rdy_count: int
     draw: float
     since: float
-    heard_at: float
+    last_message_at: float
     ready_count: int = 0
 
     def give(self, count: int, now: float) -> None:
@@ -41,7 +41,7 @@ class _Share:
         self.ready_count = count
 
 
-class Distribution(Generic[Key]):
+class ReadyDistribution(Generic[Key]):
     """The ready count of every connection. After each call `ready_counts` may have changed.
 
     Args:
@@ -97,18 +97,18 @@ class Distribution(Generic[Key]):
                     share.draw = self._random()
             self._distribute(now)
 
-    def heard(self, key: Key, now: float) -> None:
+    def record_messages(self, key: Key, now: float) -> None:
         """Messages came."""
-        self._shares[key].heard_at = now
+        self._shares[key].last_message_at = now
 
     def next_deadline(self) -> float:
-        """When `pass_on` has something to do, as far as is known now; infinity: never."""
+        """When `redistribute` has something to do, as far as is known now; infinity: never."""
         if not 0 < self._limit < len(self._shares):
             return math.inf
         due = (min(self._idle_at(share), self._over_at(share)) for share in self._holders())
         return max(self._not_before, min(due, default=math.inf))
 
-    def pass_on(self, now: float, busy: Collection[Key] = ()) -> None:
+    def redistribute(self, now: float, busy: Collection[Key] = ()) -> None:
         """Take from those whose time is up, and give to those that have waited longest.
 
         Args:
@@ -129,7 +129,7 @@ class Distribution(Generic[Key]):
         self._distribute(now)
 
     def _idle_at(self, share: _Share) -> float:
-        return max(share.since, share.heard_at) + self._low_rdy_idle_timeout_s
+        return max(share.since, share.last_message_at) + self._low_rdy_idle_timeout_s
 
     def _over_at(self, share: _Share) -> float:
         return max(share.since, self._scarce_since or share.since) + self._low_rdy_timeout_s

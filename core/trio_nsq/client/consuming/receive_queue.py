@@ -1,21 +1,17 @@
-"""What has arrived and nobody has taken yet, from all of a consumer's connections, in order of arrival.
+"""The messages that were received and not handed out yet, from all connections of a consumer, in order of arrival.
 
-Bounded by nature: the brokers send no more than max_in_flight messages before some are answered.
+It needs no limit: the brokers send no more than max_in_flight messages before some are answered.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import trio
 
-from .combined import GatheredBatch
-from .message import Message, MessageBatch
-
-if TYPE_CHECKING:
-    from .subscription import Feed
+from .combined import CombinedBatch
+from .message import Acknowledger, Message, MessageBatch
 
 
-class Inbox:
+class ReceiveQueue:
     """A queue of batches that can be taken whole, in pieces, or message by message.
 
     Attributes:
@@ -29,14 +25,14 @@ class Inbox:
         self._batches: deque[MessageBatch] = deque()
         self._offset = 0  # messages of the first batch that are taken
         self._changed = trio.Event()
-        self._more: trio.Event | None = None  # somebody waits for more than there is
+        self._more: trio.Event | None = None  # set when more arrives, if a task waits for that
 
     def put(self, batch: MessageBatch) -> None:
         """Add a batch, unless the inbox is closed."""
         if not self.closed:
             self._batches.append(batch)
             self.available += len(batch)
-            self._tell()
+            self._notify()
 
     def take_message(self) -> Message | None:
         """The oldest message, or None."""
@@ -57,9 +53,9 @@ class Inbox:
         batch, start = self._batches[0], self._offset
         stop = len(batch) if max_messages is None else min(len(batch), start + max_messages)
         self._advance(stop)
-        return batch if stop - start == len(batch) else batch._carve(start, stop)
+        return batch if stop - start == len(batch) else batch._split_off(start, stop)
 
-    def take_gathered(self, max_messages: int | None) -> MessageBatch | None:
+    def take_combined(self, max_messages: int | None) -> MessageBatch | None:
         """All messages, or as many as are wanted, as one batch; None if there is none."""
         parts = []
         while (part := self.take_batch(max_messages)) is not None:
@@ -68,7 +64,7 @@ class Inbox:
                 max_messages -= len(part)
                 if not max_messages:
                     break
-        return GatheredBatch(parts) if len(parts) > 1 else parts[0] if parts else None
+        return CombinedBatch(parts) if len(parts) > 1 else parts[0] if parts else None
 
     def _advance(self, offset: int) -> None:
         self.available -= offset - self._offset
@@ -77,11 +73,11 @@ class Inbox:
             offset = 0
         self._offset = offset
 
-    def discard(self, feed: "Feed") -> None:
+    def discard(self, source: Acknowledger) -> None:
         """Forget what came from a connection that is lost: the broker will deliver it again."""
-        if self._batches and self._batches[0]._feed is feed:
+        if self._batches and self._batches[0]._source is source:
             self._offset = 0
-        self._batches = deque(batch for batch in self._batches if batch._feed is not feed)
+        self._batches = deque(batch for batch in self._batches if batch._source is not source)
         self.available = sum(map(len, self._batches)) - self._offset
 
     def close(self) -> None:
@@ -89,9 +85,9 @@ class Inbox:
         self.closed = True
         self._batches.clear()
         self._offset = self.available = 0
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         if self._more is not None:
             self._more.set()

@@ -1,4 +1,4 @@
-"""One subscribed connection, as its messages see it: where answers go, and what is still unanswered."""
+"""A subscription: one connection that receives messages, takes their answers, and knows what is in flight."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,8 @@ from trio_nsq.protocol.limits import SECOND_MS
 
 from ..connection.connection import Connection, Event
 from ..errors import BrokerError
-from .flow_control import Flow
-from .handlers import Busy
+from .flow_control import FlowControl
+from .handlers import ActiveHandlers
 from .message import MessageBatch
 from .options import ConsumerSettings
 
@@ -37,25 +37,24 @@ _logger = logging.getLogger("trio_nsq.client")
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a consumer has done so far, over all its connections."""
+class Counters:
+    """What a consumer has done so far, over all its subscriptions."""
 
     received: int = 0
     finished: int = 0
     requeued: int = 0
 
 
-class Feed:
-    """A subscribed connection.
+class Subscription:
+    """A connection that is subscribed to a channel.
 
-    It keeps account of batches, not of messages: the path of a batch that is received and finished as a whole
-    has no step that costs something for each message.
+    It tracks batches, not messages: receiving and finishing a batch as a whole has no cost per message.
 
     Args:
         connection: Connected and subscribed; `run` has not been called.
         settings: For requeue delays.
-        tally: Where to count.
-        flow: What decides about the ready count.
+        counters: Of the consumer.
+        flow: Decides about the ready count.
         deliver: Called with each batch.
 
     Attributes:
@@ -63,25 +62,25 @@ class Feed:
         max_rdy_count: The highest ready count it allows.
         msg_timeout_s: How long it waits for an answer to a message.
         ready_count: How many messages may be in flight; what it was told last.
-        heard_at: When the last messages came, on trio's clock.
+        last_message_at: When the last messages came, on trio's clock.
     """
 
     def __init__(
         self,
         connection: Connection,
         settings: ConsumerSettings,
-        tally: Tally,
-        flow: Flow,
+        counters: Counters,
+        flow: FlowControl["Subscription"],
         deliver: Callable[[MessageBatch], None],
     ) -> None:
         self.address = connection.address
         self.max_rdy_count = connection.max_rdy_count
         self.msg_timeout_s = connection.msg_timeout_ms / SECOND_MS
         self.ready_count = 0
-        self.heard_at = trio.current_time()
+        self.last_message_at = trio.current_time()
         self._connection = connection
         self._settings = settings
-        self._tally = tally
+        self._counters = counters
         self._flow = flow
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
@@ -112,9 +111,9 @@ class Feed:
     def finish(self, ids: Sequence[bytes]) -> None:
         """FIN for each; nothing once the connection is over."""
         if self._live:
-            self._tally.finished += len(ids)
+            self._counters.finished += len(ids)
             self._write(encode_finish(ids))
-            self._flow.succeeded()
+            self._flow.record_success()
 
     def finish_one(self, message_id: bytes) -> None:
         """FIN for a single message. It leaves with the next write, made for all such messages at once."""
@@ -122,8 +121,8 @@ class Feed:
             if not self._finished:
                 self._connection.wake()
             self._finished.append(message_id)
-            self._tally.finished += 1
-            self._flow.succeeded()
+            self._counters.finished += 1
+            self._flow.record_success()
 
     def _write(self, data: bytes) -> None:
         """Queue what is to leave after all that was said before."""
@@ -144,12 +143,12 @@ class Feed:
             delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]
             self._requeue(ids, delays_ms)
             if backoff:
-                self._flow.failed()
+                self._flow.record_failure()
             else:
-                self._flow.undecided()
+                self._flow.record_requeue()
 
     def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int]) -> None:
-        self._tally.requeued += len(ids)
+        self._counters.requeued += len(ids)
         self._write(b"".join(map(encode_requeue, ids, delays_ms)))
 
     def touch(self, ids: Sequence[bytes]) -> None:
@@ -158,28 +157,28 @@ class Feed:
             self._write(b"".join(map(encode_touch, ids)))
 
     def hold(self, batch: MessageBatch) -> None:
-        """Note that a batch waits for answers."""
+        """Count the messages of a batch as in flight, until `release`."""
         self._held[batch] = None
 
     def release(self, batch: MessageBatch) -> None:
-        """Note that all of a batch is answered."""
+        """All messages of a batch are answered."""
         self._held.pop(batch, None)
 
-    async def say_goodbye(self, timeout_s: float, busy: Busy) -> None:
+    async def unsubscribe(self, timeout_s: float, active: ActiveHandlers) -> None:
         """Return every message that is not answered, and end the connection.
 
-        After this nothing is in flight on this connection, unless the broker did not play its part in time or the
-        connection was lost before: then its messages are delivered again when their time is up.
+        After this nothing is in flight on this connection, unless the broker did not answer in time or the
+        connection was lost before: then the broker delivers the messages again when their timeout is over.
 
         Args:
             timeout_s: How long the whole may take. For half of it CLOSE_WAIT is waited for, and answers to come.
-            busy: Those who may give some.
+            active: The handlers that may give some.
         """
         with trio.move_on_after(timeout_s):
             self._write(encode_cls())
             with trio.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
-                await busy.rest()
+                await active.wait_idle()
             self._return_held()
             self._live = False  # an answer to a message that is returned could only fail
             with trio.move_on_after(CLOSE_LINGER_S):
@@ -196,9 +195,9 @@ class Feed:
     def _handle(self, event: Event) -> None:
         match event:
             case MessageRun():
-                self._tally.received += len(event)
-                self.heard_at = trio.current_time()
-                self._flow.received(self)
+                self._counters.received += len(event)
+                self.last_message_at = trio.current_time()
+                self._flow.record_messages(self)
                 self._deliver(MessageBatch(event, self))
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:

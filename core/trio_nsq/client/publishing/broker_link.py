@@ -1,4 +1,4 @@
-"""A producer's side of one broker: what it is to get, and the connection it gets it over, which is made when needed."""
+"""One broker of a producer: the queue of what to publish there, and the connection, which is made when needed."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from trio_nsq.protocol.limits import KIB
 from ..connection.connection import Connection, Event, connect
 from ..connection.options import ConnectionSettings
 from ..errors import BrokerError, ConnectionFailed
-from .queue import PASSING_CODES, Command, Outbox, may_be_stored
+from .queue import RETRIABLE_CODES, Command, PublishQueue, may_be_stored
 
 MAX_ANSWER_BYTES = 64 * KIB
 """A broker sends a publisher nothing that is longer."""
@@ -20,43 +20,43 @@ _OK = ResponseFrame(b"OK")
 _logger = logging.getLogger("trio_nsq.client")
 
 
-class Link:
+class BrokerLink:
     """A broker to publish to.
 
     Args:
         address: `host:port`.
         settings: For its connections.
-        outbox: For what it is to get.
+        queue: For what it is to get.
         ordered: A publish that the broker refuses takes along those behind it.
-        connected: Called when a connection was made.
-        away: Called when none could be made, or it was lost; not if the broker ended it because it refused something.
-        undone: Called after that for each command that the broker did not acknowledge, with the reason.
+        on_connected: Called when a connection is made.
+        on_lost: Called when no connection could be made, or one was lost; not if the broker closed it after a refusal.
+        on_failed: Called after that with each command that the broker did not acknowledge, and the reason.
     """
 
     def __init__(
         self,
         address: str,
         settings: ConnectionSettings,
-        outbox: Outbox,
+        queue: PublishQueue,
         *,
         ordered: bool,
-        connected: Callable[["Link"], None],
-        away: Callable[["Link", NSQError], None],
-        undone: Callable[["Link", Command, NSQError], None],
+        on_connected: Callable[["BrokerLink"], None],
+        on_lost: Callable[["BrokerLink", NSQError], None],
+        on_failed: Callable[["BrokerLink", Command, NSQError], None],
     ) -> None:
         self.address = address
-        self.outbox = outbox
+        self.queue = queue
         self._settings = settings
         self._ordered = ordered
-        self._connected = connected
-        self._away = away
-        self._undone = undone
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._on_failed = on_failed
         self._connection: Connection | None = None
         self._wanted = trio.Event()
         self._refused = False  # the broker is about to close the connection
 
-    def want(self) -> None:
-        """See to it that what is in the outbox is sent, and that there is a connection."""
+    def wake(self) -> None:
+        """See to it that what is in the queue is sent, and that there is a connection."""
         self._wanted.set()
         if self._connection is not None:
             self._connection.wake()
@@ -77,36 +77,36 @@ class Link:
                 self._give_up(error)
                 continue
             self._connection = connection
-            self._connected(self)
+            self._on_connected(self)
             connection.wake()
             try:
                 await connection.run(self._handle, more=self._take, lost=self._lost)
             finally:
                 self._connection = None
-            if not self.outbox:
+            if not self.queue:
                 self._wanted = trio.Event()
 
     def _take(self) -> list[bytes]:
-        return [] if self._connection is None else self.outbox.take()
+        return [] if self._connection is None else self.queue.take()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, ErrorFrame):
             self._refuse(BrokerError(self.address, event.code, event.text))
-        elif not (event == _OK and self.outbox.acknowledge()):
+        elif not (event == _OK and self.queue.acknowledge()):
             raise FrameError(f"it sent what was not asked for: {event!r:.100}")
-        if self.outbox:
-            self.want()
+        if self.queue:
+            self.wake()
 
     def _refuse(self, error: BrokerError) -> None:
         """The oldest command under way has failed; raises the error unless the connection survives that."""
         assert self._connection is not None
-        command = self.outbox.refuse()
+        command = self.queue.refuse()
         if command is None:
             raise error
-        survives = self._connection.survives_refusals and error.code in PASSING_CODES
+        survives = self._connection.survives_refusals and error.code in RETRIABLE_CODES
         self._refused = not survives
         command.maybe_stored |= may_be_stored(error, atomic=self._connection.survives_refusals)
-        self._undone(self, command, error)
+        self._on_failed(self, command, error)
         if not survives:
             raise error
 
@@ -119,15 +119,15 @@ class Link:
         _logger.warning("%s; connecting again at the next publish", reason)
         self._refused = False
         # After its answer the broker reads no further: what was sent behind the refused command is never executed.
-        self.outbox.put_back()
+        self.queue.put_back()
         if self._ordered:
             self._fail_all(reason)
 
     def _give_up(self, reason: NSQError) -> None:
-        self._away(self, reason)
+        self._on_lost(self, reason)
         self._fail_all(reason)
 
     def _fail_all(self, reason: NSQError) -> None:
-        for command in self.outbox.clear():
+        for command in self.queue.clear():
             command.maybe_stored |= command.taken
-            self._undone(self, command, reason)
+            self._on_failed(self, command, reason)

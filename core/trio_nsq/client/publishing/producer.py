@@ -15,23 +15,23 @@ from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_
 from trio_nsq.protocol.limits import MIB
 from trio_nsq.under_trio import require_trio
 
-from ..background import Background
+from ..background import BackgroundTask
 from ..connection.addresses import each_once, nsqd_address
 from ..connection.options import ConnectionOptions, ConnectionSettings, refuse_unknown
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
-from .broker_link import Link
+from .broker_link import BrokerLink
+from .broker_rotation import BrokerRotation
 from .queue import (
     COUNT_BYTES,
     MPUB_TARGET_BYTES,
-    PASSING_CODES,
+    RETRIABLE_CODES,
     SIZE_BYTES,
     Command,
-    Outbox,
-    Receipt,
-    Series,
+    CommandGroup,
+    PublishFuture,
+    PublishQueue,
 )
-from .rotation import Rotation
 
 MAX_IN_FLIGHT_BYTES = 4 * MIB
 CLOSE_TIMEOUT_S = 5.0
@@ -127,17 +127,17 @@ class Producer:
         self._max_req_timeout_ms = max_req_timeout_ms
         self._close_timeout_s = close_timeout_s
         self._part_bytes = min(MPUB_TARGET_BYTES, self._max_set_bytes, max_in_flight_bytes)
-        self._background = Background()
-        self._rotation = Rotation(addresses, reconnect_min_s, reconnect_max_s, random)
+        self._background = BackgroundTask()
+        self._rotation = BrokerRotation(addresses, reconnect_min_s, reconnect_max_s, random)
         self._links = {
-            address: Link(
+            address: BrokerLink(
                 address,
                 settings,
-                Outbox(max_in_flight_bytes, self._part_bytes, ordered=ordered),
+                PublishQueue(max_in_flight_bytes, self._part_bytes, ordered=ordered),
                 ordered=ordered,
-                connected=self._connected,
-                away=self._away,
-                undone=self._undone,
+                on_connected=self._on_connected,
+                on_lost=self._on_lost,
+                on_failed=self._on_failed,
             )
             for address in addresses
         }
@@ -160,7 +160,7 @@ class Producer:
         await self._background.open(self._run)
         try:
             for link in self._links.values():
-                link.want()
+                link.wake()
             await self._first_settled.wait()
             if len(self._first_failures) == len(self._links):
                 raise none_reached([*self._first_failures.values()])
@@ -192,15 +192,15 @@ class Producer:
         self._closing = True
         try:
             with trio.move_on_after(self._close_timeout_s):
-                for receipt in [r for link in self._links.values() for r in link.outbox.receipts()]:
-                    await receipt.settled.wait()
+                for future in [r for link in self._links.values() for r in link.queue.futures()]:
+                    await future.settled.wait()
         finally:
             if self._entered:
                 with trio.CancelScope(shield=True):
                     await self._background.stop()
             reason = ProducerClosed("the producer was closed before the broker acknowledged it")
             for link in self._links.values():
-                for command in link.outbox.clear():
+                for command in link.queue.clear():
                     command.fail(reason, maybe_stored=command.taken)
             self._closed.set()
 
@@ -226,11 +226,11 @@ class Producer:
         self._check_time(defer_ms)
         link = self._next_link()
         if defer_ms:
-            receipt = link.outbox.add(Command(topic, body=body, defer_ms=defer_ms))
+            future = link.queue.add(Command(topic, body=body, defer_ms=defer_ms))
         else:
-            receipt = link.outbox.add_message(topic, body)
-        link.want()
-        await self._settle(receipt)
+            future = link.queue.add_message(topic, body)
+        link.wake()
+        await self._settle(future)
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
         """Publish messages, in order, and wait until all are acknowledged.
@@ -258,16 +258,16 @@ class Producer:
         self._check_time(defer_ms)
         if defer_ms:
             _check_bytes(bodies)
-        series = Series()
-        pending: deque[Receipt] = deque()
+        group = CommandGroup()
+        pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
         await trio.lowlevel.checkpoint()
         try:
             commands = (
-                (Command(topic, body=body, defer_ms=defer_ms, series=series) for body in bodies)
+                (Command(topic, body=body, defer_ms=defer_ms, group=group) for body in bodies)
                 if defer_ms
                 else (
-                    Command(topic, messages=pack_messages(part), series=series)
+                    Command(topic, messages=pack_messages(part), group=group)
                     for part in _split(bodies, sizes, self._part_bytes)
                 )
             )
@@ -286,8 +286,8 @@ class Producer:
                 error.reason, maybe_stored=maybe_stored, acknowledged=acknowledged
             ) from error.__cause__
         finally:
-            for receipt in pending:
-                _withdraw(receipt)
+            for future in pending:
+                _withdraw(future)
 
     async def publish_set(self, topic: str, messages: MessageSet) -> None:
         """Publish messages that are packed already, as one MPUB, and wait for its acknowledgement.
@@ -336,61 +336,61 @@ class Producer:
         if sizes and max(sizes) > biggest:
             raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")
 
-    def _submit(self, command: Command) -> Receipt:
+    def _submit(self, command: Command) -> PublishFuture:
         if self._closing:
             command.fail(ProducerClosed("the producer was closed"))
         else:
             self._send(command)
-        return command.first_receipt()
+        return command.first_future()
 
     def _send(self, command: Command) -> bool:
         """Give it to the broker whose turn it is, but none where it failed before; false if there is no such one."""
-        series = command.series
-        if series is not None and series.address is not None and series.address not in command.failures:
-            link = self._links[series.address]
+        group = command.group
+        if group is not None and group.address is not None and group.address not in command.failures:
+            link = self._links[group.address]
         elif len(command.failures) == len(self._links):
             return False
         else:
             link = self._next_link(command.failures)
-            if series is not None:
-                series.address = link.address
-        link.outbox.add(command)
-        link.want()
+            if group is not None:
+                group.address = link.address
+        link.queue.add(command)
+        link.wake()
         return True
 
-    def _next_link(self, without: Collection[str] = ()) -> Link:
+    def _next_link(self, without: Collection[str] = ()) -> BrokerLink:
         for due in self._rotation.due(trio.current_time()):
-            self._links[due].want()
+            self._links[due].wake()
         address = self._rotation.choose(without)
         assert address is not None
         return self._links[address]
 
-    async def _settle(self, receipt: Receipt) -> None:
+    async def _settle(self, future: PublishFuture) -> None:
         """Wait for the outcome; if cancelled, take it back if possible."""
         try:
-            await receipt.settled.wait()
+            await future.settled.wait()
         except BaseException:
-            _withdraw(receipt)
+            _withdraw(future)
             raise
-        if receipt.failure is not None:
-            raise receipt.failure
+        if future.failure is not None:
+            raise future.failure
 
-    async def _settle_first(self, pending: deque[Receipt]) -> Command:
+    async def _settle_first(self, pending: deque[PublishFuture]) -> Command:
         """Wait for the oldest of these and remove it, unless it fails; return what it was for."""
         await pending[0].settled.wait()
         if (failure := pending[0].failure) is not None:
             raise failure
         return pending.popleft().command
 
-    async def _settle_rest(self, pending: deque[Receipt]) -> bool:
+    async def _settle_rest(self, pending: deque[PublishFuture]) -> bool:
         """Take back what can be, and wait for the others; whether any of these, the first failed, may be stored."""
         maybe_stored = False
-        for receipt in pending:
-            if _withdraw(receipt):
-                maybe_stored |= receipt.command.maybe_stored
+        for future in pending:
+            if _withdraw(future):
+                maybe_stored |= future.command.maybe_stored
             else:
-                await receipt.settled.wait()
-                maybe_stored |= receipt.failure is None or receipt.failure.maybe_stored
+                await future.settled.wait()
+                maybe_stored |= future.failure is None or future.failure.maybe_stored
         return maybe_stored
 
     async def _run(self) -> None:
@@ -398,29 +398,29 @@ class Producer:
             for link in self._links.values():
                 nursery.start_soon(link.run)
 
-    def _connected(self, link: Link) -> None:
-        self._rotation.connected(link.address, trio.current_time())
+    def _on_connected(self, link: BrokerLink) -> None:
+        self._rotation.record_connected(link.address, trio.current_time())
         self._first_settled.set()
 
-    def _away(self, link: Link, reason: NSQError) -> None:
+    def _on_lost(self, link: BrokerLink, reason: NSQError) -> None:
         now = trio.current_time()
-        set_aside_s = self._rotation.failed(link.address, now) - now
+        excluded_s = self._rotation.record_failure(link.address, now) - now
         if not self._first_settled.is_set():
             assert isinstance(reason, ConnectionFailed)  # there was no connection that could have been lost
             self._first_failures[link.address] = reason
             if len(self._first_failures) == len(self._links):
                 self._first_settled.set()
         elif len(self._links) > 1:
-            _logger.warning("%s; set aside for %.1f s", reason, set_aside_s)
+            _logger.warning("%s; set aside for %.1f s", reason, excluded_s)
         else:
             _logger.warning("%s; connecting again at the next publish", reason)
 
-    def _undone(self, link: Link, command: Command, reason: NSQError) -> None:
+    def _on_failed(self, link: BrokerLink, command: Command, reason: NSQError) -> None:
         """A broker has not acknowledged it: let another one have it, if it may, or give up."""
         command.failures[link.address] = reason
         if command.taken:
             may_go_on = self._retry and not (
-                isinstance(reason, BrokerError) and reason.code not in PASSING_CODES
+                isinstance(reason, BrokerError) and reason.code not in RETRIABLE_CODES
             )
         else:
             may_go_on = not self._ordered
@@ -428,10 +428,10 @@ class Producer:
             command.fail(reason)
 
 
-def _withdraw(receipt: Receipt) -> bool:
+def _withdraw(future: PublishFuture) -> bool:
     """Take back what this caller wanted published, if it is on its way to nobody; say whether it worked."""
-    outbox = receipt.command.outbox
-    return outbox is not None and outbox.withdraw(receipt)
+    queue = future.command.queue
+    return queue is not None and queue.withdraw(future)
 
 
 def _check_bytes(bodies: Sequence[bytes]) -> None:

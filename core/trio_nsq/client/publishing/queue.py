@@ -26,7 +26,7 @@ SIZE_BYTES = 4
 _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
 """The broker accepted the command and then could not carry it out. All other codes refuse a command before that."""
 
-PASSING_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
+RETRIABLE_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
 """It is not the command that is wrong: with another broker, or later, it may be accepted."""
 
 
@@ -40,7 +40,7 @@ def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
     return error.code in _TRIED_CODES and not atomic and not error.text.endswith("PUB failed exiting")
 
 
-class Receipt:
+class PublishFuture:
     """One caller's stake in a command.
 
     Attributes:
@@ -58,7 +58,7 @@ class Receipt:
 
 
 @dataclass(slots=True)
-class Series:
+class CommandGroup:
     """Commands that belong together: once one has failed, those that have not been sent fail, too.
 
     Attributes:
@@ -75,13 +75,13 @@ class Command:
 
     Attributes:
         topic: Where to.
-        messages: The messages of an MPUB that is given as a whole; None: `receipts` has them.
+        messages: The messages of an MPUB that is given as a whole; None: `futures` has them.
         defer_ms: Above 0: a DPUB, of a single message.
-        series: What it is part of; None: it stands alone.
+        group: What it is part of; None: it stands alone.
         size: Bytes, for the window: all bodies with their size fields.
-        receipts: Who waits for it, each with its message, more than one of which make an MPUB; a single one, with
+        futures: Who waits for it, each with its message, more than one of which make an MPUB; a single one, with
             nothing, for `messages`. A dictionary, as thousands may be withdrawn at once.
-        outbox: Where it is.
+        queue: Where it is.
         taken: It was handed out to be written, so from here on it may be stored.
         failures: What came of it at each broker where it failed, by address.
         maybe_stored: One of them may have stored it, or a part.
@@ -90,11 +90,11 @@ class Command:
     __slots__ = (
         "defer_ms",
         "failures",
+        "futures",
+        "group",
         "maybe_stored",
         "messages",
-        "outbox",
-        "receipts",
-        "series",
+        "queue",
         "size",
         "taken",
         "topic",
@@ -107,15 +107,15 @@ class Command:
         messages: MessageSet | None = None,
         body: bytes = b"",
         defer_ms: int = 0,
-        series: Series | None = None,
+        group: CommandGroup | None = None,
     ) -> None:
         self.topic = topic
         self.messages = messages
         self.defer_ms = defer_ms
-        self.series = series
+        self.group = group
         self.size = SIZE_BYTES + len(body) if messages is None else len(messages.data)
-        self.receipts: dict[Receipt, bytes] = {Receipt(self): body}
-        self.outbox: Outbox | None = None
+        self.futures: dict[PublishFuture, bytes] = {PublishFuture(self): body}
+        self.queue: PublishQueue | None = None
         self.taken = False
         self.failures: dict[str, NSQError] = {}
         self.maybe_stored = False
@@ -124,7 +124,7 @@ class Command:
         """The command as it is written."""
         if self.messages is not None:
             return encode_mpub(self.topic, self.messages)
-        bodies = list(self.receipts.values())
+        bodies = list(self.futures.values())
         if len(bodies) > 1:
             return encode_mpub(self.topic, pack_messages(bodies))
         if self.defer_ms:
@@ -133,38 +133,38 @@ class Command:
 
     def __len__(self) -> int:
         """How many messages it is of."""
-        return len(self.receipts) if self.messages is None else len(self.messages)
+        return len(self.futures) if self.messages is None else len(self.messages)
 
-    def first_receipt(self) -> Receipt:
+    def first_future(self) -> PublishFuture:
         """Who waited first; the only one, unless others joined."""
-        return next(iter(self.receipts))
+        return next(iter(self.futures))
 
-    def join(self, body: bytes) -> Receipt:
+    def join(self, body: bytes) -> PublishFuture:
         """Add a message."""
-        receipt = Receipt(self)
-        self.receipts[receipt] = body
+        future = PublishFuture(self)
+        self.futures[future] = body
         self.size += SIZE_BYTES + len(body)
-        return receipt
+        return future
 
     def settle(self) -> None:
         """Tell those who wait that it is acknowledged."""
-        for receipt in self.receipts:
-            receipt.settled.set()
+        for future in self.futures:
+            future.settled.set()
 
     def fail(self, cause: NSQError, *, maybe_stored: bool = False) -> None:
         """Tell those who wait that it failed for this cause, and for what is in `failures`."""
         self.maybe_stored |= maybe_stored
         reason = "; ".join(dict.fromkeys(map(str, (*self.failures.values(), cause))))
-        if self.series is not None and self.series.failure is None:
-            self.series.failure = cause
-        for receipt in self.receipts:
+        if self.group is not None and self.group.failure is None:
+            self.group.failure = cause
+        for future in self.futures:
             # One error for each, since raising writes a traceback into it.
-            receipt.failure = PublishFailed(reason, maybe_stored=self.maybe_stored)
-            receipt.failure.__cause__ = cause
-            receipt.settled.set()
+            future.failure = PublishFailed(reason, maybe_stored=self.maybe_stored)
+            future.failure.__cause__ = cause
+            future.settled.set()
 
 
-class Outbox:
+class PublishQueue:
     """The commands for one broker.
 
     Args:
@@ -182,35 +182,35 @@ class Outbox:
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
 
-    def add_message(self, topic: str, body: bytes) -> Receipt:
+    def add_message(self, topic: str, body: bytes) -> PublishFuture:
         """Publish a message in the next write, with others."""
         command = self._joinable.get(topic)
         if command is not None and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes:
             return command.join(body)
-        receipt = self.add(Command(topic, body=body))
-        self._joinable[topic] = receipt.command
-        return receipt
+        future = self.add(Command(topic, body=body))
+        self._joinable[topic] = future.command
+        return future
 
-    def add(self, command: Command) -> Receipt:
+    def add(self, command: Command) -> PublishFuture:
         """Send a command in the next write."""
         if self._ordered:
             self._joinable.clear()
-        command.outbox = self
+        command.queue = self
         command.taken = False
         self._waiting[command] = None
-        return command.first_receipt()
+        return command.first_future()
 
-    def withdraw(self, receipt: Receipt) -> bool:
+    def withdraw(self, future: PublishFuture) -> bool:
         """Take back what this caller wanted published, if nobody has taken it to be written; say whether it worked."""
-        command = receipt.command
-        if command.taken or receipt.settled.is_set():
+        command = future.command
+        if command.taken or future.settled.is_set():
             return False
-        body = command.receipts.pop(receipt)
+        body = command.futures.pop(future)
         command.size -= SIZE_BYTES + len(body)
-        if not command.receipts:
+        if not command.futures:
             del self._waiting[command]
             self._close_to_joining(command)
-        receipt.settled.set()  # for whoever else waits for it to be over
+        future.settled.set()  # for whoever else waits for it to be over
         return True
 
     def take(self) -> list[bytes]:
@@ -219,8 +219,8 @@ class Outbox:
         while self._waiting and self._fits(command := next(iter(self._waiting))):
             del self._waiting[command]
             self._close_to_joining(command)
-            if command.series is not None and command.series.failure is not None:
-                command.fail(command.series.failure)
+            if command.group is not None and command.group.failure is not None:
+                command.fail(command.group.failure)
                 continue
             command.taken = True
             self._unacknowledged.append(command)
@@ -269,13 +269,13 @@ class Outbox:
         self._in_flight_bytes = 0
         return commands
 
-    def receipts(self) -> list[Receipt]:
+    def futures(self) -> list[PublishFuture]:
         """Everyone who waits."""
         return [
-            receipt
+            future
             for commands in (self._unacknowledged, self._waiting)
             for c in commands
-            for receipt in c.receipts
+            for future in c.futures
         ]
 
     def __len__(self) -> int:

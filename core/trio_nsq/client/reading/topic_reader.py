@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import trio
 
 from ...log.gaps import Gap, gaps
-from ...log.inspection.selection import Selection
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
+from ...log.selection import Selection
 from ...protocol import MessageSet, NSQError
 from ...under_trio import require_trio
 from ...untrusted_json import decode_json

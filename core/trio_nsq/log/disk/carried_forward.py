@@ -1,4 +1,4 @@
-"""The few messages of a log that are still wanted though the files around them are not.
+"""The carried-forward segment: messages that are still needed, copied out of segments that are discarded.
 
      0                 8         12     16      24            40
     +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
@@ -6,21 +6,22 @@
     +-----------------+---------+------+-------+-------------+-----------------+---------------+-------- - -
 
 All integers are big-endian; sequences ascend. The crc covers what lies between it and the records. The records are as
-in a segment, most of them with one message, under its own sequence and id. The incarnation is that of the topic, see
-`Identity`; its CRC-32 is what the checksums of the records begin with. So if what lies before the records is damaged,
-they are found without it.
+in a segment, most of them with one message, with its own sequence and id. The incarnation is the topic's, see
+`Identity`; the seed of the records' checksums is its CRC-32. So the records can be read if what precedes them is
+damaged.
 
-This is format 2. Format 1 has no incarnation, and its crc is what the checksums of the records begin with.
+This is format 2. Format 1 has no incarnation, and its crc is the seed of the records' checksums.
 
-The file is never changed, but replaced by another in one step. It has what is wanted of the segments that are deleted
-before the first of them is; so a message is in a segment, or here, or for a while in both.
+The file is never changed, only replaced atomically, and before the segments whose messages it holds are deleted. So a
+message is in a segment, or here, or for a while in both.
 """
 
 import logging
 import weakref
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct, error
@@ -28,11 +29,13 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
+from ...protocol import pack_messages
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, LogFile, OpenFiles
 from ..records import HEADER_BYTES, RecordBatch, decode_header, decode_payload, encode_header, find_headers
-from ..segment.format import INCARNATION_BYTES, find_seed
+from ..segment.format import INCARNATION_BYTES
 from ..segment.index import big_endian, native
+from ..segment.seed_search import find_seed
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -44,14 +47,14 @@ _CRC_END = 16
 
 
 class Index(NamedTuple):
-    """What such a file says of itself.
+    """The beginning of the file: where its records are.
 
     Attributes:
-        seed: What the checksums of its records begin with.
+        seed: The initial value of the checksums of its records.
         sequences, offsets: Of each record.
         size: Of the file, bytes.
-        incarnation: Of the topic; None if it does not say it.
-        found: It is damaged, and was made again by the records.
+        incarnation: Of the topic; None in format 1.
+        derived: Whether it was damaged and was derived from the records.
     """
 
     seed: int
@@ -59,15 +62,15 @@ class Index(NamedTuple):
     offsets: "array[int]"
     size: int
     incarnation: bytes | None
-    found: bool = False
+    derived: bool = False
 
 
 class CarriedForwardSegment:
-    """What such a file holds. Made by `open` or `replace`; to be read by any thread, also once it is replaced.
+    """A carried-forward segment, made by `open` or `replace`. Any thread may read it, even once it is replaced.
 
     Attributes:
         path: Of the file.
-        sequences: The first one of each record.
+        sequences: The first sequence of each record.
         size: Of the file, bytes.
     """
 
@@ -77,16 +80,16 @@ class CarriedForwardSegment:
         self.size = index.size
         self._file = file
         self._files = files
-        self._release = weakref.finalize(self, file.close)  # not under a reader in another thread
+        self._release = weakref.finalize(self, file.close)  # not during a read in another thread
         self._seed = index.seed
         self._offsets = index.offsets
         self._reported: set[int] = set()
 
     @classmethod
     def open(cls, open_files: OpenFiles, folder: Path, incarnation: bytes) -> "CarriedForwardSegment | None":
-        """Those of a log; None if it has none.
+        """Open the carried-forward segment of a log; None if it has none.
 
-        A file of another topic, or one in which nothing is undamaged, is set aside, and reported.
+        A file that belongs to another topic, or has no undamaged record, is renamed, and this is logged.
 
         Raises:
             LogReadError, LogWriteError: The operating system refused.
@@ -105,7 +108,7 @@ class CarriedForwardSegment:
             file.close()
             raise LogReadError(path, exc) from exc
         if index is not None and index.incarnation in (None, incarnation):
-            if index.found:
+            if index.derived:
                 logger.error("%s: its beginning is damaged; its records are read all the same", path)
             return cls(files, file, index)
         file.close()
@@ -130,10 +133,10 @@ class CarriedForwardSegment:
         records: Sequence[RecordBatch],
         old: "CarriedForwardSegment | None",
     ) -> "CarriedForwardSegment":
-        """Put these records, at least one, their sequences ascending, in place of the old ones, durably.
+        """Replace the file durably by one with these records, at least one, in the order of their sequences.
 
         Raises:
-            LogWriteError: The old ones are still there.
+            LogWriteError: The old file is still there.
         """
         path = folder / FILE_NAME
         sequences = array("Q", [record.base_sequence for record in records])
@@ -147,7 +150,7 @@ class CarriedForwardSegment:
         content = b"".join(parts)
         try:
             if old is not None:
-                old._file.hold(True)  # its readers may finish, though it cannot be opened again
+                old._file.hold(True)  # once it is replaced, it cannot be opened again
             open_files.files.replace(path, content)
             file = open_files.open(path)
         except OSError as exc:
@@ -156,7 +159,7 @@ class CarriedForwardSegment:
         return cls(open_files.files, file, index)
 
     def read(self, sequence: int) -> RecordBatch | None:
-        """The record that holds a message; None if it is not here, or is damaged, which is reported.
+        """Return the record that holds a message; None if it is not here, or damaged, which is logged.
 
         Raises:
             LogReadError: The operating system refused.
@@ -181,27 +184,57 @@ class CarriedForwardSegment:
         return record if record is not None and sequence < record.next_sequence else None
 
     def remove(self) -> None:
-        """Delete the file; who is reading it may finish. Raises LogWriteError."""
+        """Delete the file, after which it can still be read until it is closed. Raises LogWriteError."""
         try:
             self._file.hold(True)
             self._files.unlink(self.path)
         except FileNotFoundError:
-            pass  # somebody else did
+            pass  # it is gone already
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file once the reads under way have ended."""
         self._release()
 
 
+def records_to_carry(
+    sequences: Iterable[int],
+    record_holding: Callable[[int], RecordBatch | None],
+    keeps_metadata: Callable[[bytes], bool],
+) -> Iterator[RecordBatch]:
+    """Yield records that hold these messages, ascending, and few others.
+
+    Args:
+        sequences: Of the messages, ascending.
+        record_holding: Reads the record with a message; None if it is damaged.
+        keeps_metadata: As for `Log.carry_forward`.
+    """
+    record: RecordBatch | None = None
+    bodies: Sequence[bytes] = ()
+    for sequence in sequences:
+        if record is None or sequence >= record.next_sequence:
+            record, bodies = record_holding(sequence), ()
+            if record is not None and not keeps_metadata(record.metadata):
+                record = replace(record, metadata=b"")
+            if record is not None and (record.metadata or record.count == 1):
+                yield record  # whole: metadata is about all of its messages
+        if record is None or record.metadata or record.count == 1:
+            continue
+        if not bodies:
+            bodies = record.messages.bodies()
+        at = sequence - record.base_sequence
+        alone = pack_messages([bodies[at]])
+        yield RecordBatch(sequence, record.first_id + at, record.timestamp_ns, record.due_ns, alone)
+
+
 def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None:
-    """What the file of this descriptor says of itself; None if it is damaged, and no record in it is not.
+    """Read the beginning of an open file, or derive it from the records; None if there is no undamaged record.
 
     Args:
         files: The file system.
-        fd: See above.
-        incarnation: Of the topic; None: any.
+        fd: Of the file.
+        incarnation: Of the topic; None accepts any.
 
     Raises:
         OSError: The operating system refused.
@@ -218,11 +251,11 @@ def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None
         named, half = data[:extra], extra + 8 * count
         seed = crc32(named) if named else crc
         return Index(seed, native(data[extra:half]), native(data[half:]), size, named or None)
-    return _find_index(read_at(files, fd, size, 0), incarnation, version)
+    return _derive_index(read_at(files, fd, size, 0), incarnation, version)
 
 
-def _find_index(data: bytes, incarnation: bytes | None, version: int) -> Index | None:
-    """The index of a file of this content, by its records."""
+def _derive_index(data: bytes, incarnation: bytes | None, version: int) -> Index | None:
+    """Derive the index of a file with this content from its records."""
 
     def read(size: int, offset: int) -> bytes:
         return data[offset : offset + size]
@@ -242,11 +275,11 @@ def _find_index(data: bytes, incarnation: bytes | None, version: int) -> Index |
             offsets.append(offset)
             end = offset + header.record_bytes
     named = data[_HEAD.size :][:INCARNATION_BYTES]
-    return Index(seed, sequences, offsets, len(data), named if crc32(named) == seed else None, found=True)
+    return Index(seed, sequences, offsets, len(data), named if crc32(named) == seed else None, derived=True)
 
 
 def read_at(files: Files, fd: int, size: int, offset: int) -> bytes:
-    """So many bytes of a file, fewer at its end. Raises OSError."""
+    """Read so many bytes of a file, fewer at its end. Raises OSError."""
     data = b""
     while len(data) < size and (more := files.read(fd, size - len(data), offset + len(data))):
         data += more

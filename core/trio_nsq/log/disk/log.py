@@ -1,35 +1,27 @@
-"""A log on disk: a folder of segments, the last of which is appended to."""
+"""The log on disk: a folder of segments; messages are appended to the last one."""
 
-import logging
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from ...protocol import pack_messages
-from ..errors import ForeignSegmentError, LogReadError, LogWriteError, UnusableSegmentError
-from ..files import Files, OpenFiles, reasonable_limit, temporary_of
+from ..errors import LogReadError, LogWriteError
+from ..files import Files, OpenFiles, reasonable_limit
 from ..interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
 from ..records import RawRecord, RecordBatch, RecordHeader
-from ..segment.format import SUFFIX
 from ..segment.identity import FILE_NAME as IDENTITY
-from ..segment.identity import Identity, base_in_name, owner_of
-from ..segment.index import SUFFIX as INDEX_SUFFIX
+from ..segment.identity import Identity
 from ..segment.reader import Segment
-from .carried_forward import FILE_NAME as CARRIED_FORWARD
-from .carried_forward import CarriedForwardSegment
-
-logger = logging.getLogger("trio_nsq.log")
+from ..segment.writer import SegmentWriter
+from .carried_forward import CarriedForwardSegment, records_to_carry
+from .opening import OpenedFolder
 
 DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
-"""As nsqd's max-bytes-per-file."""
+"""The default of nsqd's max-bytes-per-file."""
 _MAX_HINTS = 1024
-_FEWEST_BYTES = 4
-"""Of a message: its size."""
 _BASE = attrgetter("base_sequence")
 
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
@@ -38,20 +30,20 @@ _Record = TypeVar("_Record", RecordBatch, RawRecord)
 class DiskLog:
     """The `Log` of a durable topic.
 
-    Opening recovers: the last segment is checked record by record, and a torn tail cut off. The folder is made
-    with the first append, so a topic without messages costs no file.
+    Opening recovers: every record of the last segment is checked, and an unfinished one is cut off. The folder is
+    created with the first append, so a topic without messages needs no file.
 
     Args:
-        folder: Holds the segments and nothing else named `*.log`.
-        segment_bytes: Begin a new segment once the last one would grow past this.
-        first_sequence: Of a log that is not there yet.
-        files: The file system; a test may bring its own.
-        open_files: Shared with other logs, so that together they do not have too many files open; it has a file
-            system of its own.
-        now_ns: The wall clock, Unix nanoseconds; stamps new segments.
+        folder: Of the segments; all its files named `*.log` are segments.
+        segment_bytes: Begin a new segment once the last one would exceed this.
+        first_sequence: Of a log that does not exist yet.
+        files: The file system; a test may replace it.
+        open_files: Shared with other logs, so that all together keep a limited number of files open; its file system
+            is used, not `files`.
+        now_ns: The wall clock, Unix nanoseconds: the creation time of segments.
 
     Raises:
-        NotASegmentError: A file in the folder is named like a segment and is none.
+        NotASegmentError: A file in the folder has the name of a segment and is not one.
         LogReadError, LogWriteError: The operating system refused.
     """
 
@@ -70,150 +62,26 @@ class DiskLog:
         self._open_files = open_files or OpenFiles(files or Files(), reasonable_limit())
         self._files = self._open_files.files
         self._now_ns = now_ns
-        # Replaced, never changed: a reader in another thread keeps to the one it began with.
-        self._segments: tuple[Segment, ...] = ()
-        self._replacing = Lock()
-        self._identity: Identity | None = None  # made with the first segment
-        self._next_sequence = self._written_sequence = first_sequence
         self.writes = 0
-        self._carried_forward: CarriedForwardSegment | None = None  # replaced, likewise
-        # Where a reader left off: next sequence -> (segment's base, offset). Sequential reading needs no look-up.
+        # Where the last reads ended: next sequence -> (base sequence of the segment, offset), for sequential reading.
         self._hints: dict[int, tuple[int, int]] = {}
+        opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns)
         try:
-            self._open()
-            if first_sequence and not self._segments:
-                self._begin_segment()  # which keeps the place
+            opened.open()
         except BaseException:
-            self.close()
+            opened.close()
             raise
-
-    def _open(self) -> None:
-        try:
-            names = self._files.names(self.folder)
-        except FileNotFoundError:
-            return
-        except OSError as exc:
-            raise LogReadError(self.folder, exc) from exc
-        paths = [self.folder / name for name in sorted(names) if name.endswith(SUFFIX)]
-        self._identify(paths, there=IDENTITY in names)
-        if self._identity is None:
-            return
-        unusable: list[UnusableSegmentError] = []
-        for path in paths:
-            try:
-                segment = Segment.open(self._open_files, path, self._identity)
-            except UnusableSegmentError as exc:
-                unusable.append(exc)
-                continue
-            if segment is not None and (not segment.is_empty or path == paths[-1]):
-                self._segments += (segment,)
-                continue
-            logger.warning("%s: removed, it holds no record", path)
-            try:
-                self._files.unlink(path)
-            except OSError as exc:
-                raise LogWriteError(path, exc) from exc
-        self._drop_left_over()
-        if self._identity.note(segment.header for segment in self._segments):
-            self._note(self._identity)
-        if unusable:
-            self._set_aside(unusable, self._identity.incarnation)
-        if not self._segments:
-            return
-        for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            segment.next_sequence = following.base_sequence
-        self._check_files_beside(set(names))
-        if CARRIED_FORWARD in names:
-            self._carried_forward = CarriedForwardSegment.open(
-                self._open_files, self.folder, self._identity.incarnation
-            )
-        self._segments[-1].recover()
-        self._next_sequence = self._written_sequence = self._segments[-1].next_sequence
-
-    def _drop_left_over(self) -> None:
-        """Remove an empty last file that was begun in vain: the file before it was written to afterwards."""
-        if len(self._segments) < 2 or not self._segments[-1].is_empty:
-            return
-        before, last = self._segments[-2:]
-        if not before.holds_beyond(last.base_sequence):
-            return
-        logger.warning("%s: removed, it holds no record, and the file before it goes on", last.path)
-        try:
-            self._files.unlink(last.path)
-        except OSError as exc:
-            raise LogWriteError(last.path, exc) from exc
-        last.close()
-        self._segments = self._segments[:-1]
-
-    def _identify(self, paths: Sequence[Path], *, there: bool) -> None:
-        """Find out which files are the log's own, and note it; `there`: that was noted before, be it damaged by now."""
-        identity = Identity.read(self._files, self.folder)
-        if identity is None and paths:
-            if there:
-                logger.error("%s: damaged, made again by what the segments say", self.folder / IDENTITY)
-            identity = Identity.learn(self._files, paths)
-            self._note(identity)
-        self._identity = identity
-
-    def _note(self, identity: Identity) -> None:
-        try:
-            self._files.replace(self.folder / IDENTITY, identity.encode())
-        except OSError as exc:
-            logger.warning("%s", LogWriteError(self.folder / IDENTITY, exc))  # the next start makes up for it
-
-    def _set_aside(self, unusable: Sequence[UnusableSegmentError], incarnation: bytes) -> None:
-        """Give other names to files that the log cannot have among its own.
-
-        If they are the last, the log goes on behind all sequences that may have been used.
-        """
-        last = self._segments[-1] if self._segments else None
-        if last is None or base_in_name(unusable[-1].path) > last.base_sequence:
-            end = max(map(self._end_of, unusable))
-            if last is not None:
-                last.recover()  # it may be the one that was written to
-                last.seal()
-                end = max(end, last.next_sequence)
-            # First: if they were gone, the sequences would be used again.
-            new = Segment.create(self._open_files, self.folder, end, self._now_ns(), incarnation)
-            self._segments += (new,)
-        for error in unusable:
-            reason = error.reason
-            if isinstance(error, ForeignSegmentError):
-                owner = owner_of(error.header, self._files, self.folder)
-                reason += f", whose log is {owner}" if owner is not None else ""
-            try:
-                aside = self._files.set_aside(error.path, error.suffix)
-            except OSError as exc:
-                raise LogWriteError(error.path, exc) from exc
-            logger.error("%s: set aside as %s: %s", error.path, aside.name, reason)
-
-    def _end_of(self, error: UnusableSegmentError) -> int:
-        """A sequence past all that were used in a file which cannot be read, or which took the place of one."""
-        size = error.size
-        if isinstance(error, ForeignSegmentError):
-            size = max(size, self._segment_bytes)
-        return base_in_name(error.path) + 1 + size // _FEWEST_BYTES
-
-    def _check_files_beside(self, names: set[str]) -> None:
-        """Remove the files that no segment needs, and make the indexes that are missing.
-
-        What is left of a write that was cut off goes first: making the index anew would use the same temporary file.
-        """
-        needed = {segment.index_path.name for segment in self._segments}
-        leftovers = {temporary_of(self.folder / name).name for name in (CARRIED_FORWARD, IDENTITY)}
-        for name in sorted(names - needed):
-            if INDEX_SUFFIX in name or name in leftovers:
-                try:
-                    self._files.unlink(self.folder / name)
-                except OSError as exc:
-                    raise LogWriteError(self.folder / name, exc) from exc
-        for segment in self._segments[:-1]:
-            if segment.index_path.name not in names and segment.is_worth_an_index:
-                logger.info("%s: making its index, which is lost", segment.path)
-                try:
-                    segment.make_index()
-                except LogReadError as exc:
-                    logger.warning("%s: it goes without an index", exc)  # look-ups in it read more
+        self._replacing = Lock()  # held while `_segments` is replaced
+        # Replaced, never changed: a reader in another thread keeps those it began with.
+        self._segments = opened.segments
+        self._carried_forward = opened.carried_forward
+        self._writer = opened.writer  # of the last segment
+        self._identity = opened.identity
+        if self._segments:
+            first_sequence = self._segments[-1].next_sequence
+        self._next_sequence = self._written_sequence = first_sequence
+        if first_sequence and not self._segments:
+            self.begin_file()  # which stores the sequence
 
     @property
     def first_sequence(self) -> int:
@@ -257,16 +125,16 @@ class DiskLog:
 
     def roll(self) -> None:
         if self._segments and not self._segments[-1].is_empty:
-            self._begin_segment()
+            self.begin_file()
 
     def begins_file(self, size: int) -> bool:
-        return not self._segments or not self._fits(size)
-
-    def _fits(self, size: int) -> bool:
-        last = self._segments[-1]
-        if last.header.incarnation is None:
-            return False  # of format 1: only programs that made such files append to them
-        return last.written_size + size <= self._segment_bytes or last.written_size <= last.header.size
+        writer = self._writer
+        if writer is None or writer.segment.header.incarnation is None:
+            return True  # segments of format 1 are never appended to
+        return (
+            writer.written_size + size > self._segment_bytes
+            and writer.written_size > writer.segment.header.size
+        )
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         if self.begins_file(sum([batch.record_bytes for batch in batches])):
@@ -283,24 +151,24 @@ class DiskLog:
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         check_order(batches, self._written_sequence)
-        self._segments[-1].write(batches)
+        assert self._writer is not None  # the caller has called `begin_file`
+        self._writer.write(batches)
         self._written_sequence = batches[-1].next_sequence
         self.writes += 1
 
     def commit(self, sequence: int) -> None:
-        self._segments[-1].commit(sequence)
+        assert self._writer is not None
+        self._writer.commit(sequence)
         self._next_sequence = sequence
 
     def take_back(self) -> None:
-        self._segments[-1].take_back()
+        assert self._writer is not None
+        self._writer.take_back()
         self._written_sequence = self._next_sequence
 
     def begin_file(self) -> None:
-        self._begin_segment()
-
-    def _begin_segment(self) -> Segment:
-        if self._segments:
-            self._segments[-1].seal()  # so that only the last segment can be torn
+        if self._writer is not None:
+            self._writer.seal()  # so that only the last segment can be torn
         if self._identity is None:
             identity = Identity()
             try:
@@ -309,18 +177,19 @@ class DiskLog:
             except OSError as exc:
                 raise LogWriteError(self.folder / IDENTITY, exc) from exc
             self._identity = identity
-        segment = Segment.create(
+        writer = SegmentWriter.create(
             self._open_files, self.folder, self._next_sequence, self._now_ns(), self._identity.incarnation
         )
         with self._replacing:
-            # An empty file of format 1 has become the new one.
-            before = (each for each in self._segments if each.base_sequence < segment.base_sequence)
-            self._segments = (*before, segment)
-        return segment
+            # An empty last segment of format 1 has the same base sequence: the new one replaces it.
+            base_sequence = writer.segment.base_sequence
+            before = (each for each in self._segments if each.base_sequence < base_sequence)
+            self._segments = (*before, writer.segment)
+        self._writer = writer
 
     def sync(self) -> None:
-        if self._segments:
-            self._segments[-1].sync()
+        if self._writer is not None:
+            self._writer.sync()
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         return self._read(sequence, max_bytes, Segment.read)
@@ -358,14 +227,14 @@ class DiskLog:
             except LogReadError:
                 if segment is self._segment_holding(sequence):
                     raise
-                continue  # it was discarded before this began to read
+                continue  # the segment was discarded before this read began
             self._hints.pop(sequence, None)
             if records:
                 self._remember(records[-1].next_sequence, segment, offset)
                 return records
             if following < self._next_sequence:
-                segment.report_missing(sequence)
-            sequence = following  # all that was left of this segment is damaged
+                segment.damage.messages_missing(sequence, following, segment.size)
+            sequence = following  # the rest of this segment is damaged
 
     def _remember(self, sequence: int, segment: Segment, offset: int) -> None:
         if len(self._hints) >= _MAX_HINTS:
@@ -374,7 +243,7 @@ class DiskLog:
 
     def _segment_holding(self, sequence: int) -> Segment | None:
         segments = self._segments
-        if sequence >= self._next_sequence or not segments:  # closed: the topic is deleted under a reader
+        if sequence >= self._next_sequence or not segments:  # none: the log was closed during a read
             return None
         index = bisect_right(segments, sequence, key=_BASE) - 1
         return segments[max(index, 0)]
@@ -389,7 +258,7 @@ class DiskLog:
             except LogReadError:
                 if segment is self._segment_holding(sequence):
                     raise
-                continue  # it was discarded before this began to read
+                continue  # the segment was discarded before this read began
             sequence = max(sequence, following)
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
@@ -408,7 +277,7 @@ class DiskLog:
         old = self._carried_forward
         records: list[RecordBatch] = []
         size = 0
-        for record in self._records_to_carry(sequences, keeps_metadata):
+        for record in records_to_carry(sequences, self._record_holding, keeps_metadata):
             records.append(record)
             size += record.record_bytes
             if size > max_bytes:
@@ -424,44 +293,26 @@ class DiskLog:
             self._carried_forward = None
         return True
 
-    def _records_to_carry(
-        self, sequences: Sequence[int], keeps_metadata: Callable[[bytes], bool]
-    ) -> Iterator[RecordBatch]:
-        """Records that hold these messages, which ascend, and not much else."""
-        record: RecordBatch | None = None
-        bodies: Sequence[bytes] = ()
-        for sequence in sequences:
-            if record is None or sequence >= record.next_sequence:
-                record, bodies = self._holding(sequence), ()
-                if record is not None and not keeps_metadata(record.metadata):
-                    record = replace(record, metadata=b"")
-                if record is not None and (record.metadata or record.count == 1):
-                    yield record  # metadata is about all of its messages
-            if record is None or record.metadata or record.count == 1:
-                continue
-            if not bodies:
-                bodies = record.messages.bodies()
-            at = sequence - record.base_sequence
-            alone = pack_messages([bodies[at]])
-            yield RecordBatch(sequence, record.first_id + at, record.timestamp_ns, record.due_ns, alone)
-
-    def _holding(self, sequence: int) -> RecordBatch | None:
-        """The record with this message; None if it is damaged. Raises LogReadError."""
+    def _record_holding(self, sequence: int) -> RecordBatch | None:
+        """Return the record with this message; None if it is damaged. Raises LogReadError."""
         found = (
             self.read(sequence, 1) if sequence >= self.first_sequence else self.read_carried_forward(sequence)
         )
         return found[0] if found and found[0].base_sequence <= sequence else None
 
     def discard_before(self, sequence: int) -> None:
-        """As `Log.discard_before`: whole segments go, never the last. Raises LogWriteError."""
+        """As `Log.discard_before`: deletes whole segments, never the last. Raises LogWriteError."""
         while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
             discarded = self._segments[0]
             discarded.remove()
             with self._replacing:
                 self._segments = self._segments[1:]
-            discarded.close()  # who is reading it may finish
+            discarded.close()  # once the reads under way have ended
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         for segment in self._segments:
             segment.close()
         self._segments = ()

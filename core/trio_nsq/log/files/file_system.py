@@ -1,9 +1,10 @@
-"""The few file operations the log is made of, so that tests can make each of them fail or be recorded."""
+"""The file operations of the log, in one class, so that tests can make each of them fail, or record it."""
 
 import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Sequence
 from errno import EFBIG, EISDIR, ELOOP, ENXIO
 from pathlib import Path
@@ -12,18 +13,18 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _KEPT_BYTES = 1024 * 1024
 NO_FILE = frozenset((EISDIR, ELOOP, ENXIO))
-"""Errors of `Files.open_read_only` and `Files.content` if something else than a file has this name."""
+"""Errors of `Files.open_read_only` and `Files.content` if the path is not a regular file."""
 _OTHER_KINDS = {
     stat.S_IFDIR: (EISDIR, "a folder"),
     stat.S_IFIFO: (ENXIO, "a named pipe"),
     stat.S_IFSOCK: (ENXIO, "a socket"),
 }
 _making_folders = threading.Lock()
-"""Else a thread could take a folder for durable that another has made but not synced, and loses again if it can't."""
+"""Held while a folder is created and synced: another thread must not use it before it is durable."""
 
 
 def temporary_of(path: Path) -> Path:
-    """The file that `Files.replace` prepares the new content in."""
+    """Return the temporary file that `Files.replace` writes the new content to."""
     return path.with_name(path.name + ".tmp")
 
 
@@ -35,10 +36,10 @@ def _no_file(status: os.stat_result) -> OSError:
 class Files:
     """The real file system. Every method raises OSError as the operating system does."""
 
-    _buffer = bytearray()  # what `read_now` reads into: to make a new one takes as long as to read
+    _buffer = bytearray()  # for `read_now`: to allocate one takes as long as to read
 
     def create(self, path: Path) -> int:
-        """Make a new file, private to the user, and open it for reading and writing; it must not exist."""
+        """Create a file, private to the user, for reading and writing; it must not exist."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open(self, path: Path) -> int:
@@ -46,7 +47,7 @@ class Files:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def open_read_only(self, path: Path) -> int:
-        """Open a file for reading. Anything else, such as a folder, is refused with an error of `NO_FILE`."""
+        """Open a file for reading; anything but a regular file is an error of `NO_FILE`."""
         try:
             # Without O_NONBLOCK the open of a named pipe waits for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -65,7 +66,7 @@ class Files:
         os.close(fd)
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
-        """Write all parts, one after the other, from `offset` on; a partial write is continued."""
+        """Write all parts one after the other from `offset` on, continuing partial writes."""
         for start in range(0, len(parts), _IOV_MAX):
             group = parts[start : start + _IOV_MAX] if len(parts) > _IOV_MAX else parts
             size = sum(map(len, group))
@@ -77,11 +78,11 @@ class Files:
             offset += size
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes from `offset` on; fewer at the end of the file."""
+        """Read up to `size` bytes from `offset` on; fewer at the end of the file."""
         return os.pread(fd, size, offset)
 
     def content(self, path: Path, most: int) -> bytes:
-        """All bytes of a file; if it has more than `most`, it is refused with EFBIG."""
+        """Read a whole file; if it has more than `most` bytes, raise EFBIG."""
         fd = self.open_read_only(path)
         try:
             size = self.size(fd)
@@ -95,7 +96,7 @@ class Files:
             self.close(fd)
 
     def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
-        """The same without waiting for the disk, as much as the machine has in memory. For one thread only.
+        """As `read`, without waiting for the disk: only bytes in the page cache. For one thread only.
 
         Returns:
             None if the first byte is not in memory, cannot be read, or the file system cannot tell.
@@ -115,9 +116,13 @@ class Files:
         return bytes(room[:count])
 
     def read_soon(self, fd: int, size: int, offset: int) -> None:
-        """Let the machine begin to read these bytes into memory."""
+        """Ask the operating system to load these bytes into memory."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def monotonic_s(self) -> float:
+        """The clock that tells for how long a place of a file could not be read, seconds."""
+        return time.monotonic()
 
     def size(self, fd: int) -> int:
         """Bytes in the file."""
@@ -128,7 +133,7 @@ class Files:
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Let the file have room for `size` bytes, which read as zeros."""
+        """Reserve space for `size` bytes, which read as zeros."""
         os.posix_fallocate(fd, 0, size)
 
     def sync(self, fd: int) -> None:
@@ -148,33 +153,30 @@ class Files:
         return [entry.name for entry in path.iterdir()]
 
     def create_folder(self, path: Path) -> None:
-        """Make a folder, private to the user; it must not exist."""
+        """Create a folder, private to the user; it must not exist."""
         path.mkdir(mode=0o700)
 
     def make_folder(self, path: Path) -> None:
-        """Make the folder, private to the user, unless it is there, and make its name durable.
-
-        Threads may ask for the same folder at once: it is there, and durable, for each that returns.
-        """
+        """Create the folder durably, private to the user, unless it exists. Several threads may do so at once."""
         with _making_folders:
             if not path.is_dir():
                 self.create_folder(path)
                 try:
                     self.sync_folder(path.parent)
                 except OSError:
-                    self.remove_folder(path)  # or the next attempt would find it, and take it for durable
+                    self.remove_folder(path)  # or the next attempt would find it and assume it is durable
                     raise
 
     def create_or_empty(self, path: Path) -> int:
-        """Make a new file, private to the user, or empty the one that is there, and open it for writing."""
+        """Create a file, private to the user, or empty the existing one, for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def rename(self, path: Path, to: Path) -> None:
-        """Give a file or a folder another name; a file of that name is replaced."""
+        """Rename a file or a folder; a file of the new name is replaced."""
         path.replace(to)
 
     def set_aside(self, path: Path, suffix: str) -> Path:
-        """Put `suffix` behind a file's name, and a number if that name is taken; returns the new path."""
+        """Rename a file durably by appending `suffix`, and a number if that name exists, and return the new path."""
         aside, number = path.with_name(path.name + suffix), 1
         while aside.exists():
             number += 1
@@ -184,9 +186,9 @@ class Files:
         return aside
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Put `content` in place of what `path` held, atomically and durably: temporary file, sync, rename.
+        """Replace the content of a file atomically and durably: temporary file, sync, rename.
 
-        If that fails, `path` holds the old or the new content, whole, and the temporary file is gone.
+        After an error the file has the old or the new content, and the temporary file is removed.
         """
         temporary = temporary_of(path)
         fd = self.create_or_empty(temporary)
@@ -201,7 +203,7 @@ class Files:
             try:
                 self.unlink(temporary)
             except OSError:
-                pass  # the next replacement takes it over
+                pass  # the next replacement overwrites it
             raise
         self.sync_folder(path.parent)
 
@@ -214,5 +216,5 @@ class Files:
         path.unlink()
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder and what is in it; what resists stays."""
+        """Remove a folder and its content, as far as that is possible."""
         shutil.rmtree(path, ignore_errors=True)

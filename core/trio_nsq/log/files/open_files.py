@@ -1,4 +1,4 @@
-"""Files that can be used at any time although only so many are open: a topic may have thousands of segments."""
+"""A bounded set of open files: closed ones are opened again on use. A topic may have thousands of segments."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ _CLOSED = -1
 
 
 def reasonable_limit() -> int:
-    """How many files a broker's logs may keep open: a quarter of what the process may, the rest is its clients'."""
+    """How many files a broker's logs may keep open: a quarter of the process's limit; the rest is for clients."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if limit == resource.RLIM_INFINITY else max(_FEWEST, min(_MOST, limit // 4))
 
@@ -24,8 +24,8 @@ def reasonable_limit() -> int:
 class LogFile:
     """A file; made by `OpenFiles`.
 
-    `with` gives a descriptor that is good for as long as the block lasts. Threads may do so side by side, and one of
-    them within the block, too. It raises OSError if the file cannot be opened again, or was closed.
+    `with` returns a descriptor that is valid inside the block. Threads may do so at the same time, and blocks may be
+    nested. It raises OSError if the file cannot be opened again, or was closed.
     """
 
     def __init__(self, path: Path, open_files: "OpenFiles") -> None:
@@ -35,7 +35,7 @@ class LogFile:
         self.fd = _CLOSED
         self.users = 0
         self.held = False
-        self.given_back = False
+        self.closing = False
 
     def __enter__(self) -> int:
         return self._open_files.use(self)
@@ -45,51 +45,51 @@ class LogFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether `with` finds a descriptor, unless that is closed in the meantime."""
+        """Whether it has a descriptor now; another thread may close it."""
         return self.fd != _CLOSED
 
     def hold(self, held: bool) -> None:
-        """Keep the descriptor, or do so no longer.
+        """Keep the descriptor open, or no longer.
 
-        What was written to one descriptor can be synced by another, but only the first is sure to be told if the
-        kernel could not write it. And a file that is unlinked cannot be opened again.
+        Data written through one descriptor can be synced through another, but only the first is sure to get the
+        kernel's write errors. And an unlinked file cannot be opened again.
         """
         self._open_files.hold(self, held)
 
     def close(self) -> None:
-        """Give the file back; who is using it may finish."""
-        self._open_files.give_back(self)
+        """Close the file once no `with` block uses it."""
+        self._open_files.close(self)
 
 
 class OpenFiles:
-    """The files that are open; the one that was not used for longest is closed when there are too many.
+    """The open files; if there are too many, the least recently used one is closed.
 
     Args:
         files: The file system.
-        most: So many, but for those that are in use or held.
+        most: Keep at most so many open, not counting those in use or held.
     """
 
     def __init__(self, files: Files, most: int) -> None:
         self.files = files
         self._most = most
-        # Reentrant: a segment that nobody has any more gives its file back from within the garbage collector.
+        # Reentrant: the garbage collector may close the file of a collected segment at any point.
         self._lock = RLock()
         self._count = 0
-        self._idle: OrderedDict[LogFile, None] = OrderedDict()  # these may be closed, the first of them first
+        self._idle: OrderedDict[LogFile, None] = OrderedDict()  # may be closed, the least recently used first
 
     def create(self, path: Path) -> LogFile:
         """Make a new file. Raises OSError."""
-        return self._first_opened(path, self.files.create)
+        return self._open_first(path, self.files.create)
 
     def open(self, path: Path) -> LogFile:
         """Open a file. Raises OSError."""
-        return self._first_opened(path, self.files.open)
+        return self._open_first(path, self.files.open)
 
-    def _first_opened(self, path: Path, how: Callable[[Path], int]) -> LogFile:
+    def _open_first(self, path: Path, how: Callable[[Path], int]) -> LogFile:
         file = LogFile(path, self)
         with self._lock:
             self._open(file, how)
-            self._settle(file)
+            self._update(file)
         return file
 
     def _open(self, file: LogFile, how: Callable[[Path], int]) -> None:
@@ -98,7 +98,7 @@ class OpenFiles:
         except OSError as exc:
             if exc.errno != EMFILE or not self._idle:
                 raise
-            self._close_idle(0)  # the process has too many of other kinds
+            self._close_idle(0)  # other files of the process use up the limit
             file.fd = how(file.path)
         self._count += 1
 
@@ -106,20 +106,20 @@ class OpenFiles:
         """See `LogFile`."""
         with self._lock:
             if file.fd == _CLOSED:
-                if file.given_back:
+                if file.closing:
                     raise OSError(EBADF, os.strerror(EBADF))
                 self._open(file, self.files.open)
             file.users += 1
             if not file.held:  # then it is not idle
-                self._settle(file)
+                self._update(file)
             return file.fd
 
     def unuse(self, file: LogFile) -> None:
-        """The end of a `use`."""
+        """End a `use`."""
         with self._lock:
             file.users -= 1
-            if not file.held or file.given_back:
-                self._settle(file)
+            if not file.held or file.closing:
+                self._update(file)
 
     def hold(self, file: LogFile, held: bool) -> None:
         """See `LogFile.hold`. Raises OSError if it cannot be opened."""
@@ -129,18 +129,18 @@ class OpenFiles:
             if held and file.fd == _CLOSED:
                 self._open(file, self.files.open)
             file.held = held
-            self._settle(file)
+            self._update(file)
 
-    def give_back(self, file: LogFile) -> None:
+    def close(self, file: LogFile) -> None:
         """See `LogFile.close`."""
         with self._lock:
-            file.given_back = True
-            self._settle(file)
+            file.closing = True
+            self._update(file)
 
-    def _settle(self, file: LogFile) -> None:
+    def _update(self, file: LogFile) -> None:
         self._idle.pop(file, None)
         if file.fd != _CLOSED and not file.users:
-            if file.given_back:
+            if file.closing:
                 self._close(file)
             elif not file.held:
                 self._idle[file] = None

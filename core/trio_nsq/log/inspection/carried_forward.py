@@ -1,4 +1,4 @@
-"""Reading the messages that were carried forward without a broker, or beside one, as `scan` reads a segment."""
+"""Reading a carried-forward segment, with or without a running broker, as `segments` reads a segment."""
 
 from collections.abc import Callable, Iterator
 from errno import EIO
@@ -10,24 +10,25 @@ from ..disk.carried_forward import FILE_NAME, read_at, read_index
 from ..errors import LogReadError
 from ..files import NO_FILE, Files
 from ..records import HEADER_BYTES, RecordHeader, decode_header
-from .segments import NOT_SERVED, Finding, Kind, ScannedRecord, find_identity
+from .findings import NOT_SERVED, Finding, Kind
+from .segments import ScannedRecord, find_identity
 
 
 def scan_carried_forward(
     folder: Path, files: Files, wanted: Callable[[RecordHeader], bool] = lambda _: True
 ) -> Iterator[ScannedRecord | Finding]:
-    """Every record that was carried forward in a log, in order, and what is wrong with them; often there is none.
+    """Yield every record of a log's carried-forward segment, in order, and what is wrong; most logs have none.
 
-    Some may be in a segment, too: look for segments first, and here only for what lies before them. For a message is
-    carried forward before its segment goes, and whoever looks in this order misses none.
+    Some messages may still be in a segment, too. List the segments first and read only messages before them here: a
+    message is carried forward before its segment is deleted, so no message is missed.
 
     Args:
         folder: Of the log.
         files: The file system.
-        wanted: Which of them.
+        wanted: Whether to return the record with this header.
 
     Raises:
-        LogReadError: The operating system refused. Anything else than a file, such as a folder, is a finding.
+        LogReadError: The operating system refused. A path that is not a file is a finding.
     """
     path = folder / FILE_NAME
     try:
@@ -63,7 +64,7 @@ def _scan(
             what = "it belongs to another topic; the next start of a broker sets the file aside"
         yield Finding(Kind.DAMAGE, path, 0, files.size(fd), what, None, None)
         return
-    if index.found:
+    if index.derived:
         what = "the file's beginning is damaged; its records are read all the same"
         yield Finding(Kind.DAMAGE, path, 0, min(index.offsets), what)
     ends = [*index.offsets[1:], index.size]

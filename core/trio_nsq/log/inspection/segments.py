@@ -1,13 +1,11 @@
-"""Reading a segment from end to end, past whatever is wrong with it, and saying what that is.
+"""Reading a whole segment and reporting everything that is wrong with it.
 
-Nothing here writes, nor keeps the log's owner from writing: a broker may be appending meanwhile. So what does not
-look right is read a second time before it is called damaged, and what was being written when the file was opened is
-not judged.
+Nothing here writes, and a broker may be appending meanwhile. So a place that looks damaged is read a second time, and
+what was being written when the file was opened is not reported.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from errno import EIO
 from functools import partial
 from itertools import chain, islice
@@ -19,62 +17,21 @@ from zlib_ng.zlib_ng import crc32
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files
 from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
-from ..segment.format import FILE_HEADER_BYTES, SUFFIX, decode_file_header
-from ..segment.identity import Identity, base_in_name, find_header
+from ..segment.format import FILE_HEADER_BYTES, SUFFIX, base_in_name, decode_file_header
+from ..segment.identity import Identity, find_header
+from .findings import NOT_SERVED, Finding, Kind
 
 _READ_BYTES = 4 * 1024 * 1024
-"""Large, because a record that reaches past the end of what was read is read again."""
+"""Large, because a record that reaches past the end of the buffer is read again."""
 _SEARCH_BYTES = 1024 * 1024
 _NO_LIMIT = 2**64
-NOT_SERVED = "a broker does not serve the topic"
 _UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
 _NOTHING = memoryview(b"")
 _PAYLOAD_CRC = slice(8, 12)
 
 
-class Kind(StrEnum):
-    """What a finding means.
-
-    DAMAGE: messages that were stored cannot be read, or a file is not as a broker has left it.
-    TORN: what a crash leaves of a write that was under way, and nobody was told had been stored; the next start of
-        the broker cleans it up.
-    NOTE: worth knowing, nothing lost.
-    """
-
-    DAMAGE = "damage"
-    TORN = "torn"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it should be.
-
-    Attributes:
-        kind: How bad it is.
-        path: The file.
-        offset, end: Which of its bytes; equal where something is missing.
-        what: The same in words.
-        sequence: The first message concerned; None if that is not known, or no message is.
-        messages: How many it costs; None if that cannot be known.
-    """
-
-    kind: Kind
-    path: Path
-    offset: int
-    end: int
-    what: str
-    sequence: int | None = None
-    messages: int | None = 0
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence after the messages concerned, as far as they are known; 0 if none is."""
-        return 0 if self.sequence is None else self.sequence + (self.messages or 0)
-
-
 class ScannedRecord(NamedTuple):
-    """An undamaged record batch; the payload is empty if it was not wanted, and was not checked then."""
+    """An undamaged record batch; the payload is empty, and unchecked, if it was not wanted."""
 
     path: Path
     offset: int
@@ -83,24 +40,24 @@ class ScannedRecord(NamedTuple):
 
 
 class SegmentPath(NamedTuple):
-    """A segment's file; `limit` is the first sequence of the segment after it, None for the last one."""
+    """A segment; `limit` is the base sequence of the segment after it, None for the last one."""
 
     path: Path
     limit: int | None
 
 
 def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[Finding]]:
-    """The segments of a log, oldest first, and what is named like one and is none.
+    """List the segments of a log, oldest first, and the files with the name of a segment that are not one.
 
-    A folder that is not there has none: a broker makes it with the first message, and may delete it any time.
-    If something else has its name, there are none either, and that is found.
+    A missing folder has no segments: a broker creates it with the first message, and may delete it. If the path is not
+    a folder, that is a finding.
 
     Raises:
         LogReadError: The folder cannot be read.
     """
     try:
-        # Of two files that a broker makes meanwhile, only the second may be seen. One that is older than any that has
-        # been seen is seen the next time, if it is still there.
+        # A listing may contain the second of two files that a broker creates meanwhile, but not the first. A second
+        # listing contains it, if it still exists.
         last = max((name for name in files.names(folder) if name.endswith(SUFFIX)), default="")
         names = [name for name in files.names(folder) if name.endswith(SUFFIX) and name <= last]
         paths = [folder / name for name in sorted(names)]
@@ -125,16 +82,15 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
 def scan_segment(
     segment: SegmentPath, files: Files, wanted: Callable[[RecordHeader], bool] | None = None
 ) -> Iterator[ScannedRecord | Finding]:
-    """Every record of a segment, in order, and everything that is wrong with it.
+    """Yield every record of a segment, in order, and everything that is wrong with it.
 
     Args:
-        segment: See there.
+        segment: The segment.
         files: The file system.
         wanted: Whether to read and check the payload that belongs to a header; None: every one.
 
     Raises:
-        LogReadError: The operating system refused. A disk that cannot read a place is a finding, and so is anything
-            else than a file, such as a folder of this name.
+        LogReadError: The operating system refused. A bad block is a finding, and so is a path that is not a file.
     """
     path = segment.path
     try:
@@ -160,7 +116,7 @@ def scan_segment(
 
 
 def find_identity(files: Files, folder: Path) -> tuple[Identity | None, Finding | None]:
-    """As `Identity.read`; if something else than a file has its name, that is found. Raises LogReadError."""
+    """As `Identity.read`; if the path is not a file, that is a finding. Raises LogReadError."""
     try:
         return Identity.read(files, folder), None
     except LogReadError as exc:
@@ -174,7 +130,7 @@ class _UnreadableError(Exception):
 
 
 class _Scan:
-    """A walk through one file, open as `fd`; see `scan_segment`."""
+    """One scan of an open file, see `scan_segment`."""
 
     def __init__(
         self, segment: SegmentPath, files: Files, fd: int, wanted: Callable[[RecordHeader], bool] | None
@@ -184,16 +140,16 @@ class _Scan:
         self._limit = _NO_LIMIT if segment.limit is None else segment.limit
         self._files = files
         self._fd = fd
-        self._end = files.size(fd)  # what comes later is not judged
+        self._end = files.size(fd)  # bytes after it are not checked
         self._wanted = wanted
         self._expected = base_in_name(segment.path)
         self._seed = 0
         self._data = b""
-        self._start = 0  # where in the file `_data` was read
+        self._start = 0  # the offset in the file of `_data`
 
     def run(self) -> Iterator[ScannedRecord | Finding]:
         """See `scan_segment`. Raises OSError."""
-        unfinished: list[ScannedRecord] = []  # of a batch of messages whose last record is yet to come
+        unfinished: list[ScannedRecord] = []  # records of a batch whose last record was not read yet
         for found in self._walk():
             if isinstance(found, ScannedRecord):
                 unfinished.append(found)
@@ -212,18 +168,18 @@ class _Scan:
             yield Finding(Kind.TORN, self._path, unfinished[0].offset, self._end, _UNFINISHED)
 
     def _walk(self) -> Iterator[ScannedRecord | Finding]:
-        """The same; records of a batch that was never finished are among them."""
+        """As `run`, with the records of an unfinished batch."""
         offset = 0
         try:
-            offset = yield from self._pass_file_header()
+            offset = yield from self._check_file_header()
             while offset < self._end:
                 header = self._header(offset)
                 if header is None:
-                    offset = yield from self._find_way(offset)
+                    offset = yield from self._skip_damage(offset)
                     continue
                 payload = self._payload(offset, header)
                 if payload is None:
-                    yield self._judge(offset, header)
+                    yield self._payload_finding(offset, header)
                 else:
                     self._expected = header.next_sequence
                     yield ScannedRecord(self._path, offset, header, payload)
@@ -246,18 +202,18 @@ class _Scan:
             raise
 
     def _at(self, offset: int, size: int, *, again: bool = False) -> int:
-        """Where in `_data` the file's byte at `offset` is; `size` bytes follow there, if the file has them."""
+        """Return the position in `_data` of the byte at `offset`, having read `size` bytes from it on."""
         position = offset - self._start
         if again or position < 0 or position + size > len(self._data):
             try:
                 self._data = self._read(max(size, _READ_BYTES), offset)
             except _UnreadableError:
-                self._data = self._read(size, offset)  # the bad place may lie behind
+                self._data = self._read(size, offset)  # the bad block may be after it
             self._start, position = offset, 0
         return position
 
     def _header(self, offset: int) -> RecordHeader | None:
-        """The header that has to be at `offset`; None if something else is there."""
+        """Return the header of the expected record at `offset`; None if something else is there."""
         at = self._at(offset, HEADER_BYTES)
         header = decode_header(self._data, at, self._seed)
         if header is None or header.base_sequence != self._expected or header.next_sequence > self._limit:
@@ -265,7 +221,7 @@ class _Scan:
         return header
 
     def _payload(self, offset: int, header: RecordHeader) -> memoryview | None:
-        """What follows the header at `offset`, empty if it is not wanted; None if it is not what the header says."""
+        """Return the payload of the record at `offset`, empty if it is not wanted; None if it is damaged."""
         if self._wanted is not None and not self._wanted(header):
             following = offset + header.record_bytes
             return _NOTHING if following <= self._end or following <= self._files.size(self._fd) else None
@@ -280,7 +236,7 @@ class _Scan:
 
     @property
     def _left(self) -> int | None:
-        """Messages from the one expected next to the end of the segment; None if the end is open."""
+        """How many messages are missing up to the end of the segment; None for the last segment."""
         return None if self._is_last else self._limit - self._expected
 
     def _damage(self, offset: int, end: int, what: str, messages: int | None) -> Finding:
@@ -288,8 +244,8 @@ class _Scan:
         self._expected += messages or 0
         return finding
 
-    def _pass_file_header(self) -> Generator[Finding, None, int]:
-        """Check the file's header; returns where to look for records."""
+    def _check_file_header(self) -> Generator[Finding, None, int]:
+        """Check the file's header, and return the offset of the first record."""
         try:
             identity, _ = find_identity(self._files, self._path.parent)
             found = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
@@ -323,8 +279,8 @@ class _Scan:
         self._seed = found.header.seed
         return found.header.size
 
-    def _find_way(self, offset: int) -> Generator[Finding, None, int]:
-        """Say what is at `offset` instead of the header that should be there; returns where to go on."""
+    def _skip_damage(self, offset: int) -> Generator[Finding, None, int]:
+        """Report what is at `offset` instead of a header, and return the offset to continue at."""
         if self._files.size(self._fd) <= offset:
             return self._end  # a broker has taken back an append that failed
         at = self._at(offset, HEADER_BYTES, again=True)
@@ -337,7 +293,7 @@ class _Scan:
         found = self._find_header(offset)
         if found is not None:
             start, header = found
-            self._data = b""  # what was seen there has been read anew
+            self._data = b""  # it may have changed
             if start == offset and header.base_sequence == self._expected:
                 return offset  # a broker has just written it
             what = (
@@ -355,7 +311,7 @@ class _Scan:
         return self._end
 
     def _find_header(self, offset: int) -> tuple[int, RecordHeader] | None:
-        """The first header from `offset` on whose sequences fit in, and where it is."""
+        """Return the offset of the first header from `offset` on whose sequences are in range, and the header."""
         while offset < self._end:
             data = self._read(_SEARCH_BYTES + HEADER_BYTES, offset)
             for at, header in find_headers(data, 0, self._seed):
@@ -365,15 +321,15 @@ class _Scan:
         return None
 
     def _is_whole_record(self, offset: int) -> bool:
-        """Whether a record lies between here and the end of the file that lacks nothing but a good header."""
+        """Whether the bytes up to the end of the file are a record with a damaged header and a good payload."""
         data = self._read(self._end - offset, offset)
         return (
             len(data) > HEADER_BYTES
             and crc32(memoryview(data)[HEADER_BYTES:]).to_bytes(4, "big") == data[_PAYLOAD_CRC]
         )
 
-    def _judge(self, offset: int, header: RecordHeader) -> Finding:
-        """What is wrong with a record whose header is good."""
+    def _payload_finding(self, offset: int, header: RecordHeader) -> Finding:
+        """Return what is wrong with the payload of a record with a good header."""
         following = offset + header.record_bytes
         size = self._files.size(self._fd)
         if following <= size:

@@ -1,4 +1,4 @@
-"""Checking a log without a broker, or beside one: every header, every checksum, and that no sequence is missing."""
+"""Verifying a log, with or without a running broker: every header, every checksum, no missing sequence."""
 
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -7,28 +7,28 @@ from pathlib import Path
 
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError
 from ..files import NO_FILE, Files
-from ..segment.format import SUFFIX
-from ..segment.identity import base_in_name
-from .segments import Finding, Kind, SegmentPath, find_identity, scan_segment, segment_paths
+from ..segment.format import SUFFIX, base_in_name
+from .findings import Finding, Kind
+from .segments import SegmentPath, find_identity, scan_segment, segment_paths
 
 Progress = Callable[[int], None]
-"""Told now and then how many more bytes were looked at."""
+"""Called from time to time with the number of bytes checked since the last call."""
 
-_TELL_EVERY_BYTES = 8 * 1024 * 1024
+_REPORT_EVERY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class LogReport:
-    """What a log, or one segment of it, holds.
+    """The content of a log, or of one segment, and what is wrong with it.
 
     Attributes:
-        path: Its folder, or the segment.
-        segments: Files.
-        size_bytes: Of all of them.
-        records, messages: Undamaged ones.
-        first_sequence: Where it begins.
-        next_sequence: Where it ends, as far as it can be read; equal to `first_sequence` for an empty log.
-        findings: What is not as it should be, by file and place.
+        path: The folder, or the segment.
+        segments: Number of files.
+        size_bytes: Of all files.
+        records, messages: Number of undamaged ones.
+        first_sequence: The first sequence.
+        next_sequence: The sequence after the last readable message; equal to `first_sequence` for an empty log.
+        findings: What is wrong, in the order of files and offsets.
     """
 
     path: Path
@@ -42,22 +42,22 @@ class LogReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether messages that were stored are lost, or a broker would not start."""
+        """Whether stored messages are lost, or a broker would not serve the topic."""
         return any(finding.kind is Kind.DAMAGE for finding in self.findings)
 
     @property
     def lost_messages(self) -> int:
-        """Messages that the damage costs, as far as that is known."""
+        """How many messages are lost, as far as it is known."""
         return sum(finding.messages or 0 for finding in self.findings)
 
 
 def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read all of a log.
+    """Read and check a whole log.
 
     Args:
-        folder: Where its segments lie.
-        files: The file system; a test may bring its own.
-        progress: See there.
+        folder: Of its segments.
+        files: The file system; a test may replace it.
+        progress: See `Progress`.
 
     Raises:
         LogReadError: The operating system refused.
@@ -69,7 +69,7 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     findings += _set_aside(folder, files)
     report = _verify(LogReport(folder, findings=findings), segments, files, progress)
     while segments and not segments[-1].path.exists():
-        # A broker has gone on to another, and deleted it, before it was its turn.
+        # A broker began another segment meanwhile, and deleted this one.
         last = segments[-1].path
         segments = [segment for segment in segment_paths(folder, files)[0] if segment.path > last]
         _verify(report, segments, files, progress)
@@ -77,7 +77,7 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
 
 
 def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
-    """The files that a broker found among the log's own, and did not take for such. Raises LogReadError."""
+    """Report the files that a broker renamed because they cannot belong to the log. Raises LogReadError."""
     try:
         names = files.names(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,7 @@ def _set_aside(folder: Path, files: Files) -> Iterator[Finding]:
 
 
 def verify_segment(path: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read one segment; the names of those beside it say where it has to end. Arguments as `verify_log`.
+    """Read and check one segment; the next segment's name tells where it has to end. Arguments as `verify_log`.
 
     Raises:
         LogReadError: The operating system refused.
@@ -103,7 +103,7 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
 
 
 def segment_bytes(segment: SegmentPath) -> int:
-    """The size of a segment; 0 if a broker has just deleted it, or it is no file. Raises LogReadError."""
+    """Return the size of a segment; 0 if a broker has deleted it, or it is not a file. Raises LogReadError."""
     try:
         status = segment.path.stat()
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -131,7 +131,7 @@ def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progr
     report.segments += 1
     report.size_bytes += size
     following = base_sequence
-    told = 0
+    reported = 0
     for found in scan_segment(segment, files):
         if isinstance(found, Finding):
             report.findings.append(found)
@@ -140,9 +140,9 @@ def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progr
         report.records += 1
         report.messages += found.header.count
         following = found.header.next_sequence
-        if progress is not None and found.offset - told >= _TELL_EVERY_BYTES:
-            progress(found.offset - told)
-            told = found.offset
+        if progress is not None and found.offset - reported >= _REPORT_EVERY_BYTES:
+            progress(found.offset - reported)
+            reported = found.offset
     report.next_sequence = following
     if progress is not None:
-        progress(size - told)
+        progress(size - reported)

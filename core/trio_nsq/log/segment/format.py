@@ -1,64 +1,58 @@
-"""What a segment begins with.
+"""The names of segment files, and the header that each begins with.
 
      0                 8         10     12     16              24           32            48    52
     +-----------------+---------+------+------+---------------+------------+-------------+-----+
     | 89 NSQLOG 0a    | version | zero | seed | base_sequence | created_ns | incarnation | crc |
     +-----------------+---------+------+------+---------------+------------+-------------+-----+
 
-This is format 2. The crc covers bytes 0..48. The incarnation is that of the topic, see `Identity`. The seed is what the
-checksums of the file's records begin with: the CRC-32 of base_sequence and incarnation. So it differs from file to
-file, and can be told without the header, by the file's name and the topic's incarnation: these are its second copy,
-which no damage to the beginning of the file reaches.
+This is format 2. The crc covers bytes 0..48. The incarnation is the topic's, see `Identity`. The seed is the initial
+value of the checksums of the file's records: the CRC-32 of base_sequence and incarnation. So it differs from file to
+file, and the file's name and the topic's incarnation are a second copy of it: damage to the header does not lose it.
 
-Format 1 ends before the incarnation, and its seed is the CRC-32 of bytes 16..32. It does not say whose file it is. Such
-files are read, and not changed.
+Format 1 ends before the incarnation, and its seed is the CRC-32 of bytes 16..32. It does not name its topic. Such files
+are read and never changed.
 """
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from struct import Struct
 
 from zlib_ng.zlib_ng import crc32
 
-from ..records import HEADER_BYTES, RecordHeader, decode_header
-from ..records import MAGIC as RECORD_MAGIC
+from ..errors import NotASegmentError
 
 SUFFIX = ".log"
+_NAME_DIGITS = 20
+_NO_SEQUENCE = 2**63
 MAGIC = b"\x89NSQLOG\n"
 VERSION = 2
 INCARNATION_BYTES = 16
 VERSION_END = 10
-"""So many bytes tell the version, and with it the size of the header."""
+"""The first bytes up to the version, which determines the size of the header."""
 _COMMON = Struct(">8sHHIQQ")
 _CRC = Struct(">I")
 _SEEDED_BY = Struct(f">Q{INCARNATION_BYTES}s")
 _SPAN_1 = slice(16, 32)
 _FREE_1 = frozenset((*range(12, 16), *range(24, 32)))
-"""Bytes of a header of format 1 that its name does not tell: the seed, and when it was made."""
+"""Bytes of a header of format 1 that its name does not determine: the seed, and the creation time."""
 _FREE_2 = frozenset((*range(24, 32), *range(48, 52)))
-_SEARCH_BYTES = 1024 * 1024
-_MOST_PLACES = 10_000
-"""A place that looks like a record costs some microseconds. A file of ours has one at its beginning, most often."""
 
 HEADER_BYTES_1 = _COMMON.size
 FILE_HEADER_BYTES = HEADER_BYTES_1 + INCARNATION_BYTES + _CRC.size
-"""Of format 2: the longer one."""
-
-Read = Callable[[int, int], bytes]
-"""Reads up to so many bytes of a file from such an offset on. Raises OSError."""
+"""Size of a header of format 2, the longer one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a segment says of itself.
+    """The header of a segment.
 
     Attributes:
         base_sequence: Of its first message.
-        created_ns: When it was made, Unix nanoseconds.
-        seed: What the checksums of its records begin with.
-        incarnation: Of the topic; None: a file of format 1 does not say it.
-        size: Bytes that the header takes: there the first record begins.
-        data: The header as it is handed out with records, whole.
+        created_ns: When it was created, Unix nanoseconds.
+        seed: The initial value of the checksums of its records.
+        incarnation: Of the topic; None for a file of format 1, which does not have it.
+        size: Bytes of the header: the first record begins there.
+        data: The encoded header, as it is passed on with records.
     """
 
     base_sequence: int
@@ -69,15 +63,30 @@ class FileHeader:
     data: bytes
 
 
+def segment_path(folder: Path, base_sequence: int) -> Path:
+    """Return the path of the segment that begins with this sequence. Names sort as sequences do."""
+    return folder / f"{base_sequence:0{_NAME_DIGITS}d}{SUFFIX}"
+
+
+def base_in_name(path: Path) -> int:
+    """Return the base sequence that a segment's name contains. Raises NotASegmentError."""
+    if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
+        raise NotASegmentError(path, "its name is not a sequence")
+    base_sequence = int(path.stem)
+    if base_sequence >= _NO_SEQUENCE:
+        raise NotASegmentError(path, "its name is no sequence: it is too large")
+    return base_sequence
+
+
 def seed_for(base_sequence: int, incarnation: bytes) -> int:
-    """The seed of a file of format 2."""
+    """Return the seed of a file of format 2."""
     return crc32(_SEEDED_BY.pack(base_sequence, incarnation))
 
 
 def encode_file_header(
     base_sequence: int, created_ns: int, incarnation: bytes, seed: int | None = None
 ) -> bytes:
-    """What a segment begins with; another seed than that of format 2 is for files that keep the one they have."""
+    """Encode a header of format 2. `seed` replaces the seed of format 2, for a file that keeps the seed it has."""
     if seed is None:
         seed = seed_for(base_sequence, incarnation)
     data = _COMMON.pack(MAGIC, VERSION, 0, seed, base_sequence, created_ns) + incarnation
@@ -85,7 +94,7 @@ def encode_file_header(
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """The header that these bytes begin with; None if they do not begin with an undamaged one of a known format."""
+    """Decode the header at the beginning of these bytes; None if it is damaged or of an unknown format."""
     size = header_size(data)
     if not size or len(data) < size:
         return None
@@ -103,25 +112,23 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 
 
 def version_in(data: bytes) -> int | None:
-    """The version that these bytes name, true or not, if they begin like a header; None if they do not."""
+    """Return the version in a header, unchecked; None if these bytes do not begin like a header."""
     if len(data) < VERSION_END or not data.startswith(MAGIC):
         return None
     return int.from_bytes(data[len(MAGIC) : VERSION_END], "big")
 
 
 def header_size(data: bytes) -> int | None:
-    """Bytes of the header that these bytes begin with; None if they do not tell, or name an unknown version."""
+    """Return the size of the header at the beginning of these bytes; None if its version is missing or unknown."""
     return {1: HEADER_BYTES_1, VERSION: FILE_HEADER_BYTES}.get(version_in(data) or 0)
 
 
 def is_unfinished(data: bytes, base_sequence: int, incarnation: bytes | None) -> bool:
-    """Whether a file of this content, and no more, is what a crash leaves of one that was being made.
-
-    Each of its bytes is there or, the disk not having come to it, zero.
+    """Whether a crash while a segment was created can have left this content: each byte is right, or still zero.
 
     Args:
-        data: All that is in the file.
-        base_sequence: By its name.
+        data: The whole content of the file.
+        base_sequence: From its name.
         incarnation: Of the topic; None if it is not known.
     """
     if decode_file_header(data) is not None:
@@ -134,59 +141,3 @@ def is_unfinished(data: bytes, base_sequence: int, incarnation: bytes | None) ->
         and all(byte in (0, whole[at]) for at, byte in enumerate(data) if at not in free)
         for whole, free in ((whole_1, _FREE_1), (whole_2, free_2))
     )
-
-
-# ---------------------------------------------------------------------- without the header
-
-_TABLE = [crc32(bytes([byte ^ 0xFF])) ^ 0xFF00_0000 for byte in range(256)]
-"""Of CRC-32: what a byte does to its state."""
-_BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
-
-
-def seed_before(data: bytes, crc: int) -> int:
-    """The number that `crc32(data, number)` is `crc` for: its steps, backwards."""
-    state = crc ^ 0xFFFF_FFFF
-    for byte in reversed(data):
-        at = _BY_TOP[state >> 24]
-        state = (state ^ _TABLE[at]) << 8 & 0xFFFF_FF00 | at ^ byte
-    return state ^ 0xFFFF_FFFF
-
-
-def find_seed(
-    read: Read, start: int, end: int, base_sequence: int, likely: Collection[int]
-) -> tuple[int, RecordHeader] | None:
-    """The seed of a file whose header is damaged, by its records; and the first of them that is whole.
-
-    Args:
-        read: Reads the file.
-        start, end: Where to look.
-        base_sequence: Of the file.
-        likely: What it may be. Without any it is what the first undamaged record was made with.
-
-    Raises:
-        OSError: As `read`.
-    """
-    places = 0
-    while start < end:
-        window = read(_SEARCH_BYTES, start)
-        at = window.find(RECORD_MAGIC)
-        while 0 <= at <= len(window) - HEADER_BYTES:
-            record = window[at : at + HEADER_BYTES]
-            seed = seed_before(record[8:], int.from_bytes(record[4:8], "big"))
-            header = decode_header(record, 0, seed)
-            if header is not None and header.base_sequence < base_sequence:
-                header = None
-            if header and (seed in likely if likely else _is_whole(read, start + at, header, end)):
-                return seed, header
-            places += 1
-            if places == _MOST_PLACES:
-                return None
-            at = window.find(RECORD_MAGIC, at + 1)
-        start += max(1, len(window) - HEADER_BYTES + 1)  # a record may begin in what is left of the window
-    return None
-
-
-def _is_whole(read: Read, offset: int, header: RecordHeader, end: int) -> bool:
-    if offset + header.record_bytes > end:
-        return False
-    return crc32(read(header.length, offset + HEADER_BYTES)) == header.payload_crc

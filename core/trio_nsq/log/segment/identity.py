@@ -1,15 +1,16 @@
-"""Which topic a log belongs to: the file `incarnation` beside its segments.
+"""Which topic a segment belongs to: the file `incarnation` beside the segments, and the check against it.
 
      0                 8         12     16            32
     +-----------------+---------+------+-------------+-------------------------------------- - -
     | 89 NSQTOP 0a    | version | crc  | incarnation | (base_sequence, seed), 8 bytes each, x n
     +-----------------+---------+------+-------------+-------------------------------------- - -
 
-All integers are big-endian; the crc covers what follows it. The incarnation is 16 random bytes, made with the log's
-first segment: a topic that is deleted and made again has another. Each segment names it, and a segment that names
-another one is not this topic's. Segments of format 1 do not; so they are noted here, when they are found first.
+All integers are big-endian; the crc covers what follows it. The incarnation is 16 random bytes, created with the log's
+first segment: a topic that is deleted and created again gets another. A segment's header contains it, and a segment
+with another incarnation belongs to another topic. Segments of format 1 have none; the file lists them, with their
+seeds, when they are first found.
 
-If the file is lost, it is made again by what the segments say.
+If the file is lost, it is created again from the segments.
 """
 
 import os
@@ -32,69 +33,73 @@ from .format import (
     INCARNATION_BYTES,
     VERSION,
     FileHeader,
-    Read,
+    base_in_name,
     decode_file_header,
     encode_file_header,
-    find_seed,
     is_unfinished,
     seed_for,
+    segment_path,
     version_in,
 )
+from .seed_search import Read, find_seed
 
 FILE_NAME = "incarnation"
 _MAGIC = b"\x89NSQTOP\n"
 _VERSION = 1
 _HEAD = Struct(">8sII")
-_NOTED = Struct(">QQ")
-_NAME_DIGITS = 20
-_NO_SEQUENCE = 2**63
+_ENTRY = Struct(">QQ")
 _BLOCK_BYTES = 4096
 _MOST_BYTES = 64 * 1024 * 1024
-"""A larger file is damaged: this is room for four million segments of format 1."""
+"""A larger file is damaged: this is enough for four million segments of format 1."""
 
 
 @dataclass(slots=True)
 class Identity:
-    """What tells a log's files from those of others.
+    """The content of the file: it tells a log's segments from those of other logs.
 
     Attributes:
         incarnation: Of the topic.
-        noted: The seeds of its segments of format 1, by base sequence; those that are deleted stay noted.
+        format_1_seeds: The seeds of its segments of format 1, by base sequence, including deleted segments.
     """
 
     incarnation: bytes = field(default_factory=lambda: os.urandom(INCARNATION_BYTES))
-    noted: dict[int, int] = field(default_factory=dict)
+    format_1_seeds: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def learn(cls, files: Files, paths: Iterable[Path]) -> "Identity":
-        """That of a log whose file is lost, or which an older program has made, by its segments.
+    def derive(cls, files: Files, paths: Iterable[Path]) -> "Identity":
+        """Derive the identity of a log from its segments: the file is lost, or an older program created the log.
 
-        It is what most of them say, the newest if they differ. All those that do not say it are its own.
+        The incarnation is the one most segments have, in a tie the newest segment's. All segments without one are
+        the log's own.
 
         Args:
             files: The file system.
-            paths: Of its segments, oldest first.
+            paths: Its segments, oldest first.
 
         Raises:
             LogReadError: The operating system refused.
-            NotASegmentError: A name is not a segment's.
+            NotASegmentError: A name is not the name of a segment.
         """
-        found = [(base_in_name(path), _glance(files, path)) for path in paths]
-        headers = [told for _, told in reversed(found) if isinstance(told, FileHeader)]
+        found = [(base_in_name(path), _header_or_seed(files, path)) for path in paths]
+        headers = [evidence for _, evidence in reversed(found) if isinstance(evidence, FileHeader)]
         named = Counter(header.incarnation for header in headers if header.incarnation is not None)
         identity = cls(named.most_common(1)[0][0]) if named else cls()
-        for base_sequence, told in found:
-            seed = told.seed if isinstance(told, FileHeader) and told.incarnation is None else told
+        for base_sequence, evidence in found:
+            seed = (
+                evidence.seed
+                if isinstance(evidence, FileHeader) and evidence.incarnation is None
+                else evidence
+            )
             if isinstance(seed, int) and seed != seed_for(base_sequence, identity.incarnation):
-                identity.noted[base_sequence] = seed
+                identity.format_1_seeds[base_sequence] = seed
         return identity
 
     @classmethod
     def read(cls, files: Files, folder: Path) -> "Identity | None":
-        """That of the log in this folder; None if it is not there, or damaged.
+        """Read the identity of the log in this folder; None if the file is missing or damaged.
 
         Raises:
-            LogReadError: The operating system refused. That may pass: what is read then is not to be taken for lost.
+            LogReadError: The operating system refused, which may pass: the file is not lost.
         """
         path = folder / FILE_NAME
         try:
@@ -106,19 +111,19 @@ class Identity:
                 return None
             raise LogReadError(path, exc) from exc
         content = data[_HEAD.size :]
-        if len(content) < INCARNATION_BYTES or (len(content) - INCARNATION_BYTES) % _NOTED.size:
+        if len(content) < INCARNATION_BYTES or (len(content) - INCARNATION_BYTES) % _ENTRY.size:
             return None
         if _HEAD.unpack_from(data) != (_MAGIC, _VERSION, crc32(content)):
             return None
-        return cls(content[:INCARNATION_BYTES], dict(_NOTED.iter_unpack(content[INCARNATION_BYTES:])))
+        return cls(content[:INCARNATION_BYTES], dict(_ENTRY.iter_unpack(content[INCARNATION_BYTES:])))
 
     def encode(self) -> bytes:
-        """The file's content."""
-        content = self.incarnation + b"".join(map(_NOTED.pack, self.noted.keys(), self.noted.values()))
+        """Encode the content of the file."""
+        content = self.incarnation + b"".join(_ENTRY.pack(*entry) for entry in self.format_1_seeds.items())
         return _HEAD.pack(_MAGIC, _VERSION, crc32(content)) + content
 
     def create(self, files: Files, folder: Path) -> None:
-        """Write the file, for a log that has no segment yet; making that makes its name durable. Raises OSError."""
+        """Write the file for a log without segments; creating the first segment syncs the folder. Raises OSError."""
         fd = files.create_or_empty(folder / FILE_NAME)
         try:
             files.write(fd, 0, [self.encode()])
@@ -127,29 +132,29 @@ class Identity:
             files.close(fd)
 
     def seeds(self, base_sequence: int) -> set[int]:
-        """Those that a segment of this log may have which begins with this sequence."""
-        noted = self.noted.get(base_sequence)
-        return {seed_for(base_sequence, self.incarnation)} | ({noted} if noted is not None else set())
+        """Return the seeds that this log's segment with this base sequence can have."""
+        listed = self.format_1_seeds.get(base_sequence)
+        return {seed_for(base_sequence, self.incarnation)} | ({listed} if listed is not None else set())
 
-    def note(self, headers: Iterable[FileHeader]) -> bool:
-        """Note those of its segments that do not say whose they are; returns whether any was not noted yet."""
+    def list_format_1(self, headers: Iterable[FileHeader]) -> bool:
+        """List the segments of format 1 among these, and return whether any was not listed before."""
         new = {each.base_sequence: each.seed for each in headers if each.incarnation is None}
-        known = new.keys() <= self.noted.keys()
-        self.noted.update(new)
+        known = new.keys() <= self.format_1_seeds.keys()
+        self.format_1_seeds.update(new)
         return not known
 
     def owns(self, header: FileHeader) -> bool:
-        """Whether a segment with this header is one of the log's."""
+        """Whether the segment with this header belongs to the log."""
         if header.incarnation is not None:
             return header.incarnation == self.incarnation
-        if header.base_sequence in self.noted:
-            return self.noted[header.base_sequence] == header.seed
-        # An older program may have gone on with the topic after this one had noted what there was.
-        return header.base_sequence > max(self.noted, default=header.base_sequence)
+        if header.base_sequence in self.format_1_seeds:
+            return self.format_1_seeds[header.base_sequence] == header.seed
+        # An older program may have appended to the topic after this one listed its segments.
+        return header.base_sequence > max(self.format_1_seeds, default=header.base_sequence)
 
 
-def owner_of(header: FileHeader, files: Files, folder: Path) -> Path | None:
-    """The log beside the one in this folder that a segment belongs to; None if it is none of them."""
+def owner_of(error: ForeignSegmentError, files: Files, folder: Path) -> Path | None:
+    """Return the log beside this folder that a foreign segment belongs to; None if there is none."""
     try:
         siblings = [folder.parent / name for name in sorted(files.names(folder.parent))]
     except OSError:
@@ -159,33 +164,22 @@ def owner_of(header: FileHeader, files: Files, folder: Path) -> Path | None:
             identity = Identity.read(files, sibling)
         except LogReadError:
             continue
-        if sibling != folder and identity is not None and header.seed in identity.seeds(header.base_sequence):
+        if (
+            sibling != folder
+            and identity is not None
+            and error.seed in identity.seeds(base_in_name(error.path))
+        ):
             return sibling
     return None
 
 
-def base_in_name(path: Path) -> int:
-    """The base sequence that a segment of this name has. Raises NotASegmentError."""
-    if len(path.stem) != _NAME_DIGITS or not path.stem.isascii() or not path.stem.isdigit():
-        raise NotASegmentError(path, "its name is not a sequence")
-    base_sequence = int(path.stem)
-    if base_sequence >= _NO_SEQUENCE:
-        raise NotASegmentError(path, "its name is no sequence: it is too large")
-    return base_sequence
-
-
-def name_for(base_sequence: int) -> str:
-    """The name, without its suffix, of a segment that begins with this sequence: names sort as sequences do."""
-    return f"{base_sequence:0{_NAME_DIGITS}d}"
-
-
 @dataclass(frozen=True, slots=True)
 class FoundHeader:
-    """A segment's header, as it is or as it has to have been.
+    """A segment's header: read from the file, or derived from its records.
 
     Attributes:
-        header: See there.
-        damaged: It cannot be read, and is told by the records.
+        header: The header.
+        damaged: It cannot be read and was derived.
     """
 
     header: FileHeader
@@ -193,21 +187,21 @@ class FoundHeader:
 
 
 def find_header(read: Read, size: int, path: Path, identity: Identity | None) -> FoundHeader | None:
-    """Find out what a segment is.
+    """Read a segment's header, or derive it from the records if it is damaged.
 
     Args:
         read: Reads the file.
         size: Of the file, bytes.
-        path: Its name says where it begins.
-        identity: Of the log; None if it is not known, so that every segment is taken for one of its.
+        path: Its name contains the base sequence.
+        identity: Of the log; None if it is not known: then every segment is accepted.
 
     Returns:
-        None if the file was never finished being made: it holds no record.
+        None if a crash interrupted the creation of the file: it holds no record.
 
     Raises:
-        ForeignSegmentError: It is one of another log.
+        ForeignSegmentError: It belongs to another log.
         DamagedSegmentError: Neither its header nor any record in it can be read.
-        NotASegmentError: It was renamed, or a newer program has made it.
+        NotASegmentError: It was renamed, or a newer program created it.
         OSError: As `read`.
     """
     base_sequence = base_in_name(path)
@@ -221,10 +215,10 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
     header = decode_file_header(head)
     if header is not None:
         if header.base_sequence != base_sequence:
-            name = name_for(header.base_sequence)
+            name = segment_path(path.parent, header.base_sequence).stem
             raise NotASegmentError(path, f"it was renamed: its header says {name}")
         if identity is not None and not identity.owns(header):
-            raise ForeignSegmentError(path, size, header)
+            raise ForeignSegmentError(path, size, header.seed)
         return FoundHeader(header, damaged=False)
     incarnation = identity.incarnation if identity is not None else None
     if error is None and size <= FILE_HEADER_BYTES and is_unfinished(head, base_sequence, incarnation):
@@ -256,8 +250,8 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
     return FoundHeader(header, damaged=True)
 
 
-def _glance(files: Files, path: Path) -> FileHeader | int | None:
-    """The header of a segment, or the seed of its records if that is damaged. Raises LogReadError."""
+def _header_or_seed(files: Files, path: Path) -> FileHeader | int | None:
+    """Return a segment's header, or the seed of its records if the header is damaged. Raises LogReadError."""
     try:
         fd = files.open_read_only(path)
         try:

@@ -1,13 +1,13 @@
-"""Where in a segment to begin looking for a sequence.
+"""The index of a segment: where to begin to look for a sequence.
 
      0                 8         12     16              24
     +-----------------+---------+------+---------------+-----------------+---------------- - -
     | 89 NSQIDX 0a    | version | crc  | segment bytes | sequences, 8 x n | offsets, 8 x n
     +-----------------+---------+------+---------------+-----------------+---------------- - -
 
-All integers are big-endian. The file lies beside a segment that is full, and saves whoever starts the next time from
-reading the segment to find a place in it. It is made anew if it is lost. The crc covers what follows it, beginning with
-the segment's seed: an index of another segment is none of this one's.
+All integers are big-endian. The file is saved beside a segment once that is full, so that look-ups after a restart need
+not read the whole segment. It is built again if it is lost. The crc covers what follows it and starts from the
+segment's seed, so that the index of another segment is not accepted.
 """
 
 import sys
@@ -23,14 +23,14 @@ _VERSION = 1
 _HEAD = Struct(">8sII")
 _SIZE = Struct(">Q")
 _EVERY_BYTES = 64 * 1024
-"""One entry for so many bytes: a look-up reads at most this much too much, and costs 16 bytes of memory."""
+"""Distance between entries: a look-up reads at most this much too much, and an entry takes 16 bytes of memory."""
 
 
 class SparseIndex:
-    """The batch at offset o begins at sequence s; entries ascend.
+    """Pairs of a sequence and the offset of the batch that begins with it, ascending.
 
     Attributes:
-        up_to: The offset up to which it is complete.
+        up_to: The index covers the segment up to this offset.
     """
 
     __slots__ = ("_offsets", "_sequences", "up_to")
@@ -40,8 +40,8 @@ class SparseIndex:
         self._sequences = array("Q")
         self._offsets = array("Q")
 
-    def note(self, sequence: int, offset: int) -> None:
-        """Make an entry, if it is time for one."""
+    def add(self, sequence: int, offset: int) -> None:
+        """Add an entry if the last one is far enough away."""
         if not self._offsets or (
             offset - self._offsets[-1] >= _EVERY_BYTES and sequence > self._sequences[-1]
         ):
@@ -49,12 +49,12 @@ class SparseIndex:
             self._offsets.append(offset)
 
     def find(self, sequence: int) -> int | None:
-        """The offset of the last entry that is not after `sequence`; None if there is none."""
+        """Return the offset of the last entry at or before `sequence`; None if there is none."""
         index = bisect_right(self._sequences, sequence) - 1
         return self._offsets[index] if index >= 0 else None
 
     def estimate(self, sequence: int, end_sequence: int) -> int:
-        """About where a sequence lies, if the segment ends before `end_sequence`: between entries all are of a size."""
+        """Estimate the offset of a sequence in a segment that ends before `end_sequence`."""
         index = bisect_right(self._sequences, sequence) - 1
         if index < 0:
             return self._offsets[0] if self._offsets else self.up_to
@@ -65,13 +65,13 @@ class SparseIndex:
         return offset + (end - offset) * (sequence - start) // max(1, following - start)
 
     def encode(self, seed: int) -> bytes:
-        """The file's content, for a segment of this seed that ends at `up_to`."""
+        """Encode the file, for a segment of this seed that ends at `up_to`."""
         content = _SIZE.pack(self.up_to) + big_endian(self._sequences) + big_endian(self._offsets)
         return _HEAD.pack(_MAGIC, _VERSION, crc32(content, seed)) + content
 
     @classmethod
     def decode(cls, data: bytes, seed: int, size: int) -> "SparseIndex | None":
-        """The index in a file; None if it is damaged, or of another segment, or of one of another size."""
+        """Decode a file; None if it is damaged, or belongs to a segment of another seed or size."""
         content = data[_HEAD.size :]
         if not content or _HEAD.unpack_from(data) != (_MAGIC, _VERSION, crc32(content, seed)):
             return None
@@ -86,12 +86,12 @@ class SparseIndex:
 
 
 def big_endian(numbers: "array[int]") -> bytes:
-    """Numbers as they lie in a file."""
+    """Encode numbers of 8 bytes each."""
     return _swapped(numbers[:]).tobytes()
 
 
 def native(data: bytes) -> "array[int]":
-    """The numbers that lie in a file, 8 bytes each."""
+    """Decode numbers of 8 bytes each."""
     return _swapped(array("Q", data))
 
 

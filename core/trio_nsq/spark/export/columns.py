@@ -1,18 +1,18 @@
 """Messages as Arrow tables.
 
-Columns are built out of buffers, many records at a time: what is done for each message in Python is what a rate depends
-on. The schema, in order; none but the first four is never null, as far as Parquet is told:
+Columns are built from buffers, many records at a time, because Python work per message limits the rate. The schema, in
+order; `topic` to `ts` and a binary `body` are never null:
 
     topic      string
-    broker     string             where it was read: its HTTP address, without http://; of a channel its TCP address
-    seq        int64              its place in the topic of that broker
-    id         string             16 hex digits: NSQ's message id
-    ts_ns      int64              when it was published, Unix nanoseconds
+    broker     string             the broker's HTTP address, without http://; with a channel its TCP address
+    seq        int64              the sequence in the topic of that broker
+    id         string             NSQ's message id, 16 hex digits
+    ts_ns      int64              publish time, Unix nanoseconds
     ts         timestamp[us, UTC] the same, rounded down
-    attempts   int32              null: a log delivers nothing; out of a channel: deliveries, this one included
-    body       binary, or string  with JSON the columns of its fields stand in its place
-    rest       string             JSON, columns inferred: an object of the other fields; null if there are none
-    unparsed   binary             text and JSON: the body, if it is not that; null if it is
+    attempts   int32              from a channel: deliveries, including this one; from a log: null
+    body       binary, or string  with JSON: the columns of its fields instead
+    rest       string             JSON with inferred columns: an object of the other fields; null if there are none
+    unparsed   binary             text and JSON: the body if it is not valid; otherwise null
 """
 
 from array import array
@@ -23,7 +23,7 @@ import pyarrow as pa
 from ...log.records import RecordBatch
 from ..spool.records import SpooledRows
 from .json_columns import parse_bodies
-from .layout import REST, UNPARSED, Body, JsonType, Layout
+from .layout import REST, UNPARSED, BodyFormat, JsonType, Layout
 
 ARROW_TYPES = {
     JsonType.STRING: pa.string(),
@@ -34,12 +34,12 @@ ARROW_TYPES = {
     JsonType.JSON: pa.string(),
 }
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts"]
-"""Few values each; a dictionary of the others would be made and thrown away."""
+"""Columns with few values. For the others Parquet would build a dictionary and discard it."""
 _ID_DIGITS = 16
 
 
 def schema_of(layout: Layout) -> Any:
-    """The Arrow schema of all files."""
+    """The Arrow schema of a layout."""
     fields = [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("broker", pa.string(), nullable=False),
@@ -49,28 +49,28 @@ def schema_of(layout: Layout) -> Any:
         pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("attempts", pa.int32()),
     ]
-    if layout.body is Body.BINARY:
+    if layout.body is BodyFormat.BINARY:
         fields.append(pa.field("body", pa.binary(), nullable=False))
-    elif layout.body is Body.TEXT:
+    elif layout.body is BodyFormat.TEXT:
         fields.append(pa.field("body", pa.string()))
     else:
         fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
         if layout.keep_rest:
             fields.append(pa.field(REST, pa.string()))
-    if layout.body is not Body.BINARY:
+    if layout.body is not BodyFormat.BINARY:
         fields.append(pa.field(UNPARSED, pa.binary()))
     return pa.schema(fields)
 
 
 class TableBuilder:
-    """Takes records and makes tables of them.
+    """Collects messages and builds tables of them.
 
     Args:
-        topic, broker: The same in all rows.
-        layout: What becomes of bodies.
+        topic, broker: The values of these columns.
+        layout: The layout.
 
     Attributes:
-        body_bytes: Of the bodies that were taken since the last table.
+        body_bytes: Bytes of the bodies added since the last table.
         unparsed: Messages so far whose body is in the column `unparsed`.
     """
 
@@ -81,22 +81,22 @@ class TableBuilder:
         self._topic = topic
         self._broker = broker
         self._layout = layout
-        self._begin()
+        self._clear()
 
-    def _begin(self) -> None:
+    def _clear(self) -> None:
         self.body_bytes = 0
         self._bodies: list[bytes] = []
         self._sequences = array("q")
         self._ids = array("Q")
         self._times_ns = array("q")
         self._times_us = array("q")
-        self._attempts = array("i")  # as many as there are bodies, or none
+        self._attempts = array("i")  # one for each body, or empty
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     def add(self, batch: RecordBatch, indexes: range) -> None:
-        """Take some messages of a record."""
+        """Add some messages of a record."""
         bodies = batch.messages.bodies()
         if len(indexes) < len(bodies):
             bodies = bodies[indexes.start : indexes.stop]
@@ -110,7 +110,7 @@ class TableBuilder:
         self._times_us.extend(array("q", [batch.timestamp_ns // 1000]) * count)
 
     def add_spooled(self, rows: SpooledRows) -> None:
-        """Take messages of a spool; a table holds nothing else besides."""
+        """Add messages of a spool; a table has either these or those of records."""
         self._bodies += rows.bodies
         self.body_bytes += sum(map(len, rows.bodies))
         self._sequences.extend(rows.sequences)
@@ -120,7 +120,7 @@ class TableBuilder:
         self._attempts.extend(array("i", rows.attempts))
 
     def table(self) -> Any:
-        """What was taken, as a table, and begin anew."""
+        """Return the messages as a table, and start the next one."""
         count = len(self._bodies)
         columns = [
             pa.repeat(pa.scalar(self._topic, pa.string()), count),
@@ -132,13 +132,13 @@ class TableBuilder:
             _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
             *self._body_columns(),
         ]
-        self._begin()
+        self._clear()
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _body_columns(self) -> list[Any]:
-        if self._layout.body is Body.BINARY:
+        if self._layout.body is BodyFormat.BINARY:
             return [pa.array(self._bodies, pa.binary())]
-        if self._layout.body is Body.TEXT:
+        if self._layout.body is BodyFormat.TEXT:
             return self._text_columns()
         values, rest, unparsed = parse_bodies(self._bodies, self._layout)
         self.unparsed += len(unparsed) - unparsed.count(None)
@@ -153,7 +153,7 @@ class TableBuilder:
     def _text_columns(self) -> list[Any]:
         bodies = pa.array(self._bodies, pa.binary())
         try:
-            text = bodies.cast(pa.string())  # which checks that it is UTF-8
+            text = bodies.cast(pa.string())  # checks that it is UTF-8
         except pa.ArrowInvalid:
             good = list(map(_is_utf8, self._bodies))
             self.unparsed += good.count(False)
@@ -172,12 +172,12 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _fixed(values: "array[int]", kind: Any) -> Any:
-    """An array of values of a fixed size, without copying any."""
+    """An Arrow array over the buffer of a Python array, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _hex(ids: "array[int]") -> Any:
-    """Ids as text: all their digits lie one behind the other."""
+    """Ids as hexadecimal text."""
     count = len(ids)
     big_endian = array("Q", ids)
     big_endian.byteswap()

@@ -1,34 +1,31 @@
-"""An export from its beginning to its end: what there is to do, who does it, and what is noted of it."""
+"""The export of one topic: plan the ranges, have an engine export them, and keep the manifest up to date."""
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ...log.records import RecordBatch
 from ...protocol.errors import NSQError
-from ..broker_log import PATIENCE_S, Bounds, BrokerLog, LogReplaced, TLSFiles, broker_label
+from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
 from ..ranges import Span, subtract
-from ..runtime.engine import Advance
+from ..runtime.engine import Advance, Engine
+from ..spool.nsqd_log import NsqdLog
 from ..spool.records import SpooledRows
-from ..spool.spool import Spool, SpoolLog
-from ..storage import LocalStorage, Storage, local_path, make_folder, storage_at
+from ..spool.spool import Spool
+from ..storage import LocalStorage, Storage, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
-from .layout import Body, JsonType, Layout, LayoutError, Partition, safe_name
-from .manifest import BrokerBook, Manifest, ManifestError, RangeDone, done_folder, manifest_path
-from .task import ExportTask, FileOptions
+from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
+from .manifest import BrokerRanges, Manifest, manifest_path, results_folder
+from .request import ExportRequest
+from .results import ExportResult, ManifestError, RangeResult
+from .task import ExportTask
 
 SAMPLE_MESSAGES = 10_000
-"""So many bodies are looked at for which columns there are."""
+"""Bodies from which JSON columns are inferred."""
 _FALLBACK_BYTES = 256
-"""Of a message, where the log does not tell."""
-
-Engine = Callable[[Sequence[ExportTask], Callable[[RangeDone], None], Advance], None]
-"""Works through tasks, in any order. Tells of each range that is done, and of messages and bytes as far as it can.
-Returns when all are done; raises what went wrong with one of them, when nobody works on any other any more."""
+"""Assumed size of a message if the log is empty."""
 
 
 class FolderBusy(NSQError):
@@ -36,97 +33,15 @@ class FolderBusy(NSQError):
 
 
 @dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """What is wanted.
+class _BrokerSpan:
+    """What to export of one broker's log.
 
     Attributes:
-        topic: Its name.
-        place: Where to, see `storage_at`.
-        first, end: Positions, see docs/reading.md. Not looked at with a channel, which says itself where it stands.
-        channel: Export what this channel has not had yet, and move it over that when it is safe; None: none.
-        layout: What the files look like; `json_columns` is not looked at.
-        json_fields: Columns of JSON bodies; those without a type get that of a sample. None at all: all fields of it.
-        options: How files are written.
-        target_bytes: Bytes of the log in a range, about; at least 1.
-        least_ranges: Into as many ranges is cut what is worth it, so that there is work for all.
-        tls: For https.
-        patience_s: How long a broker that goes away is waited for.
-        spool: The folder of a spool that is read instead of brokers, and what is in it removed when it is safe; there
-            is a channel then, which it was received from. None: there is none.
+        address: Where the broker is.
+        span: The messages; None: there are none.
+        bounds: The bounds of the log.
+        channel_at: The position of the channel; 0 without one.
     """
-
-    topic: str
-    place: str
-    first: str = "earliest"
-    end: str = "latest"
-    channel: str | None = None
-    layout: Layout = field(default_factory=Layout)
-    json_fields: Sequence[tuple[str, JsonType | None]] = ()
-    options: FileOptions = field(default_factory=FileOptions)
-    target_bytes: int = 256 * 1024 * 1024
-    least_ranges: int = 1
-    tls: TLSFiles = field(default_factory=TLSFiles)
-    patience_s: float = PATIENCE_S
-    spool: Path | None = None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of an export so far. Counts are of what this run did, but for those that say otherwise.
-
-    Attributes:
-        messages, body_bytes, files, file_bytes, ranges: What was written.
-        planned_messages, planned_ranges: What was to be done.
-        planned_bytes: Of the log, about.
-        skipped_ranges, skipped_messages: What was wanted and is there from before.
-        missing: Messages that are not there any more.
-        damaged: Whether some of them are damaged.
-        for_one_channel, unparsed: See `RangeDone`.
-        repeated: Messages that a channel gave a second time, and that were left out.
-        gaps: `(broker, first, end, reason)`.
-    """
-
-    messages: int = 0
-    body_bytes: int = 0
-    files: int = 0
-    file_bytes: int = 0
-    ranges: int = 0
-    planned_messages: int = 0
-    planned_ranges: int = 0
-    planned_bytes: int = 0
-    skipped_ranges: int = 0
-    skipped_messages: int = 0
-    missing: int = 0
-    damaged: bool = False
-    for_one_channel: int = 0
-    unparsed: int = 0
-    repeated: int = 0
-    gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
-
-    def add(self, done: RangeDone) -> None:
-        """Count a range."""
-        self.ranges += 1
-        self.messages += done.messages
-        self.body_bytes += done.body_bytes
-        self.files += len(done.files)
-        self.file_bytes += done.file_bytes
-        self.for_one_channel += done.for_one_channel
-        self.unparsed += done.unparsed
-        for first, end, reason in done.gaps:
-            self.missing += end - first
-            self.damaged |= reason == "damaged"
-            self.gaps.append((done.broker, first, end, reason))
-
-    def merge(self, other: "Outcome") -> None:
-        """Count what became of another one, too."""
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is wanted of one broker."""
 
     address: str
     span: Span | None
@@ -134,45 +49,45 @@ class _Wanted:
     channel_at: int = 0
 
 
-class Export:
+class ExportJob:
     """The export of one topic into one folder. Made by `open_export`.
 
     Attributes:
-        request: What is wanted.
-        outcome: What became of it so far.
-        spool: Where messages are put that are to be exported; None: brokers' logs are.
+        request: What to export.
+        result: What was exported so far.
+        spool: The spool that is exported; None: brokers' logs are.
     """
 
     def __init__(self, request: ExportRequest, storage: Storage) -> None:
         self.request = request
-        self.outcome = Outcome()
+        self.result = ExportResult()
         self.spool: Spool | None = None
         self._storage = storage
         self._path = manifest_path(request.topic)
         self._manifest = self._read_manifest()
-        self._wanted: list[_Wanted] = []
-        self._next: dict[str, int] = {}  # by address, the sequence after what was done last
+        self._wanted: list[_BrokerSpan] = []
+        self._next: dict[str, int] = {}  # by address: where the next round starts
         self._saved = b""
-        self._take_over()
-        self.sweep()
+        self._merge_results()
+        self.remove_temporary_files()
 
     def open_spool(self) -> Spool:
-        """Open the spool that was asked for, into which something may be received then.
+        """Open the spool of the request, so that messages can be stored in it.
 
         Raises:
             SpoolError, OSError, LogError: It cannot be used.
-            LayoutError: The folder was begun with another layout.
+            LayoutError: The folder has another layout.
         """
         assert self.request.spool is not None
         assert self.request.channel is not None
-        books: Mapping[str, BrokerBook] = {}
+        exported: Mapping[str, BrokerRanges] = {}
         if self._manifest is not None:
             self._check_layout(self._manifest.layout)
-            books = self._manifest.brokers
-        self.spool = Spool(self.request.spool, self.request.topic, self.request.channel, books)
+            exported = self._manifest.brokers
+        self.spool = Spool(self.request.spool, self.request.topic, self.request.channel, exported)
         return self.spool
 
-    # ------------------------------------------------------------------ the books
+    # ------------------------------------------------------------------ the manifest
 
     def _read_manifest(self) -> Manifest | None:
         data = self._storage.read(self._path)
@@ -191,79 +106,82 @@ class Export:
             )
         return manifest
 
-    def _save(self) -> None:
+    def _save_manifest(self) -> None:
         assert self._manifest is not None
         data = self._manifest.to_bytes()
         if data != self._saved:
             self._storage.write(self._path, data)
             self._saved = data
 
-    def _take_over(self) -> list[RangeDone]:
-        """Take over what tasks have noted, also those of a run that was killed."""
+    def _merge_results(self) -> list[RangeResult]:
+        """Merge the results that tasks have written into the manifest, also those of a run that was killed."""
         if self._manifest is None:
             return []
-        noted = self._storage.names(done_folder(self.request.topic))
-        found = []
-        for name in noted:
+        names = self._storage.names(results_folder(self.request.topic))
+        results = []
+        for name in names:
             if name.endswith(".json") and (data := self._storage.read(name)) is not None:
-                found.append(RangeDone.from_bytes(data))
-                self._manifest.finish(found[-1])
-        if noted:
-            self._save()
-            for name in noted:
+                results.append(RangeResult.from_bytes(data))
+                self._manifest.mark_done(results[-1])
+        if names:
+            self._save_manifest()
+            for name in names:
                 self._storage.discard(name)
-        return found
+        return results
 
-    def sweep(self) -> None:
-        """Remove what attempts that were killed have left under temporary names; another topic's may be under way."""
+    def remove_temporary_files(self) -> None:
+        """Remove the unfinished files of tasks that were killed, but not those of another topic's export."""
         brokers = self._manifest.brokers if self._manifest is not None else {}
         ours = tuple(f".{safe_name(self.request.topic)}-{safe_name(label)}-" for label in brokers)
-        books = self._path.rpartition("/")[0] + "/"
+        manifest_folder = self._path.rpartition("/")[0] + "/"
         for name in self._storage.temporary_names():
-            if name.startswith((books, *ours)):
+            # The name of a file with messages depends on its range: it has no folder until it is complete.
+            if name.startswith((manifest_folder, *ours)):
                 self._storage.discard(name)
 
     # ------------------------------------------------------------------ the plan
 
     def plan(self, addresses: Sequence[str]) -> list[ExportTask]:
-        """Ask the brokers what there is, and write down what is to be done; nobody works on any of it yet.
+        """Ask the brokers for the bounds of their logs, and write down the ranges to export.
 
-        Planning again, after what was planned is done, goes on where that ended.
+        Without a channel, the second and later plans continue at the end of the one before.
 
         Args:
-            addresses: Where the brokers are asked; the nsqds that the spool has something of.
+            addresses: The brokers; with a spool, its `labels`.
 
         Raises:
-            BrokerUnreachable, RequestRefused: A broker does not tell.
-            LogReplaced: What is there is of another log than what is in the folder.
-            LayoutError: The folder was begun with another layout, or there are no columns.
-            ManifestError: It cannot be used.
+            BrokerUnreachable, RequestRefused: A broker does not answer.
+            LogReplaced: The log is not the one that was exported to the folder before.
+            LayoutError: The folder has another layout, or no columns can be inferred.
+            ManifestError: The manifest cannot be used.
         """
         request = self.request
-        self._wanted = [self._look(address) for address in addresses]
+        self._wanted = [self._resolve(address) for address in addresses]
         if self._manifest is None:
-            self._manifest = Manifest(request.topic, self._layout())
+            self._manifest = Manifest(request.topic, self._new_layout())
         else:
             self._check_layout(self._manifest.layout)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(self._manifest, wanted)
-        self.outcome.planned_ranges += len(tasks)
-        self.outcome.planned_messages += sum(task.span.length for task in tasks)
-        self._save()
+        self.result.planned_ranges += len(tasks)
+        self.result.planned_messages += sum(task.messages for task in tasks)
+        self._save_manifest()
         return tasks
 
-    def _log(self, address: str) -> BrokerLog | SpoolLog:
+    def _log(self, address: str) -> BrokerLog | NsqdLog:
         if self.spool is not None:
             return self.spool.log(address)
         return BrokerLog(address, self.request.topic, self.request.tls, self.request.patience_s)
 
-    def _look(self, address: str) -> _Wanted:
+    def _resolve(self, address: str) -> _BrokerSpan:
+        """The sequences of one broker that the request means."""
         request, log = self.request, self._log(address)
-        self._check_same_log(address, log)
+        if isinstance(log, BrokerLog):  # a spool has checked its logs itself
+            self._check_same_log(address, log)
         channel_at = 0
         if request.channel is not None:
-            log.bounds()  # for a topic that is not there is not to be made
+            log.bounds()  # fails if there is no topic, which must not be created with the channel
             log.create_channel(request.channel)
             first = channel_at = log.channel_position(request.channel)
         elif address in self._next:
@@ -274,49 +192,47 @@ class Export:
             first = log.bounds(request.first).at
         bounds = log.bounds(request.end)
         if first < bounds.first:
-            self._note_discarded(address, Span(first, bounds.first))
+            self._record_discarded(address, Span(first, bounds.first))
         span = Span(max(first, bounds.first), bounds.at)
-        return _Wanted(address, span if span.length > 0 else None, bounds, channel_at)
+        return _BrokerSpan(address, span if span.length > 0 else None, bounds, channel_at)
 
-    def _note_discarded(self, address: str, span: Span) -> None:
-        """Count what was to be had and is no longer kept."""
-        label = broker_label(address)
-        book = self._manifest.brokers.get(label) if self._manifest is not None else None
-        for lost in subtract(span, [] if book is None else [*book.done, *book.pending]):
-            self.outcome.missing += lost.length
-            self.outcome.gaps.append((label, *lost, "discarded"))
+    def _ranges_of(self, address: str) -> BrokerRanges:
+        """The ranges of a broker in the manifest, which has none for a new one."""
+        brokers = self._manifest.brokers if self._manifest is not None else {}
+        return brokers.get(broker_label(address)) or BrokerRanges()
 
-    def _check_same_log(self, address: str, log: BrokerLog | SpoolLog) -> None:
-        """Raises LogReplaced if this is another log than the one whose messages are in the folder."""
-        label = broker_label(address)
-        if isinstance(log, SpoolLog):  # it has looked itself
+    def _record_discarded(self, address: str, span: Span) -> None:
+        """Count the messages of a span that the broker discarded before they were exported."""
+        for lost in subtract(span, self._ranges_of(address).planned):
+            self.result.add_gap(broker_label(address), lost, "discarded")
+
+    def _check_same_log(self, address: str, log: BrokerLog) -> None:
+        """Raises LogReplaced if the messages in the folder are of another log."""
+        ranges = self._ranges_of(address)
+        if not ranges.planned:
             return
-        if self._manifest is None or label not in self._manifest.brokers:
-            return
-        book = self._manifest.brokers[label]
-        bounds = log.bounds()
-        ends = max((span.end for span in [*book.done, *book.pending]), default=0)
-        found = None
-        if book.last is not None and bounds.first <= book.last.sequence < bounds.end:
-            found = log.id_at(book.last.sequence)
-        if ends > bounds.end or (found is not None and book.last is not None and found != book.last.id):
+        bounds, last = log.bounds(), ranges.last
+        replaced = ranges.end > bounds.end
+        if last is not None and bounds.first <= last.sequence < bounds.end:
+            replaced |= log.id_at(last.sequence) not in (None, last.id)
+        if replaced:
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {address} is not the one that was exported to "
                 f"{self.request.place} before: it was deleted and made again, or lost its end. Name another folder"
             )
 
-    def _plan_broker(self, manifest: Manifest, wanted: _Wanted) -> list[ExportTask]:
+    def _plan_broker(self, manifest: Manifest, wanted: _BrokerSpan) -> list[ExportTask]:
         request, label = self.request, broker_label(wanted.address)
         log = self._log(wanted.address)
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
         per_range = max(1, int(request.target_bytes / mean_bytes))
         if wanted.span is not None:
-            per_range = min(per_range, -(-wanted.span.length // request.least_ranges))
+            per_range = min(per_range, -(-wanted.span.length // request.min_ranges))
             for span in manifest.done_within(label, wanted.span):
-                self.outcome.skipped_ranges += 1
-                self.outcome.skipped_messages += span.common(wanted.span)
+                self.result.skipped_ranges += 1
+                self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
-        self.outcome.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
+        self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
         return [
             ExportTask(
                 request.place,
@@ -328,23 +244,23 @@ class Export:
                 request.options,
                 request.tls,
                 request.patience_s,
-                log.folder if isinstance(log, SpoolLog) else None,
+                log.folder if isinstance(log, NsqdLog) else None,
             )
             for span in spans
         ]
 
     # ------------------------------------------------------------------ columns
 
-    def _layout(self) -> Layout:
-        """The layout of a folder that is begun."""
+    def _new_layout(self) -> Layout:
+        """The layout of a new folder."""
         asked = self.request.layout
-        if asked.body is not Body.JSON:
+        if asked.body is not BodyFormat.JSON:
             return asked
         columns = infer_columns(islice(self._sample(), SAMPLE_MESSAGES), self.request.json_fields)
         return Layout(asked.partition, asked.body, tuple(columns), not self.request.json_fields)
 
     def _sample(self) -> Iterator[bytes]:
-        """Bodies of the messages that come first."""
+        """The bodies of the first messages."""
         for wanted in self._wanted:
             if wanted.span is None:
                 continue
@@ -356,10 +272,10 @@ class Export:
                     yield from found.bodies
 
     def _check_layout(self, there: Layout) -> None:
-        """Raises LayoutError if the folder was begun with another one."""
+        """Raises LayoutError if the request has another layout than the folder."""
         asked = self.request.layout
         same = (there.partition, there.body) == (asked.partition, asked.body)
-        if same and asked.body is Body.JSON and self.request.json_fields:
+        if same and asked.body is BodyFormat.JSON and self.request.json_fields:
             types = {column.field: column.type for column in there.json_columns}
             fields = dict(self.request.json_fields)
             same = list(types) == list(fields) and all(
@@ -371,27 +287,27 @@ class Export:
                 "ask for the same, or name another folder"
             )
 
-    # ------------------------------------------------------------------ the work
+    # ------------------------------------------------------------------ running
 
     def run(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> None:
-        """Have the tasks of a plan done, and note it, also when that fails; then move the channel.
+        """Run the tasks of a plan, then move the channel. The manifest is updated also if a task fails.
 
         Raises:
-            NSQError, OSError: What went wrong.
+            NSQError, OSError: A task failed.
         """
         counted: set[tuple[str, Span]] = set()
 
-        def finish(done: RangeDone) -> None:
-            if (done.broker, done.span) not in counted:
-                counted.add((done.broker, done.span))
-                self.outcome.add(done)
+        def finish(result: RangeResult) -> None:
+            if (result.broker, result.span) not in counted:
+                counted.add((result.broker, result.span))
+                self.result.add(result)
 
         try:
             if tasks:
                 engine(tasks, finish, advance)
         finally:
-            for done in self._take_over():
-                finish(done)
+            for result in self._merge_results():
+                finish(result)
         for wanted in self._wanted:
             self._next[wanted.address] = max(wanted.bounds.at, self._next.get(wanted.address, 0))
         if self.request.channel is not None:
@@ -400,72 +316,59 @@ class Export:
     def _move_channel(self, channel: str) -> None:
         assert self._manifest is not None
         for wanted in self._wanted:
-            to = self._manifest.covered_up_to(
-                broker_label(wanted.address), max(wanted.channel_at, wanted.bounds.first)
-            )
+            first = max(wanted.channel_at, wanted.bounds.first)
+            to = self._manifest.covered_up_to(broker_label(wanted.address), first)
             if to > wanted.channel_at:
                 self._log(wanted.address).move_channel(channel, to)
 
 
 def _describe(layout: Layout) -> str:
+    """The options of `to-parquet` that give this layout."""
     words = []
-    if layout.body is Body.TEXT:
+    if layout.body is BodyFormat.TEXT:
         words.append("--text")
-    if layout.body is Body.JSON:
+    if layout.body is BodyFormat.JSON:
         columns = ",".join(f"{column.field}:{column.type}" for column in layout.json_columns)
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
-    if layout.partition is not Partition.NONE:
+    if layout.partition is not PartitionBy.NONE:
         words.append(f"--partition-by {layout.partition}")
     return " ".join(words) or "bodies as they are and no partitions"
 
 
 @contextmanager
-def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Export]:
-    """Open a folder for an export; no other one may write to it meanwhile, where that can be told: on this machine.
+def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[ExportJob]:
+    """Open a folder for an export. A local folder is locked, so that no other process on this machine exports to it.
 
     Args:
-        request: What is wanted.
-        addresses: The brokers that have the topic; nothing is made for one that is not there. None with a spool.
+        request: What to export.
+        addresses: The brokers, each of which must have the topic; none with a spool.
 
     Raises:
-        BrokerUnreachable, RequestRefused: One of them does not have it.
-        FolderBusy: There is another one.
+        BrokerUnreachable, RequestRefused: A broker does not have the topic.
+        FolderBusy: Another export writes to the folder.
         SpoolError: The spool cannot be used.
         ManifestError, StorageError, OSError: The folder cannot be used.
     """
     for address in addresses:
         BrokerLog(address, request.topic, request.tls, request.patience_s).bounds()
     storage = storage_at(request.place)
-    with _locked(request, storage), ExitStack() as stack:
-        job = Export(request, storage)
+    with ExitStack() as stack:
+        if isinstance(storage, LocalStorage):
+            lock = Path(storage.path_of(manifest_path(request.topic))).with_name("lock")
+            make_folder(lock.parent)
+            if_held = FolderBusy(f"another export of topic {request.topic} writes to {request.place}")
+            stack.enter_context(lock_file(lock, if_held))
+        job = ExportJob(request, storage)
         if request.spool is not None:
             stack.enter_context(job.open_spool())
         try:
             yield job
         except BaseException:
-            job.sweep()
+            job.remove_temporary_files()
             raise
 
 
-@contextmanager
-def _locked(request: ExportRequest, storage: Storage) -> Iterator[None]:
-    if not isinstance(storage, LocalStorage):
-        yield
-        return
-    path = storage.folder / Path(manifest_path(request.topic)).with_name("lock")
-    make_folder(path.parent)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderBusy(f"another export of topic {request.topic} writes to {request.place}") from None
-        yield
-    finally:
-        os.close(fd)
-
-
 def spool_folder(place: str, topic: str) -> Path | None:
-    """Where an export's spool lies if it is not said: beside the books. None: they are not on this machine."""
+    """The default folder of an export's spool, beside the manifest; None: the export folder is not local."""
     local = local_path(place)
-    return None if local is None else local / Path(manifest_path(topic)).with_name("spool")
+    return None if local is None else local / PurePosixPath(manifest_path(topic)).with_name("spool")

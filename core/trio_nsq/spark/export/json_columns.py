@@ -1,7 +1,6 @@
-"""JSON bodies as columns: which there are, and what is in them.
+"""JSON bodies as columns: infer the columns from a sample, and parse bodies into values.
 
-A body is taken to pieces whole or not at all: one that is no JSON object, or has a value that does not fit its column,
-is kept as it is.
+A body that is not a JSON object, or has a value that does not fit its column, is not parsed at all, but kept as it is.
 """
 
 import json
@@ -14,7 +13,7 @@ from .layout import JsonColumn, JsonType, Layout, LayoutError, check_columns
 
 _INT64 = range(-(2**63), 2**63)
 _MAX_INFERRED = 500
-"""Bodies whose keys are data would make columns without end."""
+"""More columns than this are an error: the keys of the bodies are probably data."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -22,15 +21,15 @@ _MICROSECOND = timedelta(microseconds=1)
 def parse_bodies(
     bodies: Sequence[bytes], layout: Layout
 ) -> tuple[list[list[Any]], list[str | None], list[bytes | None]]:
-    """Take bodies to pieces.
+    """Parse bodies into the columns of a layout.
 
     Returns:
-        The values of each column; what is left of each body, as JSON (all None if that is not kept); and each body that
-        does not fit, else None.
+        The values of each column; the other fields of each body as JSON, or None; and each body that could not be
+        parsed, or None.
     """
     columns = layout.json_columns
     fields = [column.field for column in columns]
-    fits = [_FITS[column.type] for column in columns]
+    converters = [_CONVERTERS[column.type] for column in columns]
     known = set(fields)
     values: list[list[Any]] = [[] for _ in columns]
     add = [column_values.append for column_values in values]
@@ -41,8 +40,8 @@ def parse_bodies(
         try:
             found = decode_object(body)
             row = [
-                None if (value := found.get(name)) is None else fit(value)
-                for name, fit in zip(fields, fits, strict=True)
+                None if (value := found.get(name)) is None else convert(value)
+                for name, convert in zip(fields, converters, strict=True)
             ]
             if layout.keep_rest and not known.issuperset(found):
                 left = _text({name: value for name, value in found.items() if name not in known})
@@ -58,7 +57,7 @@ def parse_bodies(
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """A JSON object as the RFC has it. Raises ValueError; RecursionError if it is too deep."""
+    """Parse a JSON object, without the extensions NaN and Infinity. Raises ValueError, RecursionError."""
     found = _DECODER.decode(body.decode())
     if not isinstance(found, dict):
         raise ValueError("no object")
@@ -66,14 +65,14 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def infer_columns(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType | None]]) -> list[JsonColumn]:
-    """Which columns there are to be.
+    """Infer columns from a sample.
 
     Args:
-        bodies: Some of what is to come.
-        given: Fields, and the types of those whose type is known; none: all fields there are.
+        bodies: The sample.
+        given: Fields, with a type or None to infer it; empty: all fields of the sample.
 
     Raises:
-        LayoutError: There are none, or some would be called the same.
+        LayoutError: There are no columns, too many, or two with the same name.
     """
     types: dict[str, JsonType | None] = {}
     for body in bodies:
@@ -121,7 +120,7 @@ def _common(one: JsonType, other: JsonType) -> JsonType:
     return JsonType.JSON
 
 
-# ---------------------------------------------------------------------- values; all raise ValueError if they do not fit
+# ---------------------------------------------------------------------- converters; each raises ValueError for a misfit
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -140,7 +139,7 @@ def _string(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("no string")
     if not value.isascii():
-        value.encode()  # half of a surrogate pair cannot be
+        value.encode()  # half of a surrogate pair raises
     return value
 
 
@@ -177,7 +176,7 @@ def _timestamp(value: object) -> int:
     return found
 
 
-_FITS: dict[JsonType, Callable[[object], Any]] = {
+_CONVERTERS: dict[JsonType, Callable[[object], Any]] = {
     JsonType.STRING: _string,
     JsonType.LONG: _long,
     JsonType.DOUBLE: _double,

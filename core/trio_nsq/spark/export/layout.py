@@ -1,4 +1,4 @@
-"""What the files of an export look like: fixed when a folder is begun, for readers want all files alike."""
+"""The layout of exported files: columns, partition folders and names. It is fixed once a folder has files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from ..ranges import Span
 
 
 class LayoutError(NSQError):
-    """What was asked for cannot be, or does not fit what is there; the text says why."""
+    """A layout is impossible, or is not that of the folder; the text says why."""
 
 
-class Partition(StrEnum):
-    """Into which folders files go, by the time of the publish in UTC."""
+class PartitionBy(StrEnum):
+    """The folders of files, by publish time in UTC."""
 
     NONE = "none"
     DATE = "date"
     HOUR = "hour"
 
 
-class Body(StrEnum):
-    """What becomes of bodies."""
+class BodyFormat(StrEnum):
+    """The columns that hold the bodies."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -32,7 +32,7 @@ class Body(StrEnum):
 
 
 class JsonType(StrEnum):
-    """The type of a column that is made of a field of JSON bodies."""
+    """The type of a column that holds a field of JSON bodies."""
 
     STRING = "string"
     LONG = "long"
@@ -44,43 +44,43 @@ class JsonType(StrEnum):
 
 MESSAGE_COLUMNS = ("topic", "broker", "seq", "id", "ts_ns", "ts", "attempts")
 UNPARSED = "unparsed"
-"""The body, where it is not what it was said to be."""
+"""The column of bodies that are not valid text or JSON."""
 REST = "rest"
-"""A JSON object of the fields for which there is no column."""
+"""The column of the JSON fields that have no column, as a JSON object."""
 _TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, "body", "date", "hour"}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonColumn:
-    """A field of JSON bodies, and the column that it is put into."""
+    """A field of JSON bodies and its column."""
 
     field: str
     type: JsonType
 
     @property
     def name(self) -> str:
-        """The column's: the field's, but for names that are taken already."""
+        """The name of the column: that of the field, unless another column has it."""
         return f"body_{self.field}" if self.field.lower() in _TAKEN else self.field
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """See the module.
+    """The layout of all files of a folder.
 
     Attributes:
-        partition: Into which folders files go.
-        body: What becomes of bodies.
-        json_columns: With `Body.JSON` the columns, at least one.
-        keep_rest: With `Body.JSON` whether fields without a column are kept, in one called `rest`.
+        partition: The folders of files.
+        body: The columns that hold the bodies.
+        json_columns: With `BodyFormat.JSON` the columns, at least one.
+        keep_rest: With `BodyFormat.JSON`, whether the column `rest` keeps the fields that have no column.
     """
 
-    partition: Partition = Partition.NONE
-    body: Body = Body.BINARY
+    partition: PartitionBy = PartitionBy.NONE
+    body: BodyFormat = BodyFormat.BINARY
     json_columns: tuple[JsonColumn, ...] = ()
     keep_rest: bool = False
 
-    def as_json(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+    def to_json(self) -> dict[str, Any]:
+        """As an object of the manifest."""
         return {
             "partition_by": self.partition.value,
             "body": self.body.value,
@@ -90,17 +90,17 @@ class Layout:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Layout":
-        """From there. Raises ValueError, KeyError or TypeError."""
+        """Parse an object of the manifest. Raises ValueError, KeyError, TypeError."""
         return cls(
-            Partition(found["partition_by"]),
-            Body(found["body"]),
+            PartitionBy(found["partition_by"]),
+            BodyFormat(found["body"]),
             tuple(JsonColumn(field, JsonType(kind)) for field, kind in found["json_columns"]),
             bool(found["keep_rest"]),
         )
 
 
 def check_columns(columns: Sequence[JsonColumn]) -> None:
-    """Raises LayoutError if two would be the same; case does not tell columns apart in Spark."""
+    """Raises LayoutError if two columns have the same name; for Spark, names that differ in case are the same."""
     seen: dict[str, str] = {}
     for column in columns:
         before = seen.setdefault(column.name.lower(), column.field)
@@ -115,28 +115,28 @@ _HOUR_NS = 3600 * 10**9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def partition_key(partition: Partition, timestamp_ns: int) -> int:
-    """A number that is the same for what was published in the same date or hour."""
-    if partition is Partition.NONE:
+def partition_key(partition: PartitionBy, timestamp_ns: int) -> int:
+    """The number of the date or hour of a time, counted from 1970; 0 without partitions."""
+    if partition is PartitionBy.NONE:
         return 0
-    return timestamp_ns // (_HOUR_NS if partition is Partition.HOUR else 24 * _HOUR_NS)
+    return timestamp_ns // (_HOUR_NS if partition is PartitionBy.HOUR else 24 * _HOUR_NS)
 
 
-def partition_folder(partition: Partition, key: int) -> str:
-    """The folder, with a slash behind it, in the way of Hive; empty if there is none."""
-    if partition is Partition.NONE:
+def partition_folder(partition: PartitionBy, key: int) -> str:
+    """The Hive-style folder of a partition, with a slash at the end; empty without partitions."""
+    if partition is PartitionBy.NONE:
         return ""
-    moment = _EPOCH + timedelta(hours=key if partition is Partition.HOUR else 24 * key)
+    moment = _EPOCH + timedelta(hours=key if partition is PartitionBy.HOUR else 24 * key)
     folder = f"date={moment:%Y-%m-%d}/"
-    return f"{folder}hour={moment:%H}/" if partition is Partition.HOUR else folder
+    return f"{folder}hour={moment:%H}/" if partition is PartitionBy.HOUR else folder
 
 
 def safe_name(text: str) -> str:
-    """Part of a file name. Whatever begins with a dot or an underline would be passed over by readers."""
+    """Text as part of a file name. It does not begin with a dot or an underscore, as readers ignore such files."""
     safe = re.sub(r"[^A-Za-z0-9.\-]", "_", text)
     return f"x{safe}" if safe[0] in "._" else safe
 
 
 def range_name(topic: str, broker: str, span: Span) -> str:
-    """What the files of a range are called, without what comes behind; the same at every attempt."""
+    """The name of the files of a range, without the ending; every attempt uses the same."""
     return f"{safe_name(topic)}-{safe_name(broker)}-{span.first:020d}-{span.end:020d}"

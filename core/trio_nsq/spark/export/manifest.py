@@ -1,206 +1,161 @@
-"""What was planned for a folder, and what of it is done: the books of an export.
+"""The manifest of an exported topic: which ranges are planned, and which are done.
 
-A range is written down before anybody works on it, and never cut anew: an attempt that was thought to be dead may still
-be at it, and then writes the same names with the same content. What is done is put down by the task itself, in a file
-beside the manifest (`RangeDone`), and taken over into it when the next chance comes.
-
-In a folder of exports lie, beside the files with messages,
+A range is written down before a task works on it, and its bounds never change. A task that was thought to be dead may
+still run; it then writes the same files with the same content. Each task writes its result to a file of its own
+(`RangeResult`), which the job merges into the manifest. Beside the files with messages, an export folder has
 
     _nsq/TOPIC/manifest.json
     _nsq/TOPIC/done/RANGE.json
+    _nsq/TOPIC/lock
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...protocol.errors import NSQError
 from ..ranges import Span, covered_up_to, split, subtract
 from .layout import Layout, range_name, safe_name
+from .results import ManifestError, RangeResult
 
 VERSION = 1
 FOLDER = "_nsq"
-"""Spark, pyarrow and others pass over what begins with an underline."""
+"""Spark, pyarrow and others ignore names that begin with an underscore."""
 
 
-class ManifestError(NSQError):
-    """A manifest cannot be used; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangeDone:
-    """What became of a range: everything in it is in files, or is not there.
-
-    Attributes:
-        broker: Its label.
-        first, end: The range.
-        messages: In files.
-        body_bytes: Bytes of their bodies.
-        files: Names below the folder; none if there was nothing.
-        file_bytes: Bytes of all of these.
-        gaps: `[first, end, reason]` of what is missing.
-        for_one_channel: Messages that had been brought back for one channel, and are not in files a second time.
-        unparsed: Messages whose body is in the column `unparsed`.
-        last_id: The id of the message `end - 1`, 16 hex digits; None if that is missing.
-    """
-
-    broker: str
-    first: int
-    end: int
-    messages: int = 0
-    body_bytes: int = 0
-    files: list[str] = field(default_factory=list)
-    file_bytes: int = 0
-    gaps: list[tuple[int, int, str]] = field(default_factory=list)
-    for_one_channel: int = 0
-    unparsed: int = 0
-    last_id: str | None = None
-
-    @property
-    def span(self) -> Span:
-        """The range."""
-        return Span(self.first, self.end)
-
-    def to_bytes(self) -> bytes:
-        """As a file."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "RangeDone":
-        """From there. Raises ManifestError."""
-        try:
-            found = json.loads(data)
-            found["gaps"] = [(first, end, reason) for first, end, reason in found["gaps"]]
-            return cls(**found)
-        except (ValueError, KeyError, TypeError) as exc:
-            raise ManifestError(f"what was noted of a range cannot be read: {exc}") from exc
-
-
-class LastSeen(NamedTuple):
-    """A message by which a log can be told from another."""
+class LastMessage(NamedTuple):
+    """The last message that was exported, which tells one log from another with the same name."""
 
     sequence: int
     id: str
 
 
 @dataclass(slots=True)
-class BrokerBook:
-    """What is planned and done of one broker's log."""
+class BrokerRanges:
+    """The ranges of one broker's log."""
 
     done: dict[Span, int] = field(default_factory=dict)
     """Messages in files, by range."""
     pending: list[Span] = field(default_factory=list)
-    last: LastSeen | None = None
+    last: LastMessage | None = None
+
+    @property
+    def planned(self) -> list[Span]:
+        """All ranges, done or pending, in no order."""
+        return [*self.done, *self.pending]
+
+    @property
+    def end(self) -> int:
+        """The sequence after the last range; 0 if there is none."""
+        return max((span.end for span in self.planned), default=0)
 
 
 @dataclass(slots=True)
 class Manifest:
-    """See the module."""
+    """The manifest of one topic."""
 
     topic: str
     layout: Layout
-    brokers: dict[str, BrokerBook] = field(default_factory=dict)
+    brokers: dict[str, BrokerRanges] = field(default_factory=dict)
 
-    def book(self, broker: str) -> BrokerBook:
-        """One broker's; it may be new.
+    def ranges_of(self, broker: str) -> BrokerRanges:
+        """The ranges of a broker, which may be new.
 
         Raises:
-            ManifestError: Files of another broker would be called the same.
+            ManifestError: Another broker would have the same file names.
         """
         if broker not in self.brokers:
             for other in self.brokers:
                 if safe_name(other) == safe_name(broker):
                     raise ManifestError(f"the files of {broker} and of {other} would be called the same")
-            self.brokers[broker] = BrokerBook()
+            self.brokers[broker] = BrokerRanges()
         return self.brokers[broker]
 
     def plan(self, broker: str, wanted: Span | None, messages_per_range: int) -> list[Span]:
-        """Plan what is wanted and not planned yet.
+        """Plan the part of a span that is not planned yet.
 
         Args:
-            broker: Its label.
-            wanted: The span; None: nothing but what was planned before.
-            messages_per_range: The most.
+            broker: The label of the broker.
+            wanted: The span; None: nothing.
+            messages_per_range: The maximum length of a new range.
 
         Returns:
-            The ranges to be worked on, in order: the new ones, and those of before that are not done and have to do
-            with what is wanted; these as a whole.
+            The ranges to work on, in order: all that are pending and overlap the span.
         """
-        book = self.book(broker)
+        ranges = self.ranges_of(broker)
         if wanted is None:
             return []
-        for left in subtract(wanted, [*book.done, *book.pending]):
-            book.pending += split(left, messages_per_range)
-        book.pending.sort()
-        return [span for span in book.pending if span.overlaps(wanted)]
+        for left in subtract(wanted, ranges.planned):
+            ranges.pending += split(left, messages_per_range)
+        ranges.pending.sort()
+        return [span for span in ranges.pending if span.overlaps(wanted)]
 
-    def finish(self, done: RangeDone) -> None:
-        """Note that a range is done; it does not matter if that was noted before."""
-        book = self.book(done.broker)
-        if done.span in book.pending:
-            book.pending.remove(done.span)
-        book.done[done.span] = done.messages
-        if done.last_id is not None and (book.last is None or done.end > book.last.sequence):
-            book.last = LastSeen(done.end - 1, done.last_id)
+    def mark_done(self, result: RangeResult) -> None:
+        """Mark a range as done; doing so again changes nothing."""
+        ranges = self.ranges_of(result.broker)
+        if result.span in ranges.pending:
+            ranges.pending.remove(result.span)
+        ranges.done[result.span] = result.messages
+        if result.last_id is not None and (ranges.last is None or result.end > ranges.last.sequence):
+            ranges.last = LastMessage(result.end - 1, result.last_id)
 
     def done_within(self, broker: str, wanted: Span) -> list[Span]:
-        """The ranges that are done and have to do with a span."""
-        return [span for span in self.book(broker).done if span.overlaps(wanted)]
+        """The done ranges that overlap a span."""
+        return [span for span in self.ranges_of(broker).done if span.overlaps(wanted)]
 
     def covered_up_to(self, broker: str, first: int) -> int:
         """The first sequence from `first` on that is not done."""
-        return covered_up_to(first, self.book(broker).done)
+        return covered_up_to(first, self.ranges_of(broker).done)
 
     def to_bytes(self) -> bytes:
-        """As a file."""
+        """The content of its file."""
         brokers = {
             label: {
-                "done": [[*span, messages] for span, messages in sorted(book.done.items())],
-                "pending": book.pending,
-                "last": book.last and [book.last.sequence, book.last.id],
+                "done": [[*span, messages] for span, messages in sorted(ranges.done.items())],
+                "pending": ranges.pending,
+                "last": ranges.last,
             }
-            for label, book in self.brokers.items()
+            for label, ranges in self.brokers.items()
         }
         found = {
             "version": VERSION,
             "topic": self.topic,
-            "layout": self.layout.as_json(),
+            "layout": self.layout.to_json(),
             "brokers": brokers,
         }
         return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        """From there. Raises ManifestError."""
+        """Parse the content of a file. Raises ManifestError."""
         try:
             found = json.loads(data)
             if found["version"] != VERSION:
                 raise ManifestError(
                     f"it is of version {found['version']}, and this program knows {VERSION} only"
                 )
-            brokers = {label: _book(book) for label, book in found["brokers"].items()}
+            brokers = {label: _parse_ranges(ranges) for label, ranges in found["brokers"].items()}
             return cls(found["topic"], Layout.from_json(found["layout"]), brokers)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc
 
 
-def _book(found: Mapping[str, Any]) -> BrokerBook:
+def _parse_ranges(found: Mapping[str, Any]) -> BrokerRanges:
     done = {Span(first, end): messages for first, end, messages in found["done"]}
-    last = LastSeen(*found["last"]) if found["last"] else None
-    return BrokerBook(done, [Span(first, end) for first, end in found["pending"]], last)
+    last = LastMessage(*found["last"]) if found["last"] else None
+    return BrokerRanges(done, [Span(first, end) for first, end in found["pending"]], last)
 
 
 def manifest_path(topic: str) -> str:
-    """Where a manifest lies, below the folder of the export."""
+    """The path of a manifest, relative to the export folder."""
     return f"{FOLDER}/{safe_name(topic)}/manifest.json"
 
 
-def done_folder(topic: str) -> str:
-    """Where tasks note what they have done, likewise."""
+def results_folder(topic: str) -> str:
+    """The folder of the results of ranges, likewise."""
     return f"{FOLDER}/{safe_name(topic)}/done"
 
 
-def done_path(topic: str, broker: str, span: Span) -> str:
-    """Where it is noted of one range, likewise."""
-    return f"{done_folder(topic)}/{range_name(topic, broker, span)}.json"
+def result_path(topic: str, broker: str, span: Span) -> str:
+    """The path of the result of one range, likewise."""
+    return f"{results_folder(topic)}/{range_name(topic, broker, span)}.json"

@@ -1,4 +1,4 @@
-"""Writing one range: what a task does, wherever it runs."""
+"""Export one range to Parquet files: the task that an engine runs, in this process or in a Spark worker."""
 
 import json
 from collections.abc import Iterator
@@ -11,51 +11,39 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...client.connection.tls import TLSFiles
+from ...client.http.retry import PATIENCE_S
 from ...log.gaps import Gap
 from ...log.records import RecordBatch
-from ..broker_log import PATIENCE_S, BrokerLog, Found, TLSFiles
+from ..broker_log import BrokerLog, Found
 from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
-from ..storage import Storage, storage_at, writing_to
+from ..storage import Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
 from .layout import Layout, partition_folder, partition_key, range_name
-from .manifest import RangeDone, done_path
+from .manifest import result_path
+from .request import FileOptions
+from .results import RangeResult
 
-MIB = 1024 * 1024
 _TABLE_ROWS = 20_000
-"""So many rows become Arrow columns at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileOptions:
-    """How files are written; may differ from one run to the next.
-
-    Attributes:
-        compression: A codec of Parquet's, in lower case.
-        compression_level: None: the codec's own default.
-        row_group_bytes: Bytes of bodies in a row group, about.
-    """
-
-    compression: str = "zstd"
-    compression_level: int | None = 1
-    row_group_bytes: int = 64 * MIB
+"""Messages that are converted to Arrow together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """A range to be written, with all that there is to know; can be pickled.
+    """A range to export; it can be pickled.
 
     Attributes:
         place: The folder of the export, see `storage_at`.
-        topic: Its name.
-        address: Where the broker is asked.
-        broker: What it is called in the files.
+        topic: The topic.
+        address: The HTTP address of the broker.
+        broker: The label of the broker in the files.
         span: The range.
         layout, options: See there.
-        tls: For https.
-        patience_s: How long a broker that went away is waited for.
-        spool: The folder of a spool's log that is read instead of the broker; None: there is none.
+        tls: Certificates for https.
+        patience_s: How long to wait for a broker that is unreachable.
+        spool: The folder of an nsqd's log in a spool, which is read instead of the broker; None: no spool.
     """
 
     place: str
@@ -71,52 +59,51 @@ class ExportTask:
 
     @property
     def messages(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return self.span.length
 
-    def run(self, advance: Advance | None = None) -> RangeDone:
-        """See `export_range`."""
-        return export_range(self, advance)
+    def run(self, advance: Advance | None = None) -> RangeResult:
+        """Export the range, see `export_range`."""
+        return export_range(self, storage_at(self.place), advance)
 
 
-def export_range(task: ExportTask, advance: Advance | None = None) -> RangeDone:
-    """Write a range to files, and note that it is done; if that is noted already, nothing happens.
+def export_range(task: ExportTask, storage: Storage, advance: Advance | None = None) -> RangeResult:
+    """Write the files of a range, then its result; if there is a result already, only return it.
 
-    Files get their names when all of them are complete, so that a range is there in whole but for the moment in which
-    that is done. However it ends, nothing is left under a temporary name, unless the process is killed.
+    Files get their final names when all of them are complete. If this fails, no temporary files stay behind, unless the
+    process is killed.
 
     Raises:
-        BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: It cannot be read.
-        OSError, StorageError: It cannot be written.
+        BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
+        OSError, StorageError: The files cannot be written.
     """
-    storage = storage_at(task.place)
-    if (noted := storage.read(done_path(task.topic, task.broker, task.span))) is not None:
-        return RangeDone.from_bytes(noted)
+    path = result_path(task.topic, task.broker, task.span)
+    if (existing := storage.read(path)) is not None:
+        return RangeResult.from_bytes(existing)
     files = _RangeFiles(storage, task)
     try:
-        done = _write(task, files, advance)
+        result = _write(task, files, advance)
         files.publish()
     except BaseException:
         files.discard()
         raise
-    done = replace(done, files=files.names, file_bytes=files.file_bytes)
-    storage.write(done_path(task.topic, task.broker, task.span), done.to_bytes())
-    return done
+    result = replace(result, files=files.names, file_bytes=files.file_bytes)
+    storage.write(path, result.to_bytes())
+    return result
 
 
-def _source(task: ExportTask) -> Iterator[Found | Spooled]:
+def _read(task: ExportTask) -> Iterator[Found | Spooled]:
     if task.spool is not None:
         return read_spool(task.spool, task.span, task.layout.partition)
     return BrokerLog(task.address, task.topic, task.tls, task.patience_s).read(task.span)
 
 
-def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeDone:
+def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
     span = task.span
-    builder = files.builder
     gaps: list[tuple[int, int, str]] = []
     messages = body_bytes = for_one_channel = 0
     last_id = None
-    for found in _source(task):
+    for found in _read(task):
         if isinstance(found, Gap):
             gaps.append((found.first_sequence, found.next_sequence, found.reason))
             continue
@@ -133,7 +120,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
             count = len(indexes)
             if found.next_sequence >= span.end:
                 last_id = f"{found.first_id + indexes.stop - 1:016x}"
-            if not is_for_all(found):
+            if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
             files.add(found, indexes)
@@ -142,33 +129,33 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
         if advance is not None:
             advance(count, files.body_bytes - before)
     files.close()
-    return RangeDone(
+    return RangeResult(
         task.broker,
         *span,
         messages,
         body_bytes,
         gaps=gaps,
         for_one_channel=for_one_channel,
-        unparsed=builder.unparsed,
+        unparsed=files.builder.unparsed,
         last_id=last_id,
     )
 
 
-def is_for_all(batch: RecordBatch) -> bool:
-    """Whether it was published to the topic, and not brought back for one of its channels: the broker notes that."""
+def is_for_all_channels(batch: RecordBatch) -> bool:
+    """Whether a record was published to the topic, and not republished for one channel (see its metadata)."""
     return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 
 
 class _RangeFiles:
-    """The files of a range, one after the other: one for each date or hour, if there are partitions.
+    """The files of a range, written one after the other: one for each date or hour, if there are partitions.
 
-    Where the broker's clock was set back, a date or hour comes a second time; then it gets a second file.
+    If the broker's clock was set back, a date or hour can come twice; it then has two files.
 
     Attributes:
-        builder: Where rows are before they are in a file.
-        names: The files' names, once they have them.
-        body_bytes: Of all that was added.
-        file_bytes: Of all files that are complete.
+        builder: Collects the messages that are not written yet.
+        names: The final names of the files, after `publish`.
+        body_bytes: Bytes of the bodies that were added.
+        file_bytes: Bytes of the complete files.
     """
 
     def __init__(self, storage: Storage, task: ExportTask) -> None:
@@ -179,34 +166,34 @@ class _RangeFiles:
         self._storage = storage
         self._task = task
         self._name = range_name(task.topic, task.broker, task.span)
-        self._key: int | None = None
-        self._seen: dict[int, int] = {}  # files by partition
-        self._complete: list[tuple[str, str]] = []  # temporary names, and those they are to have
+        self._key: int | None = None  # of the current partition
+        self._files_of: dict[int, int] = {}  # complete files, by partition
+        self._complete: list[tuple[str, str]] = []  # temporary and final names
         self._temporary = ""
         self._file: Any = None
         self._writer: Any = None
         self._tables: list[Any] = []
         self._group_bytes = 0
-        # pyarrow packs without Python's lock: meanwhile the broker can be read.
-        self._beside = ThreadPoolExecutor(1, "trio-nsq-parquet")
+        # pyarrow compresses without the GIL: the next messages are read meanwhile.
+        self._thread = ThreadPoolExecutor(1, "trio-nsq-parquet")
         self._writing: Future[None] | None = None
 
     def add(self, batch: RecordBatch, indexes: range) -> None:
         """Add some messages of a record."""
-        self._turn_to(batch.timestamp_ns)
+        self._switch_partition(batch.timestamp_ns)
         before = self.builder.body_bytes
         self.builder.add(batch, indexes)
         self._added(before)
 
     def add_spooled(self, rows: SpooledRows) -> None:
         """Add messages of a spool, all of one partition."""
-        self._turn_to(rows.times_ns[0])
+        self._switch_partition(rows.times_ns[0])
         before = self.builder.body_bytes
         self.builder.add_spooled(rows)
         self._added(before)
 
-    def _turn_to(self, time_ns: int) -> None:
-        """Begin another file if one is due for this time."""
+    def _switch_partition(self, time_ns: int) -> None:
+        """Start another file if this time belongs to another partition."""
         key = partition_key(self._task.layout.partition, time_ns)
         if key != self._key:
             self.close()
@@ -218,40 +205,39 @@ class _RangeFiles:
             self._flush()
 
     def close(self) -> None:
-        """Complete the file that is being written."""
+        """Complete the current file."""
         if len(self.builder):
             self._flush()
         self._write_group()
-        self._await_group()
+        self._wait()
         if self._writer is None:
             return
-        self._writing = self._beside.submit(self._complete_file)
-        self._await_group()
+        self._writing = self._thread.submit(self._complete_file)
+        self._wait()
         assert self._key is not None
-        number = self._seen[self._key] = self._seen.get(self._key, 0) + 1
+        number = self._files_of[self._key] = self._files_of.get(self._key, 0) + 1
         part = f"-{number}" if number > 1 else ""
         folder = partition_folder(self._task.layout.partition, self._key)
         self._complete.append((self._temporary, f"{folder}{self._name}{part}.parquet"))
         self._temporary = ""
 
     def publish(self) -> None:
-        """Give the files their names.
+        """Give the files their final names.
 
-        One that is there already was complete when it got its name, and may hold messages that are no longer kept: it
-        stays.
+        A file that exists already stays: it is complete, and may have messages that are no longer kept.
         """
         new = [(temporary, name) for temporary, name in self._complete if not self._storage.exists(name)]
         for temporary in {temporary for temporary, _ in self._complete} - {temporary for temporary, _ in new}:
             self._storage.discard(temporary)
         self._storage.publish(new)
-        self._beside.shutdown()
+        self._thread.shutdown()
         self.names = [name for _, name in self._complete]
         self._complete.clear()
 
     def discard(self) -> None:
-        """Remove what has no name yet."""
-        self._beside.shutdown()
-        # Both would do that by themselves later, when the file is gone, and say so; a full disk is known already.
+        """Remove the files that have no final name."""
+        self._thread.shutdown()
+        # Closed here, as their finalizers would report the error again, on a full disk for example.
         for each in (self._writer, self._file):
             with suppress(Exception):
                 if each is not None:
@@ -261,30 +247,30 @@ class _RangeFiles:
                 self._storage.discard(temporary)
 
     def _flush(self) -> None:
-        """Make a table of the rows that were added, and a row group of the tables when there is enough of it."""
+        """Convert the added messages to a table, and write a row group if there are enough."""
         self._group_bytes += self.builder.body_bytes
         self._tables.append(self.builder.table())
         if self._group_bytes >= self._task.options.row_group_bytes:
             self._write_group()
 
     def _write_group(self) -> None:
-        """Have a row group packed and written beside us, once that is done with the one before."""
+        """Write a row group in the thread, after the one before it."""
         if not self._tables:
             return
-        self._await_group()
-        self._writing = self._beside.submit(self._pack, pa.concat_tables(self._tables))
+        self._wait()
+        self._writing = self._thread.submit(self._write_table, pa.concat_tables(self._tables))
         self._tables, self._group_bytes = [], 0
 
-    def _await_group(self) -> None:
-        """Wait for what is being written; raises what went wrong with it."""
+    def _wait(self) -> None:
+        """Wait for the thread, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            with writing_to(f"{self._task.place}/{self._name}.parquet"):
+            with naming_file(f"{self._task.place}/{self._name}.parquet"):
                 writing.result()
 
-    # In the thread beside us, where no signal interrupts it:
+    # These run in the thread, where no signal interrupts them:
 
-    def _pack(self, group: Any) -> None:
+    def _write_table(self, group: Any) -> None:
         if self._writer is None:
             options = self._task.options
             self._temporary, self._file = self._storage.create(f"{self._name}.parquet")

@@ -1,12 +1,12 @@
-"""Parquet files that are to be replayed: which they are, what their columns mean, and what their footers tell.
+"""The Parquet files of a replay: find them, read their footers, and determine which columns to read.
 
-Our own exports are known by their columns; of others' files the body's column is needed, and for times one of those.
+Our own exports are recognised by their columns. Other files need a column of bodies, and one of times if times matter.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,21 +21,21 @@ BODY, TIME = "body", "ts_ns"
 _SUFFIXES = (".parquet", ".pq", ".parq")
 _HIDDEN = (".", "_")
 _READERS = 8
-"""Footers that are read at once: most of that is waiting."""
+"""Footers that are read at once; most of the time is waiting."""
 _NS_PER_UNIT = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
-class SourceError(NSQError):
-    """Files cannot be replayed; the text says which, and why."""
+class ReplayFileError(NSQError):
+    """Files cannot be replayed; the text says which and why."""
 
 
 class RowGroup(NamedTuple):
-    """A part of a file.
+    """A row group, as described by the footer.
 
     Attributes:
-        rows: How many.
-        body_bytes: What bodies are without compression, about.
-        first_ns, last_ns: Between which times its rows are, Unix nanoseconds; None: the footer does not tell.
+        rows: The number of rows.
+        body_bytes: Uncompressed bytes of the bodies, about.
+        first_ns, last_ns: The earliest and the latest time, Unix nanoseconds; None: unknown.
     """
 
     rows: int
@@ -45,12 +45,12 @@ class RowGroup(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """By which a file is known to be the one that was planned for.
+    """The identity of a file, by which a change is detected.
 
     Attributes:
-        name: Below the folder.
-        size_bytes: Its size.
-        mtime_ns: When it was written, if there the file system says that; 0 if not.
+        name: The name, relative to the folder.
+        size_bytes: The size.
+        mtime_ns: The modification time; 0 if the file system has none.
     """
 
     name: str
@@ -59,8 +59,8 @@ class FileStamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file, as its footer has it."""
+class ReplayFile:
+    """A file, as described by its footer."""
 
     stamp: FileStamp
     groups: tuple[RowGroup, ...]
@@ -68,19 +68,19 @@ class SourceFile:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return sum(group.rows for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """What is read of a row.
+class ReplayColumns:
+    """The columns to read.
 
     Attributes:
-        body: Binary or a string.
-        unparsed: What stands in for a body that is null; None: nothing does.
-        time: Of the publish: a timestamp, a date, or Unix nanoseconds; None: there is none.
-        order: By which rows of the same time are in order; if there are none, as they are in the files.
+        body: The body, binary or string.
+        unparsed: Replaces a body that is null; None: no column does.
+        time: The publish time: a timestamp, a date, or Unix nanoseconds; None: there is none.
+        order: The order of rows of the same time; empty: as in the files.
     """
 
     body: str
@@ -90,36 +90,36 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """All of it.
+class ReplayFiles:
+    """The files of a replay.
 
     Attributes:
-        place: The folder, as it can be opened from anywhere: an absolute path, or a URI.
-        files: In order of their names.
-        columns: What is read.
-        topics: Whose messages are in our own exports; none if these are others' files.
+        place: The folder: an absolute path, or a URI.
+        files: The files, ordered by name.
+        columns: The columns to read.
+        topics: The topics of our own exports; empty for other files.
     """
 
     place: str
-    files: tuple[SourceFile, ...]
-    columns: Columns
+    files: tuple[ReplayFile, ...]
+    columns: ReplayColumns
     topics: frozenset[str]
 
 
 def list_files(place: str) -> tuple[str, list[FileStamp]]:
-    """The Parquet files of a folder, and of all below it; or one file, whatever it is called.
+    """List the Parquet files of a folder and its subfolders, or a single file of any name.
 
-    What begins with a dot or an underline is passed over, as Spark and pyarrow do.
+    Names that begin with a dot or an underscore are ignored, as by Spark and pyarrow.
 
     Args:
         place: A path, or a URI, see `arrow_system`.
 
     Returns:
-        The folder, and the files in order of their names.
+        The folder, and the files ordered by name.
 
     Raises:
-        SourceError: There is nothing, or it cannot be read.
-        StorageError: There is no such kind of place.
+        ReplayFileError: There are no files, or they cannot be listed.
+        StorageError: The place cannot be used.
     """
     if (local := local_path(place)) is not None:
         place = str(local.absolute())
@@ -131,10 +131,10 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
             folder, _, name = place.rstrip("/").rpartition("/")
             return folder or "/", [_stamp(info, name)]
         if not info.type == pyarrow.fs.FileType.Directory:
-            raise SourceError(f"there is no folder and no file {place}")
+            raise ReplayFileError(f"there is no folder and no file {place}")
         found = system.get_file_info(pyarrow.fs.FileSelector(path, recursive=True))
     except OSError as exc:
-        raise SourceError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
+        raise ReplayFileError(f"the folder {place} cannot be read: {exc.strerror or exc}") from exc
     place = place.rstrip("/")
     try:
         stamps = [
@@ -146,7 +146,7 @@ def list_files(place: str) -> tuple[str, list[FileStamp]]:
         raise not_utf8(exc.object) from exc
     stamps = [each for each in stamps if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not stamps:
-        raise SourceError(f"in {place} are no Parquet files (names that end in .parquet)")
+        raise ReplayFileError(f"in {place} are no Parquet files (names that end in .parquet)")
     return place or "/", sorted(stamps)
 
 
@@ -154,85 +154,89 @@ def _stamp(info: Any, name: str) -> FileStamp:
     return FileStamp(name, info.size or 0, info.mtime_ns or 0)
 
 
-def open_source(place: str, body: str | None = None, time: str | None = None) -> Source:
-    """Look at files.
+def open_files(place: str, body: str | None = None, time: str | None = None) -> ReplayFiles:
+    """Read the footers of files.
 
     Args:
         place: A folder, or a file.
         body: The column of bodies; None: `body`.
-        time: The column of times; None: our own exports' one, and of others' files none.
+        time: The column of times; None: that of our own exports, and none for other files.
 
     Raises:
-        SourceError: They cannot be replayed.
-        StorageError: There is no such kind of place.
+        ReplayFileError: The files cannot be replayed.
+        StorageError: The place cannot be used.
     """
     folder, stamps = list_files(place)
     system, path = arrow_system(folder)
 
-    def look(stamp: FileStamp) -> tuple[SourceFile, Columns]:
+    def read_footer(stamp: FileStamp) -> tuple[ReplayFile, ReplayColumns]:
         name = stamp.name if len(stamps) > 1 else f"{folder}/{stamp.name}"
         try:
             footer = pq.read_metadata(f"{path}/{stamp.name}", filesystem=system)
             schema = footer.schema.to_arrow_schema()
         except (pa.ArrowException, OSError) as exc:
-            raise SourceError(f"the file {name} cannot be read as Parquet: {exc}") from exc
+            raise ReplayFileError(f"the file {name} cannot be read as Parquet: {exc}") from exc
         columns = find_columns(schema, name, body, time)
         own = bool(columns.order)
         topics = _topics(footer) if own else frozenset()
         if own and topics is None:
             topics = frozenset(_read_topics(system, f"{path}/{stamp.name}"))
-        return SourceFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
+        return ReplayFile(stamp, _row_groups(footer, columns), topics or frozenset()), columns
 
     with ThreadPoolExecutor(min(_READERS, len(stamps))) as readers:
-        looked = list(readers.map(look, stamps))
-    columns = looked[0][1]
-    for file, other in looked:
+        footers = list(readers.map(read_footer, stamps))
+    columns = footers[0][1]
+    for file, other in footers:
         if (other.time, other.order) != (columns.time, columns.order):
-            raise SourceError(
-                f"the file {file.stamp.name} has other columns than {looked[0][0].stamp.name}: replay one after the "
+            raise ReplayFileError(
+                f"the file {file.stamp.name} has other columns than {footers[0][0].stamp.name}: replay one after the "
                 "other"
             )
-    unparsed = next((other.unparsed for _, other in looked if other.unparsed), None)
-    files = tuple(file for file, _ in looked)
+    unparsed = next((other.unparsed for _, other in footers if other.unparsed), None)
+    files = tuple(file for file, _ in footers)
     topics = frozenset().union(*(file.topics for file in files))
-    return Source(folder, files, Columns(columns.body, unparsed, columns.time, columns.order), topics)
+    return ReplayFiles(
+        folder, files, ReplayColumns(columns.body, unparsed, columns.time, columns.order), topics
+    )
 
 
 # ---------------------------------------------------------------------- columns
 
 
-def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> Columns:
-    """What the columns of a file mean.
+def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> ReplayColumns:
+    """Determine the columns to read.
 
     Args:
-        schema: Its Arrow schema.
-        name: The file's, for people.
-        body, time: See `open_source`.
+        schema: The Arrow schema of a file.
+        name: The file name, for error messages.
+        body, time: See `open_files`.
 
     Raises:
-        SourceError: One is not there, or is not of a type for that.
+        ReplayFileError: A column does not exist, or has the wrong type.
     """
     own = {"topic", "broker", "seq", "id", TIME} <= set(schema.names)
     wanted = BODY if body is None else body
     if wanted not in schema.names:
-        raise SourceError(_no_body(schema, name, wanted, own=own and body is None))
+        raise ReplayFileError(_no_body(schema, name, wanted, own=own and body is None))
     kind = schema.field(wanted).type
     if not _is_bytes(kind):
-        raise SourceError(f"the column {wanted} of {name} is of type {kind}: a body is binary or a string")
+        raise ReplayFileError(
+            f"the column {wanted} of {name} is of type {kind}: a body is binary or a string"
+        )
     if time is None and own:
         time = TIME
     if time is not None:
         if time not in schema.names:
-            raise SourceError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
+            raise ReplayFileError(f"the file {name} has no column {time}; there are {_names(schema.names)}")
         kind = schema.field(time).type
         if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_int64(kind)):
-            raise SourceError(
+            raise ReplayFileError(
                 f"the column {time} of {name} is of type {kind}: a time is a timestamp, a date, or Unix nanoseconds "
                 "as int64"
             )
     unparsed = UNPARSED if own and body is None and UNPARSED in schema.names else None
     order = ("broker", "seq") if own and time == TIME else ()
-    return Columns(wanted, unparsed, time, order)
+    return ReplayColumns(wanted, unparsed, time, order)
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -268,9 +272,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def times_ns(column: Any) -> Any:
-    """A column of times as an Arrow array of int64, Unix nanoseconds; those without a zone are UTC.
+    """A column of times as an int64 Arrow array of Unix nanoseconds; times without a zone are UTC.
 
-    Raises ArrowInvalid: They are out of range.
+    Raises ArrowInvalid: A time is out of range.
     """
     if pa.types.is_int64(column.type):
         return column
@@ -282,7 +286,7 @@ def times_ns(column: Any) -> Any:
 # ---------------------------------------------------------------------- footers
 
 
-def _row_groups(footer: Any, columns: Columns) -> tuple[RowGroup, ...]:
+def _row_groups(footer: Any, columns: ReplayColumns) -> tuple[RowGroup, ...]:
     wanted = {columns.body, columns.unparsed} - {None}
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     bodies = [index for index, path in enumerate(paths) if path in wanted]
@@ -299,17 +303,17 @@ def _row_groups(footer: Any, columns: Columns) -> tuple[RowGroup, ...]:
 
 
 def _time_bounds(statistics: Any) -> tuple[int | None, int | None]:
-    """Least and greatest time, if statistics say so; rows without a time are between none."""
+    """The earliest and the latest time, if there are statistics; rows without a time are not covered."""
     if statistics is None or not statistics.has_min_max or statistics.physical_type != "INT64":
         return None, None
-    # The raw values, for Python's have no nanoseconds; and the unit that is in the file: Arrow may know another one.
+    # The raw values, as Python's have no nanoseconds, in the unit of the file, which may differ from Arrow's.
     unit = json.loads(statistics.logical_type.to_json()).get("timeUnit", "nanoseconds")
     factor = _NS_PER_UNIT[unit]
     return statistics.min_raw * factor, statistics.max_raw * factor
 
 
 def _topics(footer: Any) -> frozenset[str] | None:
-    """The topics of one of our own files; None if the statistics do not say."""
+    """The topics of one of our own files; None: the statistics do not tell."""
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
     found: set[str] = set()
     for number in range(footer.num_row_groups):
@@ -329,41 +333,36 @@ def _read_topics(system: Any, path: str) -> set[str]:
     return {_text(each) for each in table["topic"].unique().to_pylist() if each is not None}
 
 
-def choose_topics(source: Source, topics: Sequence[str]) -> Source:
-    """Only the files of some topics.
+def select_topics(files: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
+    """Select the files of some topics.
 
     Args:
-        source: Of our own exports, if topics are given.
-        topics: Their names; none: all there are, which may be but one.
+        files: The files.
+        topics: The topics; empty: all files, which must have a single topic.
 
     Raises:
-        SourceError: It holds several, and none is given; or not the one that is; or one file holds several.
+        ReplayFileError: No topic is given and there are several, one does not exist, or a file has others, too.
     """
     if not topics:
-        if len(source.topics) > 1:
-            raise SourceError(
-                f"the folder {source.place} holds the topics {_names(sorted(source.topics))}: say with --from-topic "
+        if len(files.topics) > 1:
+            raise ReplayFileError(
+                f"the folder {files.place} holds the topics {_names(sorted(files.topics))}: say with --from-topic "
                 "which of them"
             )
-        return source
+        return files
     for topic in topics:
-        if topic not in source.topics:
+        if topic not in files.topics:
             there = (
-                f"it holds {_names(sorted(source.topics))}"
-                if source.topics
+                f"it holds {_names(sorted(files.topics))}"
+                if files.topics
                 else "these are no exports of qcli's"
             )
-            raise SourceError(f"the folder {source.place} holds nothing of topic {topic}: {there}")
+            raise ReplayFileError(f"the folder {files.place} holds nothing of topic {topic}: {there}")
     wanted = frozenset(topics)
-    for file in source.files:
+    for file in files.files:
         if file.topics & wanted and file.topics - wanted:
-            raise SourceError(
+            raise ReplayFileError(
                 f"the file {file.stamp.name} holds several topics: choose with --where \"topic = '...'\""
             )
-    return _only(source, lambda file: bool(file.topics & wanted))
-
-
-def _only(source: Source, keep: Callable[[SourceFile], bool]) -> Source:
-    files = tuple(file for file in source.files if keep(file))
-    topics = frozenset().union(*(file.topics for file in files))
-    return Source(source.place, files, source.columns, topics)
+    kept = tuple(file for file in files.files if file.topics & wanted)
+    return replace(files, files=kept, topics=wanted)

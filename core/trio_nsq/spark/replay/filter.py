@@ -1,7 +1,7 @@
-"""Which rows a condition in Spark SQL chooses: asked once, when a replay is planned, and a bit for each row since.
+"""Select rows by a condition in Spark SQL. It is evaluated once, when a replay is planned, to a bit for each row.
 
-So whatever a condition says at another time, `rand()` or `now()` in it, a replay that is gone on with publishes what
-was chosen at first; and bodies never come here, nor does it take Spark to go on.
+A replay that continues therefore publishes the same rows, even if the condition has `rand()` or `now()`, and does not
+need Spark again. Bodies do not pass through Spark.
 """
 
 import logging
@@ -13,53 +13,53 @@ from urllib.parse import unquote
 from ...protocol.errors import NSQError
 from ..runtime.spark_engine import SparkEngine, SparkFailed
 from ..storage import local_path
-from .files import Source, SourceFile
+from .files import ReplayFile, ReplayFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BITMAP_ROWS = 32768
-"""Of one bitmap of Spark's, least significant bit first, as Arrow has it."""
+"""Rows of one bitmap of Spark, which has the least significant bit first, like Arrow."""
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # There is no type for nanoseconds: such columns are numbers then, and else no file with one could be read.
+    # Spark has no type for nanoseconds, and cannot read files that have them without this: they become numbers.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # What is brought together is a bit for each row.
+    # Only a bit for each row is shuffled.
     "spark.sql.shuffle.partitions": "4",
 }
 
 
 class FilterError(NSQError):
-    """A condition is none; the text says why."""
+    """A condition is not valid; the text says why."""
 
 
-def choose_rows(engine: SparkEngine, source: Source, condition: str) -> dict[str, bytes]:
-    """Have Spark choose rows.
+def select_rows(engine: SparkEngine, files: ReplayFiles, condition: str) -> dict[str, bytes]:
+    """Select rows.
 
     Args:
         engine: Spark.
-        source: The files.
-        condition: What follows WHERE. Columns are those of the files, and of folders such as `date=2026-11-21`.
+        files: The files.
+        condition: A condition as after WHERE. It can use the columns of the files and of Hive-style folders.
 
     Returns:
-        For each file in which rows were chosen a bitmap of all its rows, least significant bit first.
+        For each file with selected rows, a bitmap of all its rows, least significant bit first.
 
     Raises:
-        FilterError: It cannot be understood.
-        SparkFailed: It went wrong with the rows.
+        FilterError: The condition is not valid.
+        SparkFailed: It could not be evaluated.
     """
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-    # It tells on standard error, with all of the JVM's stack, what we say in a line.
+    # It would log the error that is raised here, with the stack of the JVM.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session = engine.session()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
-    bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in source.files}
+    bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in files.files}
     try:
-        chosen = _rows_of(session, source, condition)
-        for row in chosen.collect():
+        selected = _bitmaps(session, files, condition)
+        for row in selected.collect():
             name = _name_of(row["file"], bitmaps)
             at = (row["bucket"] - 1) * _BITMAP_ROWS // 8
             bits = bitmaps[name]
@@ -76,13 +76,13 @@ def choose_rows(engine: SparkEngine, source: Source, condition: str) -> dict[str
     return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
 
 
-def _rows_of(session: Any, source: Source, condition: str) -> "DataFrame":
+def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
     from pyspark.sql import functions as f
 
-    folder = _uri(source.place)
-    paths = [f"{folder}/{_GLOB.sub(_escaped, file.stamp.name)}" for file in source.files]
+    folder = _uri(files.place)
+    paths = [f"{folder}/{_GLOB.sub(_escaped, file.stamp.name)}" for file in files.files]
     frame = (
-        session.read.option("basePath", folder).option("mergeSchema", _differ(source.files)).parquet(*paths)
+        session.read.option("basePath", folder).option("mergeSchema", _differ(files.files)).parquet(*paths)
     )
     index = f.col("_metadata.row_index") + 1
     rows = frame.where(condition).select(f.col("_metadata.file_path").alias("file"), index.alias("number"))
@@ -91,7 +91,7 @@ def _rows_of(session: Any, source: Source, condition: str) -> "DataFrame":
     return found
 
 
-def _differ(files: Sequence[SourceFile]) -> bool:
+def _differ(files: Sequence[ReplayFile]) -> bool:
     return len({file.topics for file in files}) > 1
 
 
@@ -107,7 +107,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _name_of(uri: str, names: Mapping[str, object]) -> str:
-    """The file of ours that Spark calls so: it has a scheme, and another way to write some characters."""
+    """The file of a URI from Spark, which has a scheme and escapes some characters."""
     parts = unquote(uri).split("/")
     for start in range(len(parts)):
         if (name := "/".join(parts[start:])) in names:
@@ -116,7 +116,7 @@ def _name_of(uri: str, names: Mapping[str, object]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What it says, without where in the plan it is."""
+    """The message of an error, without the position in the plan."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage())
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

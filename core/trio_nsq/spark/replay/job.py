@@ -1,103 +1,56 @@
-"""A replay from its beginning to its end: the job, which is written down before anything is published.
+"""A replay job: plan its pieces, have an engine publish them, and keep its state in a folder.
 
-In the folder of a job lie
+The plan is written down before anything is published, so a job that was interrupted continues with the same pieces:
 
-    job.json            what is to be done, and how it is cut: fixed when the job is begun
-    selected.bin        the rows that `--where` has chosen, if it was given
-    done/PIECE.json     what tasks note of their pieces
-    lock
+    job.json            the request, and the pieces; fixed once the job is planned
+    selected.bin        the rows that `--where` has selected, if it was given
+    done/PIECE.json     the results of pieces, written by their tasks
+    lock                held by the process that works on the job
 """
 
-import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
+from ...client.connection.tls import TLSFiles
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
-from ..broker_log import PATIENCE_S, TLSFiles
 from ..runtime.engine import Advance, Engine
-from ..storage import LocalStorage
-from .files import (
-    Columns,
-    Source,
-    SourceError,
-    choose_topics,
-    open_source,
-)
-from .pieces import Piece, cut_pieces, segment_as_json, segment_from_json
+from ..storage import LocalStorage, lock_file
+from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
+from .pieces import Piece, row_groups_from_json, row_groups_to_json, split_into_pieces
 from .request import ReplayRequest
-from .rows import RowChoice
-from .task import (
-    MAX_BATCH_MESSAGES,
-    MAX_EXAMPLES,
-    Cut,
-    PieceDone,
-    ReplayTask,
-    Target,
-    note_path,
-    read_note,
-)
+from .results import PieceResult, ReplayResult
+from .rows import TimeRange
+from .task import MAX_BATCH_MESSAGES, BatchOptions, ReplayTask, Target
 
 VERSION = 1
 KEPT_S = 7 * 24 * 3600
-"""So long is it known of a job that is complete."""
-_PACE_S = 0.05
-"""With a rate, so many messages as go in this time are one batch."""
+"""Complete jobs are removed after this time."""
+_BATCH_S = 0.05
+"""With a rate limit, a batch has the messages of this time."""
 
-Chooser = Callable[[Source, str], Mapping[str, bytes]]
-"""Chooses rows, see `choose_rows`."""
+RowSelector = Callable[[ReplayFiles, str], Mapping[str, bytes]]
+"""Selects rows by a condition, see `select_rows`."""
 
 
 class JobError(NSQError):
-    """There is no such job, or it is another one, or somebody works on it; the text says so."""
-
-
-@dataclass(slots=True)
-class ReplayOutcome:
-    """What became of a job so far. Counts are of messages, but for those that say otherwise.
-
-    Attributes:
-        published, published_bytes: By this run.
-        before, before_bytes: Published by an earlier run, or by an attempt that was lost, and not again.
-        maybe_twice: See `PieceDone`.
-        unmatched, without_body, too_long, examples: Likewise.
-        left_out: Rows that times and `--where` leave out.
-        rows: In all files.
-        files, pieces: How many.
-        pieces_done: How many of these are complete.
-        remembered: Whether the broker remembers what it has published; None: it was not asked.
-    """
-
-    published: int = 0
-    published_bytes: int = 0
-    before: int = 0
-    before_bytes: int = 0
-    maybe_twice: int = 0
-    unmatched: int = 0
-    without_body: int = 0
-    too_long: int = 0
-    examples: list[str] = field(default_factory=list)
-    left_out: int = 0
-    rows: int = 0
-    files: int = 0
-    pieces: int = 0
-    pieces_done: int = 0
-    remembered: bool | None = None
+    """A job does not exist, has another request, or is in use; the text says which."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What a job consists of."""
+    """The plan of a job: the folder, what to read of it, its size, and its pieces."""
 
     place: str
-    columns: Columns
+    columns: ReplayColumns
     rows: int
     files: int
     pieces: list[Piece]
@@ -107,16 +60,16 @@ class ReplayJob:
     """One job. Made by `open_job`.
 
     Attributes:
-        name: By which it is gone on with.
-        request: What is wanted.
-        outcome: What became of it; up to date after `run`.
-        is_complete: Whether all of it was dealt with, in an earlier run.
-        is_new: Whether nothing was planned before.
+        name: The name of the job.
+        request: What to replay.
+        result: The result, up to date after `run`.
+        is_complete: Whether an earlier run has completed the job.
+        is_new: Whether the job was not planned before.
     """
 
     def __init__(self, name: str, folder: Path, request: ReplayRequest | None) -> None:
         self.name = name
-        self.outcome = ReplayOutcome()
+        self.result = ReplayResult()
         self.is_complete = False
         self._folder = folder
         self._storage = LocalStorage(folder)
@@ -136,7 +89,7 @@ class ReplayJob:
                     "what is to be published, or name another job"
                 )
 
-    # ------------------------------------------------------------------ the books
+    # ------------------------------------------------------------------ job.json
 
     def _load(self, data: bytes) -> None:
         try:
@@ -154,10 +107,10 @@ class ReplayJob:
             columns = plan["columns"]
             self._plan = _Plan(
                 plan["place"],
-                Columns(**columns | {"order": tuple(columns["order"])}),
+                ReplayColumns(**columns | {"order": tuple(columns["order"])}),
                 plan["rows"],
                 plan["files"],
-                [tuple(segment_from_json(each, packed) for each in piece) for piece in plan["pieces"]],
+                [tuple(row_groups_from_json(each, packed) for each in piece) for piece in plan["pieces"]],
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise JobError(f"the job {self.name} cannot be read, in {self._folder}: {exc!r}") from exc
@@ -172,7 +125,7 @@ class ReplayJob:
         pieces = (
             []
             if complete
-            else [[segment_as_json(each, next(ends)) for each in piece] for piece in plan.pieces]
+            else [[row_groups_to_json(each, next(ends)) for each in piece] for piece in plan.pieces]
         )
         found = {
             "version": VERSION,
@@ -192,84 +145,84 @@ class ReplayJob:
 
     # ------------------------------------------------------------------ the plan
 
-    def plan(self, choose: Chooser | None) -> None:
-        """Write down what is to be done, if that is not written down yet.
+    def plan(self, select: RowSelector | None) -> None:
+        """Split the files into pieces and write that down, unless it was done before.
 
         Args:
-            choose: For `where`.
+            select: Applies the condition of the request; may be None if there is none.
 
         Raises:
-            SourceError: The files cannot be replayed.
-            FilterError, SparkFailed: `where` cannot be applied.
-            StorageError, OSError: The files cannot be read, or the job not be written.
+            ReplayFileError: The files cannot be replayed.
+            FilterError, SparkFailed: The condition cannot be applied.
+            StorageError, OSError: The files cannot be read, or the job cannot be written.
         """
         if self._plan is None:
             request = self.request
-            source = open_source(request.source, request.body_column, request.time_column)
-            source = choose_topics(source, request.from_topics)
-            _check_times(source, request)
+            files = open_files(request.source, request.body_column, request.time_column)
+            files = select_topics(files, request.from_topics)
+            _check_times(files, request)
             self._plan = _Plan(
-                source.place, source.columns, sum(file.rows for file in source.files), len(source.files), []
+                files.place, files.columns, sum(file.rows for file in files.files), len(files.files), []
             )
             bits = None
             if request.where is not None:
-                assert choose is not None
-                bits = choose(source, request.where)
-            self._plan.pieces = cut_pieces(
-                source, bits, request.first_ns, request.end_ns, ordered=request.ordered
+                assert select is not None
+                bits = select(files, request.where)
+            self._plan.pieces = split_into_pieces(
+                files, bits, request.first_ns, request.end_ns, ordered=request.ordered
             )
             self._save()
-        self.outcome.rows, self.outcome.files = self._plan.rows, self._plan.files
-        self.outcome.pieces = len(self._plan.pieces)
+        self.result.rows, self.result.files = self._plan.rows, self._plan.files
+        self.result.pieces = len(self._plan.pieces)
 
     @property
     def rows(self) -> int:
-        """How many rows there are to choose from, after `plan`."""
+        """The number of selected rows, after `plan`."""
         assert self._plan is not None
-        return sum(segment.wanted for piece in self._plan.pieces for segment in piece)
+        return sum(group.wanted for piece in self._plan.pieces for group in piece)
 
     @property
     def size_bytes(self) -> int:
-        """What the bodies of all pieces are, about."""
+        """Bytes of the bodies of all pieces, about."""
         assert self._plan is not None
-        return sum(segment.body_bytes for piece in self._plan.pieces for segment in piece)
+        return sum(group.body_bytes for piece in self._plan.pieces for group in piece)
 
     def tasks(
         self,
         at_once: int = 1,
         *,
-        notes: bool = True,
+        save_results: bool = True,
         dry_run: bool = False,
         tls: TLSFiles | None = None,
         patience_s: float = PATIENCE_S,
     ) -> list[ReplayTask]:
-        """What is left to be done, after `plan`; what is not is counted.
+        """The tasks of the pieces that are not complete, after `plan`. The others are counted in the result.
 
         Args:
-            at_once: So many tasks run at the same time, and share the rate.
-            notes: Whether tasks can reach the folder of the job.
-            dry_run: Only count.
-            tls: For https.
-            patience_s: How long a broker that went away is waited for.
+            at_once: How many tasks run at the same time; they share the rate.
+            save_results: Whether tasks can write to the folder of the job.
+            dry_run: Only count messages.
+            tls: Certificates for https.
+            patience_s: How long to wait for a broker that is unreachable.
         """
         assert self._plan is not None
         request, plan = self.request, self._plan
         at_once = max(1, min(at_once, len(plan.pieces)))
-        most = MAX_BATCH_MESSAGES
+        max_messages = MAX_BATCH_MESSAGES
         if request.rate is not None:
-            most = max(1, min(most, int(request.rate * _PACE_S)))
-        cut = Cut(
-            most,
+            max_messages = max(1, min(max_messages, int(request.rate * _BATCH_S)))
+        batching = BatchOptions(
+            max_messages,
             max_msg_bytes=request.max_msg_bytes,
             speed=None if dry_run else request.speed,
             pattern=None if request.match is None else os.fsencode(request.match),
         )
         target = None if dry_run else Target(request.address, request.topic, tls or TLSFiles(), patience_s)
         tasks = []
-        for number, segments in enumerate(plan.pieces):
-            noted = read_note(self._storage, number)
-            if noted is not None and noted.complete:
-                self._add(_as_before(noted))
+        for number, row_groups in enumerate(plan.pieces):
+            saved = PieceResult.load(self._storage, number)
+            if saved is not None and saved.complete:
+                self.result.add(saved.as_repeated())
                 continue
             tasks.append(
                 ReplayTask(
@@ -277,13 +230,13 @@ class ReplayJob:
                     f"{self.name}.{self._nonce}:{number}",
                     plan.place,
                     plan.columns,
-                    RowChoice(request.first_ns, request.end_ns),
-                    segments,
+                    TimeRange(request.first_ns, request.end_ns),
+                    row_groups,
                     request.ordered,
-                    cut,
+                    batching,
                     target,
                     None if request.rate is None else request.rate / at_once,
-                    str(self._folder) if notes and not dry_run else None,
+                    str(self._folder) if save_results and not dry_run else None,
                 )
             )
         return tasks
@@ -291,76 +244,46 @@ class ReplayJob:
     # ------------------------------------------------------------------ the work
 
     def run(self, engine: Engine, tasks: Sequence[ReplayTask], advance: Advance) -> None:
-        """Have tasks done, and note it, also when that fails.
+        """Run tasks and update the result, also if one fails.
 
         Raises:
-            NSQError, OSError: What went wrong.
+            NSQError, OSError: A task failed.
         """
-        left = {task.piece: read_note(self._storage, task.piece) for task in tasks}
+        left = {task.piece: PieceResult.load(self._storage, task.piece) for task in tasks}
 
-        def finish(done: PieceDone) -> None:
+        def finish(done: PieceResult) -> None:
             if left.pop(done.piece, done) is not done:
-                self._add(done)
-                if tasks[0].target is not None and tasks[0].notes is None:
-                    self._storage.write(note_path(done.piece), done.to_bytes())
+                self.result.add(done)
+                if tasks[0].target is not None and tasks[0].results_folder is None:
+                    done.save(self._storage)
 
         try:
             if tasks:
                 engine(tasks, finish, advance)
         finally:
             for piece, before in left.items():
-                # What Spark has lost, or what was interrupted.
-                if (noted := read_note(self._storage, piece)) is not None and noted != before:
-                    self._add(noted)
+                # Tasks that were interrupted, or whose result Spark has lost.
+                if (saved := PieceResult.load(self._storage, piece)) is not None and saved != before:
+                    self.result.add(saved)
         self._finish()
 
-    def _add(self, done: PieceDone) -> None:
-        outcome = self.outcome
-        outcome.published += done.published
-        outcome.published_bytes += done.published_bytes
-        outcome.before += done.repeated
-        outcome.before_bytes += done.repeated_bytes
-        outcome.maybe_twice += done.maybe_twice
-        outcome.unmatched += done.unmatched
-        outcome.without_body += done.without_body
-        outcome.too_long += done.too_long
-        outcome.examples = (outcome.examples + done.examples)[:MAX_EXAMPLES]
-        outcome.pieces_done += done.complete
-        if done.remembered is not None:
-            outcome.remembered = done.remembered and outcome.remembered is not False
-
     def _finish(self) -> None:
-        """Note that all is done, if it is."""
-        outcome = self.outcome
-        if outcome.pieces_done < outcome.pieces:
+        """Mark the job as complete, if all pieces are."""
+        if self.result.pieces_done < self.result.pieces:
             return
-        dealt_with = (
-            outcome.published + outcome.before + outcome.unmatched + outcome.without_body + outcome.too_long
-        )
-        outcome.left_out = outcome.rows - dealt_with
+        self.result.count_left_out()
         self._save(complete=True)
         self._storage.discard("selected.bin")
         shutil.rmtree(self._folder / "done", ignore_errors=True)
 
 
-def _as_before(done: PieceDone) -> PieceDone:
-    """What an earlier run did, as this one sees it."""
-    return replace(
-        done,
-        published=0,
-        published_bytes=0,
-        repeated=done.published + done.repeated,
-        repeated_bytes=done.published_bytes + done.repeated_bytes,
-    )
-
-
-def _check_times(source: Source, request: ReplayRequest) -> None:
-    """Raises SourceError if times are asked for, and there are none."""
-    if source.columns.time is None and (
+def _check_times(files: ReplayFiles, request: ReplayRequest) -> None:
+    """Raises ReplayFileError if the request needs times, and there is no column of them."""
+    if files.columns.time is None and (
         request.ordered or request.first_ns is not None or request.end_ns is not None
     ):
-        raise SourceError(
-            f"the folder {source.place} holds no exports of qcli's, so it is not known which column tells the time of "
+        raise ReplayFileError(
+            f"the folder {files.place} holds no exports of qcli's, so it is not known which column tells the time of "
             "a message: name it with --time-column"
         )
 
@@ -370,50 +293,38 @@ def _check_times(source: Source, request: ReplayRequest) -> None:
 
 @contextmanager
 def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Iterator[ReplayJob]:
-    """Open a job, which nobody else can meanwhile.
+    """Open a job and lock it.
 
     Args:
         jobs: The folder of all jobs.
-        name: Of this one; None: one that nobody has.
-        request: What is wanted; None: what it was begun with.
+        name: The name of the job; None: a new one.
+        request: What to replay; None: what the job was begun with.
 
     Raises:
-        JobError: There is no such job, it was begun with something else, or somebody works on it.
+        JobError: The job does not exist, has another request, or is in use.
         OSError: The folder cannot be used.
     """
-    name = name or new_name()
+    name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     folder = jobs / name
     if request is None and not (folder / "job.json").exists():
         raise JobError(
             f"there is no job {name} in {jobs}; 'qcli replay FOLDER TOPIC --job {name}' begins one"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JobError(f"another process works on the job {name}") from None
+    with lock_file(folder / "lock", JobError(f"another process works on the job {name}")):
         job = ReplayJob(name, folder, request)
         try:
             yield job
         finally:
-            if not (folder / "job.json").exists():  # nothing was planned: there is nothing to go on with
+            if not (folder / "job.json").exists():  # the job was not planned
                 shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(fd)
 
 
-def new_name() -> str:
-    """A name that no other job has."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-
-
-def forget_old_jobs(jobs: Path, now_s: float) -> None:
-    """Remove the folders of jobs that are complete for a while.
+def remove_old_jobs(jobs: Path, now_s: float) -> None:
+    """Remove the folders of jobs that have been complete for a while.
 
     Args:
-        jobs: The folder of all jobs; it need not exist.
+        jobs: The folder of all jobs; it may not exist.
         now_s: The time, Unix seconds.
     """
     for path in jobs.glob("*/job.json"):
@@ -421,4 +332,4 @@ def forget_old_jobs(jobs: Path, now_s: float) -> None:
             if path.stat().st_mtime < now_s - KEPT_S and json.loads(path.read_bytes())["complete"]:
                 shutil.rmtree(path.parent, ignore_errors=True)
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # somebody else's, or no job at all
+            continue  # not a job, or of another program

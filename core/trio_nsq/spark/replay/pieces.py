@@ -1,78 +1,53 @@
-"""Cutting what is to be replayed into pieces, by what the footers of the files tell. Done once, and written down."""
+"""Split the rows of a replay into pieces, by the footers of files. It is done once, and the job keeps the result."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from .files import FileStamp, RowGroup, Source, SourceFile
-from .rows import Segment, first_times, pack_bits
-from .task import MIB
+from .files import FileStamp, ReplayFiles, RowGroup
+from .rows import MIB, RowGroupRange, earliest_time, pack_bits
 
 _PIECE_BYTES = 64 * MIB
-_SMALLEST_PIECE_BYTES = 4 * MIB
-_MOST_PIECES = 2000
+_MIN_PIECE_BYTES = 4 * MIB
+_MAX_PIECES = 2000
 """A broker remembers 10,000 producers of a topic: there is room for several jobs."""
 
-Piece = tuple[Segment, ...]
+Piece = tuple[RowGroupRange, ...]
 
 
-def cut_pieces(
-    source: Source,
+def split_into_pieces(
+    files: ReplayFiles,
     bits: Mapping[str, bytes] | None,
     first_ns: int | None,
     end_ns: int | None,
     *,
     ordered: bool,
 ) -> list[Piece]:
-    """Pieces of about the same size, enough for all to have work, and not more than a broker can remember.
+    """Split files into pieces of about the same size: enough for all cores, and no more than a broker can remember.
 
     Args:
-        source: The files.
-        bits: Which rows: bitmaps by file, see `choose_rows`; None: all.
-        first_ns, end_ns: Of times from one on and before another; what is certain to lie outside is left out.
-        ordered: Whether the order is that of time: then it is one piece.
+        files: The files.
+        bits: The selected rows, as bitmaps by file, see `select_rows`; None: all rows.
+        first_ns, end_ns: A time range. Row groups that are outside of it are left out.
+        ordered: Replay in the order of time, which is a single piece.
 
     Raises:
-        SourceError: A file cannot be read.
+        ReplayFileError: A file cannot be read.
     """
-    parts = list(_parts(source, bits, first_ns, end_ns))
+    groups = list(_row_groups(files, bits, first_ns, end_ns))
     if ordered:
-        timed = [_with_time(source, part) for part in parts]
-        pieces = [[part for part in timed if part.first_ns is not None]]
+        timed = (_with_time(files, group) for group in groups)
+        pieces = [[group for group in timed if group.first_ns is not None]]
     else:
-        pieces = _cut(parts)
-    return [tuple(_segment(part, bits) for part in piece) for piece in pieces if piece]
+        pieces = _split(groups)
+    return [tuple(_with_bits(group, bits) for group in piece) for piece in pieces if piece]
 
 
-class _Part(NamedTuple):
-    """Row groups, while pieces are cut."""
-
-    file: SourceFile
-    first_group: int
-    end_group: int
-    first_row: int
-    rows: int
-    wanted: int
-    body_bytes: int
-    first_ns: int | None
-
-    def join(self, other: "_Part") -> "_Part | None":
-        """Both as one; None if the other does not lie right behind."""
-        if self.file is not other.file or self.end_group != other.first_group:
-            return None
-        return self._replace(
-            end_group=other.end_group,
-            rows=self.rows + other.rows,
-            wanted=self.wanted + other.wanted,
-            body_bytes=self.body_bytes + other.body_bytes,
-        )
-
-
-def _parts(
-    source: Source, bits: Mapping[str, bytes] | None, first_ns: int | None, end_ns: int | None
-) -> Iterator[_Part]:
-    """The row groups in which there may be something."""
-    for file in source.files:
+def _row_groups(
+    files: ReplayFiles, bits: Mapping[str, bytes] | None, first_ns: int | None, end_ns: int | None
+) -> Iterator[RowGroupRange]:
+    """The row groups that may have rows to replay, one by one, without the bits of their rows."""
+    for file in files.files:
         row = 0
         for number, group in enumerate(file.groups):
             wanted = group.rows
@@ -80,7 +55,9 @@ def _parts(
                 wanted = _count_bits(bits.get(file.stamp.name, b""), row, group.rows)
             if wanted and not _is_outside(group, first_ns, end_ns):
                 size = group.body_bytes * wanted // group.rows
-                yield _Part(file, number, number + 1, row, group.rows, wanted, size, group.first_ns)
+                yield RowGroupRange(
+                    file.stamp, number, number + 1, row, group.rows, wanted, size, None, group.first_ns
+                )
             row += group.rows
 
 
@@ -96,60 +73,47 @@ def _is_outside(group: RowGroup, first_ns: int | None, end_ns: int | None) -> bo
     return before or (end_ns is not None and group.first_ns >= end_ns)
 
 
-def _with_time(source: Source, part: _Part) -> _Part:
-    if part.first_ns is not None:
-        return part
-    return part._replace(first_ns=first_times(source.place, source.columns, _segment(part, None)))
+def _with_time(files: ReplayFiles, group: RowGroupRange) -> RowGroupRange:
+    if group.first_ns is not None:
+        return group
+    return group._replace(first_ns=earliest_time(files.place, files.columns, group))
 
 
-def _cut(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Pieces of about the same size, enough for all to have work, and not more than a broker can remember."""
-    total = sum(part.body_bytes for part in parts)
+def _with_bits(group: RowGroupRange, bits: Mapping[str, bytes] | None) -> RowGroupRange:
+    if bits is None:
+        return group
+    return group._replace(selected=pack_bits(bits[group.stamp.name], group.first_row, group.rows))
+
+
+def _split(groups: Sequence[RowGroupRange]) -> list[list[RowGroupRange]]:
+    total = sum(group.body_bytes for group in groups)
     share = total // (4 * (os.cpu_count() or 1))
-    target = max(min(max(share, _SMALLEST_PIECE_BYTES), _PIECE_BYTES), total // _MOST_PIECES)
-    pieces: list[list[_Part]] = []
+    target = max(min(max(share, _MIN_PIECE_BYTES), _PIECE_BYTES), total // _MAX_PIECES)
+    pieces: list[list[RowGroupRange]] = []
     size = target
-    for part in parts:
+    for group in groups:
         if size >= target:
             pieces.append([])
             size = 0
-        size += part.body_bytes
+        size += group.body_bytes
         piece = pieces[-1]
-        joined = piece[-1].join(part) if piece else None
-        if joined is None:
-            piece.append(part)
+        if piece and piece[-1].is_followed_by(group):
+            piece[-1] = piece[-1].join(group)
         else:
-            piece[-1] = joined
+            piece.append(group)
     return pieces
 
 
-def _segment(part: _Part, bits: Mapping[str, bytes] | None) -> Segment:
-    packed = None
-    if bits is not None:
-        packed = pack_bits(bits[part.file.stamp.name], part.first_row, part.rows)
-    return Segment(
-        part.file.stamp,
-        part.first_group,
-        part.end_group,
-        part.first_row,
-        part.rows,
-        part.wanted,
-        part.body_bytes,
-        packed,
-        part.first_ns,
-    )
+def row_groups_to_json(group: RowGroupRange, bits_end: int) -> list[Any]:
+    """A range of row groups for `job.json`. Its bits are in another file, where they end at `bits_end`."""
+    bits = None if group.selected is None else [bits_end - len(group.selected), bits_end]
+    return [[*group.stamp], *group[1:7], bits, group.first_ns]
 
 
-def segment_as_json(segment: Segment, packed_end: int) -> list[Any]:
-    """A segment in `job.json`; the bits are elsewhere, and end there."""
-    place = None if segment.selected is None else [packed_end - len(segment.selected), packed_end]
-    return [[*segment.stamp], *segment[1:7], place, segment.first_ns]
-
-
-def segment_from_json(found: Sequence[Any], packed: bytes) -> Segment:
-    """From there, with the bits of all of them. Raises ValueError, TypeError."""
-    stamp, first_group, end_group, first_row, rows, wanted, body_bytes, place, first_ns = found
-    bits = None if place is None else packed[slice(*place)]
-    return Segment(
-        FileStamp(*stamp), first_group, end_group, first_row, rows, wanted, body_bytes, bits, first_ns
+def row_groups_from_json(found: Sequence[Any], packed: bytes) -> RowGroupRange:
+    """Parse a range of row groups, given the file of bits. Raises ValueError, TypeError."""
+    stamp, first_group, end_group, first_row, rows, wanted, body_bytes, bits, first_ns = found
+    selected = None if bits is None else packed[slice(*bits)]
+    return RowGroupRange(
+        FileStamp(*stamp), first_group, end_group, first_row, rows, wanted, body_bytes, selected, first_ns
     )

@@ -1,31 +1,31 @@
-"""What a replay of files is asked for. It needs pyarrow for nothing, and so is known before that is."""
+"""What a replay of files is asked for. It does not need pyarrow, so that qcli can check options without it."""
 
 import re
 from dataclasses import asdict, dataclass
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-"""With what is put behind it, it is the name of a producer, which has at most 64 characters."""
+"""The name of a producer, which has at most 64 characters, is this with a suffix."""
 DEFAULT_MAX_MSG_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What is wanted. A job that is gone on with has the same.
+    """Files to replay. A job that continues must have the same request.
 
     Attributes:
         source: A folder or a file: an absolute path, or a URI.
-        topic: Where to.
-        address: Of the broker's HTTP.
-        from_topics: Of our own exports: whose messages. None: of the only one there is.
-        body_column, time_column: See `open_source`.
-        since, until: The bounds of time as they were asked for, to be compared with.
-        first_ns, end_ns: What they came to when the job was begun.
+        topic: The topic to publish to.
+        address: The HTTP address of the broker.
+        from_topics: Of our own exports, the topics to replay; empty: the only one.
+        body_column, time_column: See `open_files`.
+        since, until: The time range as it was given; the next run compares it.
+        first_ns, end_ns: The same in Unix nanoseconds, resolved when the job was begun.
         where: A condition in Spark SQL.
         match: A regular expression.
-        ordered: In order of time.
-        rate: Messages per second.
-        speed: Times between messages, so many times shorter; it is ordered then.
-        max_msg_bytes: Longer messages are not sent.
+        ordered: Replay in the order of time.
+        rate: Maximum messages per second.
+        speed: Keep the pace of the original messages, so many times faster; requires `ordered`.
+        max_msg_bytes: Longer messages are not published.
     """
 
     source: str
@@ -46,6 +46,6 @@ class ReplayRequest:
     max_msg_bytes: int = DEFAULT_MAX_MSG_BYTES
 
     def differs_from(self, other: "ReplayRequest") -> list[str]:
-        """The names of what differs, but for what follows from the rest."""
+        """The names of the attributes that differ, except those resolved from others."""
         mine, theirs = asdict(self), asdict(other)
         return [name for name in mine if name not in ("first_ns", "end_ns") and mine[name] != theirs[name]]

@@ -1,12 +1,12 @@
-"""Reading the rows of Parquet files that are to be published: some row groups of some files, in the order of the
-files or in that of time.
+"""Read the rows of Parquet files, in the order of the files or in the order of time.
 
-Which rows these are is fixed when a replay is planned: by times, and by the rows that a filter of Spark's has chosen.
+The rows are fixed when a replay is planned: some row groups, a time range, and the rows that a filter selected.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,34 +14,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..storage import arrow_system
-from .files import Columns, FileStamp, SourceError, times_ns
+from .files import FileStamp, ReplayColumns, ReplayFileError, times_ns
 
 MIB = 1024 * 1024
-_CHUNK_BYTES = 4 * MIB
+CHUNK_BYTES = 4 * MIB
+"""Bytes of bodies that are decoded at a time, about."""
 _MAX_CHUNK_ROWS = 20_000
 WINDOW_BYTES = 1024 * MIB
-"""Of rows that are in memory to be put in order, the most."""
-
-Row = tuple[str, int]
-"""A file's name, and a row in it."""
+"""Limit of the rows that are in memory to be sorted by time."""
 
 
-class SourceChanged(SourceError):
+class FileChanged(ReplayFileError):
     """A file is not the one that was planned for."""
 
 
-class Segment(NamedTuple):
-    """Some row groups of a file, one after the other.
+class RowGroupRange(NamedTuple):
+    """Consecutive row groups of a file.
 
     Attributes:
-        stamp: Which file.
-        first_group, end_group: Row groups from one on and before another.
-        first_row: The first row of these, counted in the file.
-        rows: How many.
-        wanted: How many of them are to be read, but for what `RowChoice` says besides.
-        body_bytes: What the bodies of these are without compression, about.
-        selected: Which: `pack_bits` of all rows; None: all.
-        first_ns: The time of the earliest one, if that was asked for; else None.
+        stamp: The file.
+        first_group, end_group: The first row group, and the one after the last.
+        first_row: The number of the first row in the file.
+        rows: The number of rows.
+        wanted: The number of selected rows; a time range may leave out more.
+        body_bytes: Uncompressed bytes of the bodies of these, about.
+        selected: Which rows are selected: `pack_bits` of all rows; None: all.
+        first_ns: The time of the earliest row, if it is known.
     """
 
     stamp: FileStamp
@@ -54,14 +52,27 @@ class Segment(NamedTuple):
     selected: bytes | None = None
     first_ns: int | None = None
 
+    def is_followed_by(self, other: "RowGroupRange") -> bool:
+        """Whether another range begins where this one ends."""
+        return self.stamp == other.stamp and self.end_group == other.first_group
+
+    def join(self, other: "RowGroupRange") -> "RowGroupRange":
+        """This range and the one that follows it; neither has `selected` yet."""
+        return self._replace(
+            end_group=other.end_group,
+            rows=self.rows + other.rows,
+            wanted=self.wanted + other.wanted,
+            body_bytes=self.body_bytes + other.body_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class RowChoice:
-    """Which rows are read.
+class TimeRange:
+    """The times of the rows to read. Rows without a time are outside of any bound.
 
     Attributes:
-        first_ns, end_ns: Of times from one on and before another, Unix nanoseconds; None: no bound. Rows without a
-            time are outside of any.
+        first_ns: The earliest time, Unix nanoseconds; None: no bound.
+        end_ns: The time before which rows must be; None: no bound.
     """
 
     first_ns: int | None = None
@@ -69,57 +80,26 @@ class RowChoice:
 
 
 class Rows(NamedTuple):
-    """Some rows.
+    """Rows that were read.
 
     Attributes:
-        bodies: One for each; None: it has none.
-        times_ns: If they were asked for; else None.
-        places: Where each is from.
+        bodies: Their bodies, which may be null.
+        times_ns: Their times, if the rows are read in order of time; otherwise None.
+        locate: Returns the file name of the row at an index, and its number in that file.
     """
 
     bodies: list[bytes | None]
     times_ns: list[int] | None
-    places: "Places"
-
-
-class Places:
-    """Where rows are from. It is not often asked.
-
-    Args:
-        name: The file.
-        numbers: An Arrow array of their numbers in it; None: from `first` on.
-        first: The number of the first one.
-    """
-
-    def __init__(self, name: str, first: int, numbers: Any = None) -> None:
-        self._name = name
-        self._first = first
-        self._numbers = numbers
-
-    def __getitem__(self, index: int) -> Row:
-        if self._numbers is None:
-            return self._name, self._first + index
-        return self._name, self._numbers[index].as_py()
-
-
-class _Several(Places):
-    """The same of rows of several files: Arrow arrays of names and numbers."""
-
-    def __init__(self, names: Any, numbers: Any) -> None:
-        super().__init__("", 0, numbers)
-        self._names = names
-
-    def __getitem__(self, index: int) -> Row:
-        return self._names[index].as_py(), self._numbers[index].as_py()
+    locate: Callable[[int], tuple[str, int]]
 
 
 def pack_bits(bits: bytes, first: int, count: int) -> bytes:
-    """Some bits of a bitmap (least significant first), so that `unpack_bits` knows them from the same two numbers."""
+    """Compress some bits of a bitmap, least significant bit first; `unpack_bits` takes the same two numbers."""
     return zlib.compress(bits[first // 8 : (first + count + 7) // 8], 1)
 
 
 def unpack_bits(packed: bytes, first: int, count: int) -> Any:
-    """The same bits as a boolean Arrow array."""
+    """The bits as a boolean Arrow array."""
     return pa.Array.from_buffers(
         pa.bool_(), count, [None, pa.py_buffer(zlib.decompress(packed))], offset=first % 8
     )
@@ -129,55 +109,67 @@ class RowReader:
     """Reads rows.
 
     Args:
-        place: The folder.
-        columns: What is read of a row.
-        choice: Which rows.
-        ordered: Whether `read_in_order` is going to be called.
+        place: The folder of the files.
+        columns: The columns to read.
+        times: The time range.
+        ordered: Whether `read_in_order` will be called.
+        chunk_bytes: See `CHUNK_BYTES`.
+        window_bytes: See `WINDOW_BYTES`.
     """
 
-    def __init__(self, place: str, columns: Columns, choice: RowChoice, *, ordered: bool = False) -> None:
+    def __init__(
+        self,
+        place: str,
+        columns: ReplayColumns,
+        times: TimeRange,
+        *,
+        ordered: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
         self._system, self._path = arrow_system(place)
         self._columns = columns
-        self._choice = choice
-        timed = ordered or choice != RowChoice()
-        self._read = [columns.body, columns.unparsed]
-        self._read += [columns.time] if timed else []
-        self._read += columns.order if ordered else ()
+        self._times = times
+        self._chunk_bytes = chunk_bytes
+        self._window_bytes = window_bytes
+        self._names = [columns.body, columns.unparsed]
+        self._names += [columns.time] if ordered or times != TimeRange() else []
+        self._names += columns.order if ordered else ()
 
-    def read(self, segments: Sequence[Segment]) -> Iterator[Rows]:
-        """All there are, in the order of the segments.
+    def read(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
+        """Read row groups, in the order given.
 
         Raises:
-            SourceError: A file cannot be read, or is another one.
+            ReplayFileError: A file cannot be read, or has changed.
         """
-        for segment in segments:
-            for batch, numbers, first in self._batches(segment):
-                rows = len(batch)
-                if rows:
-                    yield Rows(self._bodies(batch), None, Places(segment.stamp.name, first, numbers))
+        for group in groups:
+            for batch, numbers, first in self._batches(group):
+                if len(batch):
+                    bodies = _as_binary(self._body(batch)).to_pylist()
+                    yield Rows(bodies, None, _locator(group.stamp.name, numbers, first))
 
-    def read_in_order(self, segments: Sequence[Segment]) -> Iterator[Rows]:
-        """All that have a time, in the order of time, and within the same time as `Columns.order` says, or the files.
+    def read_in_order(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
+        """Read the rows that have a time, ordered by time, and then by `ReplayColumns.order` or as in the files.
 
-        What is in memory at once are the row groups that overlap in time.
+        Row groups whose times overlap are in memory together.
 
         Args:
-            segments: Of one row group each, with times.
+            groups: Single row groups with `first_ns`.
 
         Raises:
-            SourceError: As `read`; or too much of it overlaps.
+            ReplayFileError: As `read`; or the row groups that overlap exceed the memory limit.
         """
-        waiting = sorted(segments, key=lambda each: (each.first_ns, each.stamp.name, each.first_row))
+        waiting = sorted(groups, key=lambda each: (each.first_ns, each.stamp.name, each.first_row))
         window: list[Any] = []
         window_bytes = 0
-        for index, segment in enumerate(waiting):
-            more = self._table(segment, index)
+        for index, group in enumerate(waiting):
+            more = self._tables(group, index)
             window += more
             window_bytes += sum(each.nbytes for each in more)
-            if window_bytes > WINDOW_BYTES:
-                raise SourceError(
-                    f"more than {WINDOW_BYTES // MIB} MiB of {self._path} lie around {_moment(segment.first_ns)}, and "
-                    "cannot be put in order here: write it anew sorted by time, or replay it without --ordered"
+            if window_bytes > self._window_bytes:
+                raise ReplayFileError(
+                    f"more than {self._window_bytes // MIB} MiB of {self._path} lie around {_moment(group.first_ns)}, "
+                    "and cannot be put in order here: write it anew sorted by time, or replay it without --ordered"
                 )
             until = waiting[index + 1].first_ns if index + 1 < len(waiting) else None
             if not window:
@@ -195,69 +187,72 @@ class RowReader:
         keys = [("time", "ascending")]
         keys += [(name, "ascending") for name in self._columns.order or ("file_order", "row")]
         ready = table.take(pc.sort_indices(table, sort_keys=keys))
-        rows_at_once = _rows_at_once(len(ready), ready.nbytes)
+        rows_at_once = self._rows_at_once(len(ready), ready.nbytes)
         for start in range(0, len(ready), rows_at_once):
             part = ready.slice(start, rows_at_once)
-            times = part["time"].to_pylist()
-            yield Rows(part["body"].to_pylist(), times, _Several(part["file"], part["row"]))
+            bodies, times = (part[name].to_pylist() for name in ("body", "time"))
+            yield Rows(bodies, times, _table_locator(part))
 
-    def _table(self, segment: Segment, order: int) -> list[Any]:
-        """A row group with all that it takes to put it in order, as tables."""
+    def _tables(self, group: RowGroupRange, order: int) -> list[Any]:
+        """A row group as tables that have the columns to sort by."""
         columns = self._columns
-        parts = []
-        for batch, numbers, first in self._batches(segment):
+        tables = []
+        for batch, numbers, first in self._batches(group):
             times = times_ns(batch.column(columns.time))
             rows = pa.array(range(first, first + len(batch))) if numbers is None else numbers
             arrays = {
                 "time": times,
                 "body": _as_binary(self._body(batch)),
-                "file": pa.repeat(pa.scalar(segment.stamp.name), len(batch)),
+                "file": pa.repeat(pa.scalar(group.stamp.name), len(batch)),
                 "file_order": pa.repeat(pa.scalar(order), len(batch)),
                 "row": rows,
                 **{name: batch.column(name) for name in columns.order},
             }
             table = pa.table(arrays)
-            parts.append(table.filter(table["time"].is_valid()) if times.null_count else table)
-        return parts
+            tables.append(table.filter(table["time"].is_valid()) if times.null_count else table)
+        return tables
 
     # ------------------------------------------------------------------ files
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[Any, Any, int]]:
-        """Record batches, the numbers of their rows if some are left out, and else that of the first one."""
-        name = segment.stamp.name
+    def _batches(self, group: RowGroupRange) -> Iterator[tuple[Any, Any, int]]:
+        """Record batches, each with the numbers of its rows, or None and the number of the first if all are there."""
+        name = group.stamp.name
         path = f"{self._path.rstrip('/')}/{name}"
         try:
-            self._check_stamp(segment.stamp, path)
+            self._check_stamp(group.stamp, path)
             selected = None
-            if segment.selected is not None:
-                selected = unpack_bits(segment.selected, segment.first_row, segment.rows)
+            if group.selected is not None:
+                selected = unpack_bits(group.selected, group.first_row, group.rows)
             with self._system.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
                 at = 0
-                for group in range(segment.first_group, segment.end_group):
-                    rows = parquet.metadata.row_group(group).num_rows
-                    chosen = None if selected is None else selected.slice(at, rows)
-                    if chosen is None or pc.any(chosen).as_py():
-                        yield from self._group(parquet, group, chosen, segment.first_row + at)
+                for number in range(group.first_group, group.end_group):
+                    rows = parquet.metadata.row_group(number).num_rows
+                    mask = None if selected is None else selected.slice(at, rows)
+                    if mask is None or pc.any(mask).as_py():
+                        yield from self._read_group(parquet, number, mask, group.first_row + at)
                     at += rows
         except (pa.ArrowException, OSError) as exc:
-            raise SourceError(f"the file {name} cannot be read: {exc}") from exc
+            raise ReplayFileError(f"the file {name} cannot be read: {exc}") from exc
 
-    def _group(self, parquet: Any, group: int, chosen: Any, first: int) -> Iterator[tuple[Any, Any, int]]:
+    def _read_group(
+        self, parquet: Any, number: int, selected: Any, first: int
+    ) -> Iterator[tuple[Any, Any, int]]:
         columns = self._columns
         there = set(parquet.schema_arrow.names)
-        wanted = list(dict.fromkeys(name for name in self._read if name in there))
-        footer = parquet.metadata.row_group(group)
+        names = list(dict.fromkeys(name for name in self._names if name in there))
+        footer = parquet.metadata.row_group(number)
         size = sum(
             footer.column(index).total_uncompressed_size
             for index in range(footer.num_columns)
             if footer.column(index).path_in_schema in (columns.body, columns.unparsed)
         )
         at = 0
-        rows_at_once = _rows_at_once(footer.num_rows, size)
-        for batch in parquet.iter_batches(rows_at_once, row_groups=[group], columns=wanted):
-            mask = None if chosen is None else chosen.slice(at, len(batch))
-            if self._choice != RowChoice():
-                mask = _both(mask, self._in_time(batch))
+        rows_at_once = self._rows_at_once(footer.num_rows, size)
+        for batch in parquet.iter_batches(rows_at_once, row_groups=[number], columns=names):
+            mask = None if selected is None else selected.slice(at, len(batch))
+            if self._times != TimeRange():
+                in_time = self._in_time(batch)
+                mask = in_time if mask is None else pc.and_(mask, in_time)
             if mask is None:
                 yield batch, None, first + at
             else:
@@ -268,21 +263,17 @@ class RowReader:
     def _in_time(self, batch: Any) -> Any:
         times = times_ns(batch.column(self._columns.time))
         mask = times.is_valid()
-        if self._choice.first_ns is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(times, self._choice.first_ns), False))
-        if self._choice.end_ns is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.less(times, self._choice.end_ns), False))
+        if self._times.first_ns is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(times, self._times.first_ns), False))
+        if self._times.end_ns is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.less(times, self._times.end_ns), False))
         return mask
 
     def _check_stamp(self, stamp: FileStamp, path: str) -> None:
         info = self._system.get_file_info(path)
         if not info.is_file or (info.size or 0, info.mtime_ns or 0) != (stamp.size_bytes, stamp.mtime_ns):
             what = "was changed" if info.is_file else "is gone"
-            raise SourceChanged(
-                f"the file {stamp.name} {what} since this replay was planned: begin a new one"
-            )
-
-    # ------------------------------------------------------------------ bodies
+            raise FileChanged(f"the file {stamp.name} {what} since this replay was planned: begin a new one")
 
     def _body(self, batch: Any) -> Any:
         bodies = batch.column(self._columns.body)
@@ -291,9 +282,17 @@ class RowReader:
             return pc.coalesce(_as_binary(bodies), batch.column(unparsed))
         return bodies
 
-    def _bodies(self, batch: Any) -> list[bytes | None]:
-        found: list[bytes | None] = _as_binary(self._body(batch)).to_pylist()
-        return found
+    def _rows_at_once(self, rows: int, size_bytes: int) -> int:
+        mean_bytes = max(1, size_bytes // max(1, rows))
+        return max(1, min(_MAX_CHUNK_ROWS, self._chunk_bytes // mean_bytes))
+
+
+def _locator(name: str, numbers: Any, first: int) -> Callable[[int], tuple[str, int]]:
+    return lambda index: (name, first + index if numbers is None else numbers[index].as_py())
+
+
+def _table_locator(table: Any) -> Callable[[int], tuple[str, int]]:
+    return lambda index: (table["file"][index].as_py(), table["row"][index].as_py())
 
 
 def _as_binary(column: Any) -> Any:
@@ -302,30 +301,19 @@ def _as_binary(column: Any) -> Any:
     return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
 
 
-def _both(one: Any, other: Any) -> Any:
-    return other if one is None else pc.and_(one, other)
-
-
-def _rows_at_once(rows: int, size_bytes: int) -> int:
-    mean_bytes = max(1, size_bytes // max(1, rows))
-    return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // mean_bytes))
-
-
 def _moment(time_ns: int | None) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp((time_ns or 0) // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def first_times(place: str, columns: Columns, segment: Segment) -> int | None:
-    """The earliest time of a segment, read from its rows; None: none has one. Raises SourceError."""
+def earliest_time(place: str, columns: ReplayColumns, group: RowGroupRange) -> int | None:
+    """The earliest time of row groups, read from their rows; None: no row has a time. Raises ReplayFileError."""
     assert columns.time is not None
     system, path = arrow_system(place)
     try:
-        with system.open_input_file(f"{path.rstrip('/')}/{segment.stamp.name}") as file:
-            groups = list(range(segment.first_group, segment.end_group))
-            table = pq.ParquetFile(file).read_row_groups(groups, columns=[columns.time])
+        with system.open_input_file(f"{path.rstrip('/')}/{group.stamp.name}") as file:
+            numbers = list(range(group.first_group, group.end_group))
+            table = pq.ParquetFile(file).read_row_groups(numbers, columns=[columns.time])
         found = [pc.min(times_ns(chunk)).as_py() for chunk in table[columns.time].chunks]
     except (pa.ArrowException, OSError) as exc:
-        raise SourceError(f"the file {segment.stamp.name} cannot be read: {exc}") from exc
+        raise ReplayFileError(f"the file {group.stamp.name} cannot be read: {exc}") from exc
     return min((each for each in found if each is not None), default=None)

@@ -1,48 +1,47 @@
-"""Publishing one piece of a replay: what a task does, wherever it runs.
+"""Publish one piece of a replay: the task that an engine runs, in this process or in a Spark worker.
 
-A piece's batches are cut by its rows alone and numbered from 0, and the piece is the producer of them. So whoever does
-it again, after a crash or beside one that was thought to be dead, sends the same batches under the same numbers, and
-our broker publishes each of them once (docs/publishing-once.md). A stock nsqd does not know; there it is at least once.
+A piece is an idempotent producer: its batches depend on its rows alone, and are numbered from 0. Another attempt, after
+a crash or while the first still runs, sends the same batches with the same numbers, and our broker publishes each once
+(docs/publishing-once.md). A stock nsqd does not recognise them: there, delivery is at least once.
 """
 
-import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ...client.connection.tls import TLSFiles
+from ...client.errors import PublishInDoubt
+from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
+from ...client.http.retry import PATIENCE_S
 from ...protocol.batcher import Batcher
-from ..broker_log import PATIENCE_S, TLSFiles
-from ..publish_once import BatchPublisher, Outcome, PublishInDoubt
 from ..runtime.engine import Advance
-from ..storage import Storage, storage_at
-from .files import Columns
-from .rows import Places, RowChoice, RowReader, Rows, Segment
+from ..storage import storage_at
+from .files import ReplayColumns
+from .results import MAX_EXAMPLES, PieceResult
+from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows, TimeRange
 
-MIB = 1024 * 1024
 MAX_BATCH_MESSAGES = 10_000
-MAX_EXAMPLES = 5
-_NOTE_S = 2.0
-"""So often is it noted how far a piece has come."""
-_MOST_DOUBTS = 3
-"""So often is a batch sent again to a broker that loses connections and remembers nothing."""
+_SAVE_INTERVAL_S = 2.0
+_MAX_RESENDS = 3
+"""Resends of a batch whose response was lost, to a broker that may then publish it twice."""
 _SLOT_NS = 10_000_000
-"""What was published within this time is published together, if the times between messages are kept."""
+"""With the original pace, messages published within this time are published together."""
 _NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How messages become batches; the same for all attempts at a piece.
+class BatchOptions:
+    """How messages are put into batches. It must be the same for all attempts at a piece.
 
     Attributes:
-        max_messages, max_bytes: Of a batch; a message that is longer is one of its own.
-        max_msg_bytes: Longer ones are not sent.
-        speed: The times between messages are kept, so many times shorter; None: they are not.
-        pattern: Only bodies in which this regular expression is found; None: all.
+        max_messages, max_bytes: Limits of a batch; a longer message is a batch of its own.
+        max_msg_bytes: Longer messages are not published.
+        speed: Keep the pace of the original messages, so many times faster; None: as fast as possible.
+        pattern: Publish only bodies in which this regular expression is found; None: all.
     """
 
     max_messages: int = MAX_BATCH_MESSAGES
@@ -54,13 +53,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to.
+    """The broker and topic to publish to.
 
     Attributes:
-        address: Of a broker's HTTP, see `BatchPublisher`.
-        topic: Its name.
-        tls: For https.
-        patience_s: How long a broker that went away is waited for.
+        address: The HTTP address of the broker, see `IdempotentProducer`.
+        topic: The topic.
+        tls: Certificates for https.
+        patience_s: How long to wait for a broker that is unreachable.
     """
 
     address: str
@@ -69,200 +68,135 @@ class Target:
     patience_s: float = PATIENCE_S
 
 
-@dataclass(slots=True)
-class PieceDone:
-    """What became of a piece. Counts are of messages, of all that was done for it, but for those that say otherwise.
-
-    Attributes:
-        piece: Its number.
-        published: Published by this attempt.
-        published_bytes: Of their bodies.
-        repeated: Published by an attempt before this one, and not again.
-        repeated_bytes: Of their bodies.
-        maybe_twice: Of `published`: sent a second time, as it was not known what had become of the first.
-        unmatched: Left out by the pattern.
-        without_body: Rows whose body is null, or empty: NSQ has no empty messages.
-        too_long: Longer than allowed, and not published.
-        examples: Where the first of these are.
-        batches: Batches that are dealt with: all with a lesser number.
-        remembered: Whether the broker remembers what it has published; None: it was not asked.
-        complete: Whether all of it is dealt with.
-    """
-
-    piece: int
-    published: int = 0
-    published_bytes: int = 0
-    repeated: int = 0
-    repeated_bytes: int = 0
-    maybe_twice: int = 0
-    unmatched: int = 0
-    without_body: int = 0
-    too_long: int = 0
-    examples: list[str] = field(default_factory=list)
-    batches: int = 0
-    remembered: bool | None = None
-    complete: bool = False
-
-    def to_bytes(self) -> bytes:
-        """As a file."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "PieceDone":
-        """From there. Raises ValueError, TypeError."""
-        return cls(**json.loads(data))
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """A piece to be published, with all that there is to know; can be pickled.
+    """A piece to publish; it can be pickled.
 
     Attributes:
-        piece: Its number.
-        producer: Its name as a producer.
+        piece: The number of the piece.
+        producer: The name of the piece as a producer.
         place: The folder of the files.
-        columns, choice, segments: Which rows, and what of them.
-        ordered: In the order of time, and not in that of the files.
-        cut: See there.
-        target: Where to; None: nothing is published, only counted.
-        rate: Messages per second, at most; None: as fast as it goes.
-        notes: The folder where it is noted how far it has come, see `storage_at`; None: it is not.
+        columns, times, row_groups: The rows to read.
+        ordered: Read in the order of time instead of the files.
+        batching: See there.
+        target: Where to publish; None: only count.
+        rate: Maximum messages per second; None: no limit.
+        results_folder: The folder to save the result to, see `storage_at`; None: it is not saved.
+        chunk_bytes: See `RowReader`; batches do not depend on it.
     """
 
     piece: int
     producer: str
     place: str
-    columns: Columns
-    choice: RowChoice
-    segments: tuple[Segment, ...]
+    columns: ReplayColumns
+    times: TimeRange
+    row_groups: tuple[RowGroupRange, ...]
     ordered: bool
-    cut: Cut
+    batching: BatchOptions
     target: Target | None
     rate: float | None = None
-    notes: str | None = None
+    results_folder: str | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def messages(self) -> int:
-        """How many rows there are to choose from."""
-        return sum(segment.wanted for segment in self.segments)
+        """The number of selected rows."""
+        return sum(group.wanted for group in self.row_groups)
 
-    def run(self, advance: Advance | None = None) -> PieceDone:
-        """See `replay_piece`."""
-        return replay_piece(self, advance)
+    def run(self, advance: Advance | None = None) -> PieceResult:
+        """Publish the batches that are not known to be published.
 
+        Args:
+            advance: Called with the messages and bytes of each batch, also of those published before.
 
-def note_path(piece: int) -> str:
-    """Where it is noted what became of a piece, below the folder for that."""
-    return f"done/{piece:06d}.json"
-
-
-def read_note(storage: Storage, piece: int) -> PieceDone | None:
-    """What was noted of a piece; None: nothing, or it cannot be read, and then it is dealt with from its beginning."""
-    data = storage.read(note_path(piece))
-    if data is None:
-        return None
-    try:
-        return PieceDone.from_bytes(data)
-    except (ValueError, TypeError):
-        return None
-
-
-def replay_piece(task: ReplayTask, advance: Advance | None = None) -> PieceDone:
-    """Publish a piece, but for what is known to be published.
-
-    Args:
-        task: The piece.
-        advance: Is told of messages as they are dealt with, also of those that had been before.
-
-    Raises:
-        SourceError: It cannot be read, or is not what was planned for.
-        BrokerAway, RequestRefused: It cannot be published.
-        OSError: How far it came cannot be noted.
-    """
-    storage = storage_at(task.notes) if task.notes is not None else None
-    noted = read_note(storage, task.piece) if storage is not None else None
-    if noted is not None and noted.complete:
-        return noted
-    done = PieceDone(task.piece, remembered=noted.remembered if noted is not None else None)
-    known = noted.batches if noted is not None else 0
-    if task.target is None:
-        for batch, _ in _Batches(task, done):
-            _count(done, batch, Outcome.PUBLISHED, advance)
-        done.complete = True
-        return done
-    target = task.target
-    with BatchPublisher(
-        target.address, target.topic, task.producer, target.tls, target.patience_s
-    ) as publisher:
-        last = publisher.last_number()
-        known = max(known, 0 if last is None else last + 1)
-        note_at_s = 0.0
-        pace = _Pace(task)
-        try:
-            for batch, time_ns in _Batches(task, done):
-                if done.batches < known:
-                    outcome = Outcome.REPEATED
-                else:
-                    pace.wait(len(batch), time_ns)
-                    outcome = _publish(publisher, batch, done)
-                _count(done, batch, outcome, advance)
-                if storage is not None and time.monotonic() >= note_at_s:
-                    storage.write(note_path(task.piece), done.to_bytes())
-                    note_at_s = time.monotonic() + _NOTE_S
-            done.complete = True
-        finally:
-            if storage is not None and done.batches:
-                # What went wrong is worth more than that this cannot be noted; without it our broker still knows.
-                with suppress(OSError):
-                    storage.write(note_path(task.piece), done.to_bytes())
-    return done
+        Raises:
+            ReplayFileError: A file cannot be read, or has changed.
+            BrokerUnreachable, RequestRefused: A batch cannot be published.
+            OSError: The result cannot be saved.
+        """
+        storage = storage_at(self.results_folder) if self.results_folder is not None else None
+        saved = PieceResult.load(storage, self.piece) if storage is not None else None
+        if saved is not None and saved.complete:
+            return saved
+        result = PieceResult(self.piece, remembered=saved.remembered if saved is not None else None)
+        if self.target is None:
+            for batch, _ in _Batches(self, result):
+                _count(result, batch, PublishOutcome.PUBLISHED, advance)
+            result.complete = True
+            return result
+        target = self.target
+        with IdempotentProducer(
+            target.address, target.topic, self.producer, target.tls, target.patience_s
+        ) as producer:
+            last = producer.last_number()
+            next_number = max(saved.batches if saved is not None else 0, 0 if last is None else last + 1)
+            save_at_s = 0.0
+            pacer = _Pacer(self)
+            try:
+                for batch, time_ns in _Batches(self, result):
+                    if result.batches < next_number:
+                        outcome = PublishOutcome.REPEATED
+                    else:
+                        pacer.wait(len(batch), time_ns)
+                        outcome = _publish(producer, batch, result)
+                    _count(result, batch, outcome, advance)
+                    if storage is not None and time.monotonic() >= save_at_s:
+                        result.save(storage)
+                        save_at_s = time.monotonic() + _SAVE_INTERVAL_S
+                result.complete = True
+            finally:
+                if storage is not None and result.batches:
+                    # Another error is more important than this one; our broker knows what is published anyway.
+                    with suppress(OSError):
+                        result.save(storage)
+        return result
 
 
-def _publish(publisher: BatchPublisher, batch: list[bytes], done: PieceDone) -> Outcome:
-    """Publish a batch; where nobody remembers, twice is better than not at all."""
-    doubts = 0
+def _publish(producer: IdempotentProducer, batch: list[bytes], result: PieceResult) -> PublishOutcome:
+    """Publish a batch. If its response is lost and the broker does not recognise it, twice is better than never."""
+    resends = 0
     while True:
         try:
-            outcome = publisher.publish(batch, done.batches)
+            outcome = producer.publish(batch, result.batches)
         except PublishInDoubt:
-            doubts += 1
-            if doubts > _MOST_DOUBTS:
+            resends += 1
+            if resends > _MAX_RESENDS:
                 raise
-            done.maybe_twice += len(batch)
+            result.maybe_twice += len(batch)
         else:
-            if done.remembered is None or outcome is not Outcome.REPEATED:
-                done.remembered = outcome is not Outcome.UNKNOWN
+            if result.remembered is None or outcome is not PublishOutcome.REPEATED:
+                result.remembered = outcome is not PublishOutcome.UNKNOWN
             return outcome
 
 
-def _count(done: PieceDone, batch: list[bytes], outcome: Outcome, advance: Advance | None) -> None:
+def _count(result: PieceResult, batch: list[bytes], outcome: PublishOutcome, advance: Advance | None) -> None:
     size = sum(map(len, batch))
-    if outcome is Outcome.REPEATED:
-        done.repeated += len(batch)
-        done.repeated_bytes += size
+    if outcome is PublishOutcome.REPEATED:
+        result.repeated += len(batch)
+        result.repeated_bytes += size
     else:
-        done.published += len(batch)
-        done.published_bytes += size
-    done.batches += 1
+        result.published += len(batch)
+        result.published_bytes += size
+    result.batches += 1
     if advance is not None:
         advance(len(batch), size)
 
 
-class _Pace:
-    """Holds batches back, as the task says."""
+class _Pacer:
+    """Delays batches to keep the rate, or the pace of the original messages."""
 
     def __init__(self, task: ReplayTask) -> None:
         self._rate = task.rate
-        self._speed = task.cut.speed
+        self._speed = task.batching.speed
         self._due_s = time.monotonic()
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[int, float] | None = None  # the time of the first batch, and when it was sent
 
     def wait(self, messages: int, time_ns: int | None) -> None:
-        """Wait until a batch may leave.
+        """Sleep until a batch is due.
 
         Args:
-            messages: How many it has.
-            time_ns: When it was published; None: that does not matter.
+            messages: The number of its messages.
+            time_ns: When they were published; None: it does not matter.
         """
         now_s = time.monotonic()
         if self._rate is not None:
@@ -272,8 +206,8 @@ class _Pace:
         if self._speed is not None and time_ns is not None:
             if self._first is None:
                 self._first = time_ns, now_s
-            first_ns, begun_s = self._first
-            _sleep_until(begun_s + (time_ns - first_ns) / _NS_PER_S / self._speed)
+            first_ns, started_s = self._first
+            _sleep_until(started_s + (time_ns - first_ns) / _NS_PER_S / self._speed)
 
 
 def _sleep_until(due_s: float) -> None:
@@ -283,38 +217,41 @@ def _sleep_until(due_s: float) -> None:
 
 
 class _Batches:
-    """The batches of a piece, in order, each with the time it was published at if that matters.
+    """The batches of a piece, in order, each with the time of its messages if the pace matters.
 
     Args:
         task: The piece.
-        done: Here is counted what is in no batch.
+        result: Counts the messages that are in no batch.
     """
 
-    def __init__(self, task: ReplayTask, done: PieceDone) -> None:
+    def __init__(self, task: ReplayTask, result: PieceResult) -> None:
         self._task = task
-        self._done = done
-        self._pattern = None if task.cut.pattern is None else re.compile(task.cut.pattern)
-        self._batcher = Batcher(task.cut.max_messages, task.cut.max_bytes)
+        self._result = result
+        pattern = task.batching.pattern
+        self._pattern = None if pattern is None else re.compile(pattern)
+        self._batcher = Batcher(task.batching.max_messages, task.batching.max_bytes)
 
     def __iter__(self) -> Iterator[tuple[list[bytes], int | None]]:
         task = self._task
-        reader = RowReader(task.place, task.columns, task.choice, ordered=task.ordered)
-        rows = reader.read_in_order(task.segments) if task.ordered else reader.read(task.segments)
-        if task.cut.speed is None:
+        reader = RowReader(
+            task.place, task.columns, task.times, ordered=task.ordered, chunk_bytes=task.chunk_bytes
+        )
+        rows = reader.read_in_order(task.row_groups) if task.ordered else reader.read(task.row_groups)
+        if task.batching.speed is None:
             for each in rows:
-                bodies, _ = self._good(each)
+                bodies, _ = self._filter(each)
                 for batch in self._batcher.add(bodies):
                     yield batch, None
             if self._batcher:
                 yield self._batcher.rest(), None
         else:
-            yield from self._by_time(rows, max(1, int(_SLOT_NS * task.cut.speed)))
+            yield from self._by_slot(rows, max(1, int(_SLOT_NS * task.batching.speed)))
 
-    def _by_time(self, rows: Iterator[Rows], slot_ns: int) -> Iterator[tuple[list[bytes], int | None]]:
-        """No batch has messages of two slots, and it is due when its slot begins."""
+    def _by_slot(self, rows: Iterator[Rows], slot_ns: int) -> Iterator[tuple[list[bytes], int | None]]:
+        """Batches that have messages of one slot of time each, and are due when the slot begins."""
         current: int | None = None
         for each in rows:
-            bodies, times = self._good(each)
+            bodies, times = self._filter(each)
             assert times is not None
             for slot, members in groupby(
                 zip(bodies, times, strict=True), lambda member: member[1] // slot_ns
@@ -327,32 +264,32 @@ class _Batches:
         if self._batcher and current is not None:
             yield self._batcher.rest(), current * slot_ns
 
-    def _good(self, rows: Rows) -> tuple[list[bytes], list[int] | None]:
-        """The bodies that are to be published, and their times."""
+    def _filter(self, rows: Rows) -> tuple[list[bytes], list[int] | None]:
+        """The bodies to publish, and their times."""
         bodies: list[Any] = rows.bodies
-        # Nearly always all of them are: that is found out by two calls.
+        # Fast path: nearly always all rows are published.
         try:
             longest, shortest = max(map(len, bodies), default=0), min(map(len, bodies), default=1)
         except TypeError:
             longest = shortest = 0
-        if self._pattern is None and shortest and longest <= self._task.cut.max_msg_bytes:
+        if self._pattern is None and shortest and longest <= self._task.batching.max_msg_bytes:
             return bodies, rows.times_ns
-        indexes = [index for index, body in enumerate(bodies) if self._is_good(body, rows.places, index)]
+        indexes = [index for index, body in enumerate(bodies) if self._accepts(body, rows.locate, index)]
         times = None if rows.times_ns is None else [rows.times_ns[index] for index in indexes]
         return [bodies[index] for index in indexes], times
 
-    def _is_good(self, body: bytes | None, places: Places, index: int) -> bool:
-        done = self._done
+    def _accepts(self, body: bytes | None, locate: Callable[[int], tuple[str, int]], index: int) -> bool:
+        result = self._result
         if not body:
-            done.without_body += 1
+            result.without_body += 1
             return False
         if self._pattern is not None and self._pattern.search(body) is None:
-            done.unmatched += 1
+            result.unmatched += 1
             return False
-        if len(body) > self._task.cut.max_msg_bytes:
-            done.too_long += 1
-            if len(done.examples) < MAX_EXAMPLES:
-                name, row = places[index]
-                done.examples.append(f"row {row} of {name} ({len(body)} bytes)")
+        if len(body) > self._task.batching.max_msg_bytes:
+            result.too_long += 1
+            if len(result.examples) < MAX_EXAMPLES:
+                name, row = locate(index)
+                result.examples.append(f"row {row} of {name} ({len(body)} bytes)")
             return False
         return True

@@ -31,7 +31,9 @@ class Task(Protocol[_Done]):
 class Engine(Protocol):
     """Works through tasks, in any order."""
 
-    def __call__(self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
+    def __call__(
+        self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance, /
+    ) -> None:
         """Have all of them done.
 
         Args:

@@ -1,6 +1,6 @@
 """Rows of a task as the batches that it publishes, cut the same however often the task is tried, and their numbers.
 
-A broker of ours publishes a producer's numbers only if they grow (`publish_once`). That helps a task that is tried
+A broker of ours publishes a producer's numbers only if they grow (`IdempotentProducer`). That helps a task tried
 again only if it sends the same batches, so cuts depend on nothing but the rows and their order; and as nothing makes
 Spark compute the same rows in the same order again, a number tells of what it stands for:
 
@@ -36,7 +36,7 @@ class RowsDiffer(NSQError):
 
 
 @dataclass(slots=True)
-class Rows:
+class RowBlock:
     """Rows that follow each other.
 
     Attributes:
@@ -54,10 +54,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def part(self, start: int, stop: int) -> "Rows":
+    def part(self, start: int, stop: int) -> "RowBlock":
         """Some of them."""
         topics, delays = self.topics, self.delays_ms
-        return Rows(
+        return RowBlock(
             self.first + start,
             self.bodies[start:stop],
             None if topics is None else topics[start:stop],
@@ -65,12 +65,12 @@ class Rows:
         )
 
 
-def join(pieces: Sequence[Rows]) -> Rows:
+def join(pieces: Sequence[RowBlock]) -> RowBlock:
     """Pieces that follow each other, at least one, as one."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    return Rows(
+    return RowBlock(
         first.first,
         [body for piece in pieces for body in piece.bodies],
         None if first.topics is None else [topic for piece in pieces for topic in piece.topics or ()],
@@ -83,9 +83,9 @@ def _ends(bodies: Sequence[Any], more_bytes: int = 0) -> list[int]:
     return list(accumulate(map(more_bytes.__add__, map(len, bodies))))
 
 
-def blocks(pieces: Iterable[Rows]) -> Iterator[Rows]:
+def blocks(pieces: Iterable[RowBlock]) -> Iterator[RowBlock]:
     """The same rows in blocks of up to `BLOCK_ROWS` and `BLOCK_BYTES`, wherever they were cut before."""
-    held: list[Rows] = []
+    held: list[RowBlock] = []
     held_rows = held_bytes = 0
     for piece in pieces:
         ends = _ends([body or b"" for body in piece.bodies] if None in piece.bodies else piece.bodies)
@@ -127,7 +127,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Numbering:
+class BatchNumbers:
     """Gives batches their numbers.
 
     Attributes:
@@ -157,7 +157,7 @@ class Numbering:
 
 
 def batches(
-    groups: Iterable[tuple[str, int, list[bytes]]], numbering: Numbering, batch_bytes: int
+    groups: Iterable[tuple[str, int, list[bytes]]], numbering: BatchNumbers, batch_bytes: int
 ) -> Iterator[Batch]:
     """Batches of about so many bytes, or of one message that is larger."""
     for topic, delay_ms, bodies in groups:
@@ -170,7 +170,7 @@ def batches(
             start, before = stop, ends[stop - 1]
 
 
-def groups(rows: Rows, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
+def groups(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
     """Topics and delays with their bodies, in the order of the rows; every row has a body.
 
     Args:
@@ -190,7 +190,7 @@ def groups(rows: Rows, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
     return [(own, delay, bodies) for (own, delay), bodies in found.items()]
 
 
-class Trail:
+class RetryCheck:
     """What of one topic was published before, by a task whose place this one takes.
 
     Args:
@@ -198,7 +198,7 @@ class Trail:
         numbering: Of this task.
     """
 
-    def __init__(self, last: int | None, numbering: Numbering) -> None:
+    def __init__(self, last: int | None, numbering: BatchNumbers) -> None:
         self.last = last
         self._micro_batch = numbering.micro_batch
         self._met = False

@@ -2,20 +2,20 @@
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode
 from uuid import uuid4
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ...client.errors import PublishInDoubt, RequestRefused
+from ...client.http.broker_http import BrokerHTTP
+from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
 from ...protocol.names import is_valid_name
-from ...untrusted_json import decode_json
-from ..broker_log import PATIENCE_S, SILENCE_S, RequestRefused, TLSFiles, connection_to
-from ..publish_once import BatchPublisher, BrokerAway, Outcome, PublishInDoubt
-from .batches import Batch, Numbering, Rows, Trail, batches, blocks, groups
+from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, batches, blocks, groups
 
 BATCH_BYTES = 1024 * 1024
 """Of one request, unless `batchBytes` says otherwise: a fifth of what brokers take by default."""
@@ -29,7 +29,7 @@ class SinkError(NSQError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class SinkOptions:
     """What is written where; it travels to the tasks.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SinkTask:
     """Whose rows they are.
 
     Attributes:
@@ -72,11 +72,11 @@ class Task:
 
 
 @dataclass
-class Published(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What a task has done.
 
     Attributes:
-        messages: Published, now or by an attempt before.
+        messages: TaskResult, now or by an attempt before.
         repeated: Those of them that had been published before.
         empty: Rows that were left out, as they had no body.
         forgetful: Brokers among those written to that do not remember what they have published.
@@ -88,7 +88,7 @@ class Published(WriterCommitMessage):
     forgetful: set[str] = field(default_factory=set)
 
 
-def publish(sink: Sink, task: Task, arrow_batches: Iterable[Any]) -> Published:
+def publish(sink: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> TaskResult:
     """Publish the rows of a partition.
 
     Args:
@@ -98,13 +98,13 @@ def publish(sink: Sink, task: Task, arrow_batches: Iterable[Any]) -> Published:
 
     Raises:
         SinkError, RowsDiffer: See there.
-        BrokerAway: A broker went away, and stays away.
+        BrokerUnreachable: A broker went away, and stays away.
     """
     if not sink.idempotent:
         # A name that nobody has had: there is nothing before this attempt.
-        task = Task(uuid4().hex, task.partition, task.micro_batch)
-    done = Published()
-    numbering = Numbering(task.micro_batch)
+        task = SinkTask(uuid4().hex, task.partition, task.micro_batch)
+    done = TaskResult()
+    numbering = BatchNumbers(task.micro_batch)
     with _Publishers(sink, task, numbering) as publishers:
         for rows in blocks(_pieces(sink, arrow_batches)):
             checked = _checked(sink, task, rows)
@@ -115,15 +115,15 @@ def publish(sink: Sink, task: Task, arrow_batches: Iterable[Any]) -> Published:
                 except RequestRefused as exc:
                     raise _explained(exc, batch, rows, task) from exc
                 done.messages += len(batch.bodies)
-                if outcome is Outcome.REPEATED:
+                if outcome is PublishOutcome.REPEATED:
                     done.repeated += len(batch.bodies)
-                if outcome is Outcome.UNKNOWN:
+                if outcome is PublishOutcome.UNKNOWN:
                     done.forgetful.add(publishers.address)
         publishers.end()
     return done
 
 
-def _pieces(sink: Sink, arrow_batches: Iterable[Any]) -> Iterator[Rows]:
+def _pieces(sink: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBlock]:
     import pyarrow as pa
 
     first = 0
@@ -133,11 +133,11 @@ def _pieces(sink: Sink, arrow_batches: Iterable[Any]) -> Iterator[Rows]:
         topics, delays = (
             columns[name].to_pylist() if name in columns else None for name in ("topic", "defer_ms")
         )
-        yield Rows(first, bodies, topics, delays)
+        yield RowBlock(first, bodies, topics, delays)
         first += len(bodies)
 
 
-def _checked(sink: Sink, task: Task, rows: Rows) -> Rows:
+def _checked(sink: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
     """The rows that have a body. Raises SinkError: one is wrong."""
 
     def wrong(column: Sequence[Any], value: Any, reason: str) -> SinkError:
@@ -164,30 +164,30 @@ def _checked(sink: Sink, task: Task, rows: Rows) -> Rows:
     raise wrong(rows.bodies, body, reason)
 
 
-def _with_bodies(rows: Rows) -> Rows:
+def _with_bodies(rows: RowBlock) -> RowBlock:
     keep = [place for place, body in enumerate(rows.bodies) if body]
 
     def kept(column: Sequence[Any] | None) -> list[Any] | None:
         return None if column is None else [column[place] for place in keep]
 
-    return Rows(rows.first, kept(rows.bodies) or [], kept(rows.topics), kept(rows.delays_ms))
+    return RowBlock(rows.first, kept(rows.bodies) or [], kept(rows.topics), kept(rows.delays_ms))
 
 
-def _row(task: Task, place: int) -> str:
+def _row(task: SinkTask, place: int) -> str:
     return f"row {place} of partition {task.partition} (both from 0)"
 
 
 class _Publishers:
     """One for each topic that a task writes to; as a context manager, for their connections."""
 
-    def __init__(self, sink: Sink, task: Task, numbering: Numbering) -> None:
+    def __init__(self, sink: SinkOptions, task: SinkTask, numbering: BatchNumbers) -> None:
         # By its number, so that a partition finds what an earlier attempt has left.
         self.address = sink.addresses[task.partition % len(sink.addresses)]
         self._producer = task.producer
         self._patience_s = sink.patience_s
         self._numbering = numbering
-        self._of: dict[str, BatchPublisher] = {}
-        self._trails: dict[str, Trail] = {}
+        self._of: dict[str, IdempotentProducer] = {}
+        self._trails: dict[str, RetryCheck] = {}
         self._open: dict[str, None] = {}  # the one that was used last is the last
         self._stack = ExitStack()
 
@@ -197,18 +197,18 @@ class _Publishers:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def publish(self, batch: Batch) -> Outcome:
+    def publish(self, batch: Batch) -> PublishOutcome:
         """Publish it. Raises as `publish` above, and RequestRefused."""
         publisher = self._publisher(batch.topic)
         trail = self._trails[batch.topic]
         trail.meet(batch.number)
         if batch.delay_ms and not publisher.remembers:
             self._publish_singly(batch)
-            return Outcome.UNKNOWN
+            return PublishOutcome.UNKNOWN
         outcome = self._persistently(publisher, batch)
-        if outcome is Outcome.REPEATED and (trail.last is None or batch.number > trail.last):
+        if outcome is PublishOutcome.REPEATED and (trail.last is None or batch.number > trail.last):
             # Another attempt is at work, or was until now: what it has published has to be the same.
-            self._trails[batch.topic] = trail = Trail(publisher.last_number(), self._numbering)
+            self._trails[batch.topic] = trail = RetryCheck(publisher.last_number(), self._numbering)
             trail.meet(batch.number)
         return outcome
 
@@ -217,11 +217,11 @@ class _Publishers:
         for trail in self._trails.values():
             trail.end()
 
-    def _publisher(self, topic: str) -> BatchPublisher:
+    def _publisher(self, topic: str) -> IdempotentProducer:
         if topic not in self._of:
-            publisher = BatchPublisher(self.address, topic, self._producer, patience_s=self._patience_s)
+            publisher = IdempotentProducer(self.address, topic, self._producer, patience_s=self._patience_s)
             self._of[topic] = self._stack.enter_context(publisher)
-            self._trails[topic] = Trail(self._of[topic].last_number(), self._numbering)
+            self._trails[topic] = RetryCheck(self._of[topic].last_number(), self._numbering)
         self._open.pop(topic, None)
         self._open[topic] = None
         if len(self._open) > _OPEN_CONNECTIONS:
@@ -230,8 +230,8 @@ class _Publishers:
             self._of[oldest].close()
         return self._of[topic]
 
-    def _persistently(self, publisher: BatchPublisher, batch: Batch) -> Outcome:
-        """Published, to a forgetful broker at least once: better this batch twice than, with the task, all of them."""
+    def _persistently(self, publisher: IdempotentProducer, batch: Batch) -> PublishOutcome:
+        """TaskResult, to a forgetful broker at least once: better this batch twice than, with the task, all of them."""
         for _ in range(_TRIES_IN_DOUBT - 1):
             try:
                 return publisher.publish(batch.bodies, batch.number, batch.delay_ms)
@@ -241,26 +241,12 @@ class _Publishers:
 
     def _publish_singly(self, batch: Batch) -> None:
         """Deferred, to an nsqd, which takes no delay with several."""
-        context = TLSFiles().context() if self.address.startswith("https://") else None
-        connection = connection_to(self.address, context)
-        target = f"/pub?{urlencode({'topic': batch.topic, 'defer': batch.delay_ms})}"
-        try:
-            connection.connect()
-            connection.sock.settimeout(SILENCE_S)
+        with closing(BrokerHTTP(self.address, keep_alive_s=KEEP_ALIVE_S)) as http:
             for body in batch.bodies:
-                connection.request("POST", target, body)
-                answer = connection.getresponse()
-                data = answer.read()
-                if answer.status != http.client.OK:
-                    text = str(decode_json(data)["message"])
-                    raise RequestRefused(self.address, batch.topic, answer.status, text)
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as exc:
-            raise BrokerAway(self.address, str(exc)) from exc
-        finally:
-            connection.close()
+                http.post("/pub", {"topic": batch.topic, "defer": str(batch.delay_ms)}, body)
 
 
-def _explained(error: RequestRefused, batch: Batch, rows: Rows, task: Task) -> SinkError:
+def _explained(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:
     """What a broker does not take, and what to do about it."""
     largest = max(batch.bodies, key=len)
     where = _row(task, rows.first + list(rows.bodies).index(largest))

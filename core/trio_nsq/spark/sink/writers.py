@@ -35,10 +35,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from ...client.http.retry import PATIENCE_S
 from ...protocol.names import is_valid_name
-from ..broker_log import PATIENCE_S
 from ..source.options import brokers_of, number_in, truth_in
-from .task import BATCH_BYTES, Published, Sink, SinkError, Task, publish
+from .task import BATCH_BYTES, SinkError, SinkOptions, SinkTask, TaskResult, publish
 
 _MAX_JOB_ID = 48
 """So much is left of a producer's name."""
@@ -80,10 +80,10 @@ class NsqWriter(DataSourceArrowWriter):
         self._sink = sink_of(options, schema, _BATCH_OPTIONS)
         self._job = _job_id(options)
 
-    def write(self, iterator: Iterator[Any]) -> Published:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         """Publish the rows of a partition."""
         context = _task_context()
-        return publish(self._sink, Task(self._job, context.partitionId()), iterator)
+        return publish(self._sink, SinkTask(self._job, context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Say what is not as one might think."""
@@ -108,7 +108,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             raise SinkError("the sink nsq knows no output mode but append: outputMode('append')")
         self._sink = sink_of(options, schema, _STREAM_OPTIONS)
 
-    def write(self, iterator: Iterator[Any]) -> Published:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         """Publish the rows of a partition of a micro-batch."""
         context = _task_context()
         query, micro_batch = (context.getLocalProperty(name) for name in (_QUERY_ID, _MICRO_BATCH))
@@ -118,7 +118,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
                     "this Spark does not tell its tasks the query and the micro-batch: idempotent=false"
                 )
             query, micro_batch = uuid4().hex, "0"
-        return publish(self._sink, Task(query, context.partitionId(), int(micro_batch)), iterator)
+        return publish(self._sink, SinkTask(query, context.partitionId(), int(micro_batch)), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Say what is not as one might think."""
@@ -144,10 +144,10 @@ def _task_context() -> TaskContext:
     return context
 
 
-def _sum(messages: Iterable[WriterCommitMessage | None]) -> Published:
-    done = Published()
+def _sum(messages: Iterable[WriterCommitMessage | None]) -> TaskResult:
+    done = TaskResult()
     for each in messages:
-        if isinstance(each, Published):
+        if isinstance(each, TaskResult):
             done.messages += each.messages
             done.repeated += each.repeated
             done.empty += each.empty
@@ -155,15 +155,15 @@ def _sum(messages: Iterable[WriterCommitMessage | None]) -> Published:
     return done
 
 
-def _what_stays(messages: Sequence[WriterCommitMessage | None], done: Published) -> str:
-    whole = sum(isinstance(each, Published) for each in messages)
+def _what_stays(messages: Sequence[WriterCommitMessage | None], done: TaskResult) -> str:
+    whole = sum(isinstance(each, TaskResult) for each in messages)
     return (
         f"{whole} of {len(messages)} partitions are published, with {done.messages:,} messages, and perhaps some of "
         "the others; that stays"
     )
 
 
-def _tell(sink: Sink, done: Published) -> None:
+def _tell(sink: SinkOptions, done: TaskResult) -> None:
     if done.empty:
         _log.warning("nsq: %s rows without a body were left out (emptyBodies=skip)", f"{done.empty:,}")
     if done.forgetful and sink.idempotent:
@@ -177,7 +177,7 @@ def _tell(sink: Sink, done: Published) -> None:
 # ---------------------------------------------------------------------- options and columns
 
 
-def sink_of(options: Mapping[str, str], schema: StructType, more_options: set[str]) -> Sink:
+def sink_of(options: Mapping[str, str], schema: StructType, more_options: set[str]) -> SinkOptions:
     """What a user wants.
 
     Args:
@@ -200,7 +200,7 @@ def sink_of(options: Mapping[str, str], schema: StructType, more_options: set[st
     if not topic and "topic" not in columns:
         raise SinkError("the sink nsq needs the option topic, or a column topic")
     patience_ms = number_in(options, "patienceMs", least=0)
-    return Sink(
+    return SinkOptions(
         tuple(brokers_of(options.get("nsqdHttpAddress") or "127.0.0.1:4151").values()),
         topic,
         columns,

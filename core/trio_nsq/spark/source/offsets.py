@@ -24,7 +24,7 @@ Offset: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BrokerOffset:
     """How far one broker's log is read; see the module."""
 
     first: int
@@ -39,11 +39,11 @@ class Place:
         return found | {"sequence": self.sequence}
 
 
-def places_of(offset: Mapping[str, Any]) -> dict[str, Place]:
+def parse_offset(offset: Mapping[str, Any]) -> dict[str, BrokerOffset]:
     """By broker. Raises SourceError: this is no offset of ours."""
     try:
         return {
-            broker: Place(int(found["first"]), int(found["sequence"]), found.get("id"))
+            broker: BrokerOffset(int(found["first"]), int(found["sequence"]), found.get("id"))
             for broker, found in offset.items()
         }
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -52,12 +52,12 @@ def places_of(offset: Mapping[str, Any]) -> dict[str, Place]:
         ) from None
 
 
-def offset_of(places: Mapping[str, Place]) -> Offset:
+def build_offset(places: Mapping[str, BrokerOffset]) -> Offset:
     """The other way round."""
     return {broker: places[broker].as_json() for broker in sorted(places)}
 
 
-def share(available: Mapping[str, int], most: int | None) -> dict[str, int]:
+def share_limit(available: Mapping[str, int], most: int | None) -> dict[str, int]:
     """How many messages of each broker go into a batch.
 
     Of each about the same part of what there is, so that they come to the end together, and times with them; but one at

@@ -18,8 +18,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
-from ..broker_log import PATIENCE_S, BrokerLog, broker_label
+from ..broker_log import BrokerLog, broker_label
 
 _MS_PER_S = 1000
 _TYPES = {
@@ -38,22 +39,22 @@ class SourceError(NSQError):
     """An option is wrong, or messages that were asked for are not there any more; the text says which."""
 
 
-class Use(Enum):
+class ReadMode(Enum):
     """What the source is used for; the value is what a user writes."""
 
     BATCH = "spark.read"
     STREAM = "spark.readStream"
 
 
-_BOTH = frozenset(Use)
+_BOTH = frozenset(ReadMode)
 _OPTIONS = {
     "topic": _BOTH,
     "nsqdHttpAddress": _BOTH,
     "startingOffsets": _BOTH,
     "startingTimestamp": _BOTH,
-    "endingOffsets": frozenset({Use.BATCH}),
-    "endingTimestamp": frozenset({Use.BATCH}),
-    "maxOffsetsPerTrigger": frozenset({Use.STREAM}),
+    "endingOffsets": frozenset({ReadMode.BATCH}),
+    "endingTimestamp": frozenset({ReadMode.BATCH}),
+    "maxOffsetsPerTrigger": frozenset({ReadMode.STREAM}),
     "minPartitions": _BOTH,
     "columns": _BOTH,
     "failOnDataLoss": _BOTH,
@@ -88,7 +89,7 @@ class ReadOptions:
     patience_s: float = PATIENCE_S
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], use: Use) -> "ReadOptions":
+    def parse(cls, options: Mapping[str, str], use: ReadMode) -> "ReadOptions":
         """Of Spark's options, whose names are in any case. Raises SourceError."""
         _check_names(options, use)
         topic = options.get("topic")
@@ -138,7 +139,7 @@ def position_on(position: str, broker: str, address: str) -> str:
         raise SourceError(f"the offsets do not say anything of the broker {broker}") from None
 
 
-def _check_names(options: Mapping[str, str], use: Use) -> None:
+def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
     for name in sorted(options):
         lower = name.lower()
         if lower == _SPARKS_OWN:

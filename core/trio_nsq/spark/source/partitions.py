@@ -31,7 +31,7 @@ class NsqPartition(InputPartition):
         self.last_id = last_id
 
 
-def cut(spans: Mapping[str, Span], least: int) -> list[NsqPartition]:
+def make_partitions(spans: Mapping[str, Span], least: int) -> list[NsqPartition]:
     """Ranges of about the same length: about `least`, or as many as there are spans if those are more."""
     total = sum(span.length for span in spans.values())
     at_most = -(-total // max(1, least))
@@ -42,7 +42,7 @@ def cut(spans: Mapping[str, Span], least: int) -> list[NsqPartition]:
     ]
 
 
-def kept(options: ReadOptions, broker: str, span: Span, kept_from: int) -> Span | None:
+def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) -> Span | None:
     """What there still is of a span; None if there is nothing.
 
     Raises:
@@ -70,7 +70,7 @@ def read_partition(
         return
     from ..export.columns import TableBuilder
     from ..export.layout import Layout
-    from ..export.task import is_for_all
+    from ..export.task import is_for_all_channels
 
     span = partition.span
     builder = TableBuilder(options.topic, partition.broker, Layout())
@@ -86,8 +86,8 @@ def read_partition(
                 )
             continue
         if found.next_sequence >= span.end and partition.last_id not in (None, _id_in(found, span.end - 1)):
-            raise replaced(options, partition.broker)
-        if is_for_all(found):
+            raise log_replaced(options, partition.broker)
+        if is_for_all_channels(found):
             first = max(0, span.first - found.base_sequence)
             builder.add(found, range(first, min(found.count, span.end - found.base_sequence)))
         if len(builder) >= BATCH_ROWS:
@@ -96,7 +96,7 @@ def read_partition(
         yield from batches()
 
 
-def replaced(options: ReadOptions, broker: str) -> LogReplaced:
+def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
     """What is to be told where another log is found than the one that was read before."""
     return LogReplaced(
         f"topic {options.topic} on {broker} is not the one that was read before: it was deleted and made again, or "

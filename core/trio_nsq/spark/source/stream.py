@@ -17,11 +17,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..broker_log import Bounds, RequestRefused
+from ...client.errors import RequestRefused
+from ..broker_log import Bounds
 from ..ranges import Span
-from .offsets import Offset, Place, offset_of, places_of, share
+from .offsets import BrokerOffset, Offset, build_offset, parse_offset, share_limit
 from .options import ReadOptions, SourceError, position_on
-from .partitions import NsqPartition, cut, id_of_message, kept, read_partition, replaced
+from .partitions import (
+    NsqPartition,
+    id_of_message,
+    log_replaced,
+    make_partitions,
+    read_partition,
+    without_lost,
+)
 
 _NOT_FOUND = 404
 _PAUSE_S = 0.1
@@ -69,16 +77,16 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             BrokerUnreachable: A broker was gone for longer than our patience, or one that joins does not answer.
         """
         time.sleep(max(0, self._nothing_until_s - time.monotonic()))
-        before = places_of(start)
+        before = parse_offset(start)
         self._check_named(before)
-        begins: dict[str, Place] = {}
+        begins: dict[str, BrokerOffset] = {}
         available: dict[str, int] = {}
         for broker in self._options.brokers:
             if broker in before:
                 bounds, place = self._known(broker, before[broker]), before[broker]
                 span = Span(place.sequence, bounds.end)
-                if (left := kept(self._options, broker, span, bounds.first)) is not None:
-                    place = Place(place.first, left.first, place.last_id)
+                if (left := without_lost(self._options, broker, span, bounds.first)) is not None:
+                    place = BrokerOffset(place.first, left.first, place.last_id)
             else:
                 bounds, place = self._joining(broker)
             self._ends[broker] = bounds.end
@@ -87,18 +95,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             available[broker] = max(0, end - place.sequence)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         after = dict(before)
-        for broker, count in share(available, most).items():
+        for broker, count in share_limit(available, most).items():
             if count or broker not in before:
                 after[broker] = self._ahead(broker, begins[broker], count)
         if after == before:
             self._nothing_until_s = time.monotonic() + _PAUSE_S
-        return offset_of(after)
+        return build_offset(after)
 
     def reportLatestOffset(self) -> Offset | None:
         """Where the logs ended when they were looked at last: what the progress of a query calls `latestOffset`."""
         return {broker: {"sequence": self._ends[broker]} for broker in sorted(self._ends)} or None
 
-    def _check_named(self, before: dict[str, Place]) -> None:
+    def _check_named(self, before: dict[str, BrokerOffset]) -> None:
         missing = sorted(before.keys() - self._options.brokers.keys())
         if missing and self._options.fails_on_loss:
             raise SourceError(
@@ -106,14 +114,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "name any more; failOnDataLoss=false goes on without, and where it was if it is named again"
             )
 
-    def _known(self, broker: str, place: Place) -> Bounds:
+    def _known(self, broker: str, place: BrokerOffset) -> Bounds:
         """The bounds of a log that was read before. Raises LogReplaced if that is another one."""
         log = self._options.log(broker)
         try:
             bounds = log.patiently(log.bounds)
         except RequestRefused as exc:
             if exc.status == _NOT_FOUND:
-                raise replaced(self._options, broker) from exc
+                raise log_replaced(self._options, broker) from exc
             raise
         last = place.sequence - 1
         nothing_new = place.sequence == bounds.end == self._ends.get(broker)
@@ -121,10 +129,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if place.last_id and bounds.first <= last < bounds.end and not nothing_new:
             found = id_of_message(log, last)
         if place.sequence > bounds.end or found not in (None, place.last_id):
-            raise replaced(self._options, broker)
+            raise log_replaced(self._options, broker)
         return bounds
 
-    def _joining(self, broker: str) -> tuple[Bounds, Place]:
+    def _joining(self, broker: str) -> tuple[Bounds, BrokerOffset]:
         """The bounds of a log that is new to the query, and where that begins."""
         options = self._options
         log = options.log(broker)
@@ -143,19 +151,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SourceError(
                 f"topic {options.topic} on {broker} ends before message {bounds.end}, and is to be read from {first} on"
             )
-        left = kept(options, broker, Span(first, bounds.end), bounds.first)
+        left = without_lost(options, broker, Span(first, bounds.end), bounds.first)
         first = bounds.end if left is None else left.first
-        return bounds, Place(first, first)
+        return bounds, BrokerOffset(first, first)
 
-    def _ahead(self, broker: str, place: Place, count: int) -> Place:
+    def _ahead(self, broker: str, place: BrokerOffset, count: int) -> BrokerOffset:
         sequence = place.sequence + count
-        return Place(place.first, sequence, id_of_message(self._options.log(broker), sequence - 1))
+        return BrokerOffset(place.first, sequence, id_of_message(self._options.log(broker), sequence - 1))
 
     # ------------------------------------------------------------------ the messages
 
     def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
         """The ranges between two offsets. Raises as `latestOffset`: this may be a batch that was planned long ago."""
-        before, after = places_of(start), places_of(end)
+        before, after = parse_offset(start), parse_offset(end)
         self._check_named(after)
         spans: dict[str, Span] = {}
         for broker, place in after.items():
@@ -163,10 +171,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first >= place.sequence or broker not in self._options.brokers:
                 continue
             bounds = self._known(broker, place)
-            left = kept(self._options, broker, Span(first, place.sequence), bounds.first)
+            left = without_lost(self._options, broker, Span(first, place.sequence), bounds.first)
             if left is not None:
                 spans[broker] = left
-        pieces = cut(spans, self._options.least_partitions)
+        pieces = make_partitions(spans, self._options.least_partitions)
         for piece in pieces:
             if piece.span.end == after[piece.broker].sequence:
                 piece.last_id = after[piece.broker].last_id

@@ -22,19 +22,19 @@ _LOOKS, _POLL_S = 5, 0.1
 """Silence counts if we have looked so many times, for a busy machine may not let us look; and how often we look."""
 
 
-class End(Enum):
+class StopReason(Enum):
     """Why no more was received."""
 
     IDLE = auto()
     FULL = auto()
     TIME = auto()
     STOPPED = auto()
-    APART = auto()
+    UNREACHABLE = auto()
     """Not all nsqds could be reached, and the others had nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class CollectLimits:
     """When to receive no more, at the latest.
 
     Attributes:
@@ -55,13 +55,13 @@ class Until:
     patience_s: float = PATIENCE_S
 
 
-class Collecting:
+class Collector:
     """One time of receiving.
 
     Args:
         spool: Where to. Nobody else may change it meanwhile.
         consumer: Entered; to be left by the caller.
-        until: When to end.
+        limits: When to end.
         max_in_flight: Messages to have under way at most, of all nsqds together.
         advance: Is told of messages and bytes of bodies that are in the spool, and finished.
 
@@ -73,14 +73,14 @@ class Collecting:
         self,
         spool: Spool,
         consumer: Consumer,
-        until: Until,
+        limits: CollectLimits,
         max_in_flight: int,
         advance: Callable[[int, int], None],
     ) -> None:
         self.repeated = 0
         self._spool = spool
         self._consumer = consumer
-        self._until = until
+        self._limits = limits
         self._max_in_flight = max_in_flight
         self._advance = advance
         self._waiting: list[MessageBatch] = []
@@ -94,11 +94,11 @@ class Collecting:
         """Receive no more, whatever was agreed."""
         self._stopped.set()
 
-    async def run(self) -> End:
+    async def run(self) -> StopReason:
         """Receive until there is a reason to end. What has been received then is in the spool, and finished.
 
         Raises:
-            LogWriteError, NoMessageId: Messages cannot be stored; in a group. They are not finished.
+            LogWriteError, InvalidMessageId: Messages cannot be stored; in a group. They are not finished.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store)
@@ -108,11 +108,11 @@ class Collecting:
                     end = await self._watch()
                     silent_since = self._silent_since
                     await self._drain()
-                    if end is not End.IDLE or self._silent_since == silent_since:
+                    if end is not StopReason.IDLE or self._silent_since == silent_since:
                         break
                     # It was silent because what it had for us lay in its buffer, for up to 250 ms: there may be more.
                     self._draining = False
-                    self._consumer.max_in_flight = max(FIRST_IN_FLIGHT, self._until.connections)
+                    self._consumer.max_in_flight = max(FIRST_IN_FLIGHT, self._limits.connections)
                 receiving.cancel_scope.cancel()
             self._drained = True
             self._arrived.set()
@@ -121,7 +121,7 @@ class Collecting:
     async def _receive(self) -> None:
         async for batch in self._consumer.batches():
             self._waiting.append(batch)
-            if min(batch.timestamps_ns) < self._until.began_ns:
+            if min(batch.timestamps_ns) < self._limits.began_ns:
                 self._silent_since, self._looks = trio.current_time(), 0
             self._adapt(max(map(len, batch.bodies)))
             self._arrived.set()
@@ -129,7 +129,7 @@ class Collecting:
     def _adapt(self, largest_bytes: int) -> None:
         """Have as much under way as there is memory for; not for each message a little more or less."""
         wanted = min(self._max_in_flight, BUDGET_BYTES // max(1, largest_bytes))
-        wanted = max(wanted, self._until.connections)  # for with less they would take turns
+        wanted = max(wanted, self._limits.connections)  # for with less they would take turns
         if not self._draining and not wanted / 2 < self._consumer.max_in_flight <= wanted:
             self._consumer.max_in_flight = wanted
 
@@ -146,27 +146,27 @@ class Collecting:
                 batch.finish()
                 self._advance(len(batch), sum(map(len, batch.bodies)))
 
-    async def _watch(self) -> End:
-        until, began_s = self._until, trio.current_time()
+    async def _watch(self) -> StopReason:
+        limits, began_s = self._limits, trio.current_time()
         apart_since = began_s
-        poll_s = min(_POLL_S, until.idle_s / _LOOKS)
+        poll_s = min(_POLL_S, limits.idle_s / _LOOKS)
         while True:
             now_s = trio.current_time()
             if self._stopped.is_set():
-                return End.STOPPED
-            if now_s - began_s >= until.time_s:
-                return End.TIME
-            if self._spool.size_bytes >= until.spool_bytes:
-                return End.FULL
-            if self._consumer.stats().connections >= until.connections:
+                return StopReason.STOPPED
+            if now_s - began_s >= limits.time_s:
+                return StopReason.TIME
+            if self._spool.size_bytes >= limits.spool_bytes:
+                return StopReason.FULL
+            if self._consumer.stats().connections >= limits.connections:
                 apart_since = now_s
             else:
                 self._looks = 0
-            if self._looks * poll_s >= until.idle_s and not self._waiting:
-                return End.IDLE
-            if now_s - apart_since >= until.patience_s and now_s - self._silent_since >= until.idle_s:
-                return End.APART
-            with trio.move_on_after(min(poll_s, max(0.0, began_s + until.time_s - now_s))):
+            if self._looks * poll_s >= limits.idle_s and not self._waiting:
+                return StopReason.IDLE
+            if now_s - apart_since >= limits.patience_s and now_s - self._silent_since >= limits.idle_s:
+                return StopReason.UNREACHABLE
+            with trio.move_on_after(min(poll_s, max(0.0, began_s + limits.time_s - now_s))):
                 await self._stopped.wait()
             self._looks += 1
 

@@ -20,17 +20,17 @@ from ...log.files import Files
 from ...log.gaps import Gap, gaps
 from ...log.inspection.segments import ScannedRecord, scan_segment, segment_paths
 from ...log.records import RecordBatch, RecordHeader, decode_payload
-from ...log.segment.identity import base_in_name
+from ...log.segment.format import base_in_name
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
-from ..export.layout import Partition, partition_key
+from ..export.layout import PartitionBy, partition_key
 from ..ranges import Span
 
 _METADATA_BYTES = 18
 """For each message."""
 
 
-class NoMessageId(NSQError):
+class InvalidMessageId(NSQError):
     """What a broker gave a message as its id is not 16 hex digits."""
 
 
@@ -76,13 +76,13 @@ Spooled: TypeAlias = SpooledRows | Gap
 
 
 def parse_ids(ids: Sequence[bytes]) -> "array[int]":
-    """Ids as numbers; 16 hex digits each. Raises NoMessageId."""
+    """Ids as numbers; 16 hex digits each. Raises InvalidMessageId."""
     try:
         data = bytes.fromhex(b"".join(ids).decode("ascii"))
     except ValueError:
         data = b""
     if len(data) != 8 * len(ids):
-        raise NoMessageId(f"a message has an id that is not 16 hex digits, among {ids[:3]!r}")
+        raise InvalidMessageId(f"a message has an id that is not 16 hex digits, among {ids[:3]!r}")
     return _column("Q", data)
 
 
@@ -113,7 +113,7 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
     )
 
 
-def read_spool(folder: Path, span: Span, partition: Partition = Partition.NONE) -> Iterator[Spooled]:
+def read_spool(folder: Path, span: Span, partition: PartitionBy = PartitionBy.NONE) -> Iterator[Spooled]:
     """What the spool of one broker has of a span, no more and no less, and what is missing of it.
 
     Nothing is written, so several processes may read at once. With partitions, what belongs to one comes together: a
@@ -128,7 +128,7 @@ def read_spool(folder: Path, span: Span, partition: Partition = Partition.NONE) 
     Raises:
         LogReadError: The operating system refused.
     """
-    if partition is Partition.NONE:
+    if partition is PartitionBy.NONE:
         yield from _read(folder, span)
         return
     keys: set[int] = set()

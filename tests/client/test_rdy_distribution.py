@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_nsq.client.consuming.rdy_distribution import Distribution, even_shares
+from trio_nsq.client.consuming.rdy_distribution import ReadyDistribution, even_shares
 
 IDLE_S, OVER_S, INTERVAL_S = 10.0, 30.0, 5.0
 
 
-def distribution(limit: int, *keys: str, max_rdy_count: int = 2500, seed: int = 0) -> Distribution[str]:
+def distribution(limit: int, *keys: str, max_rdy_count: int = 2500, seed: int = 0) -> ReadyDistribution[str]:
     """Connections that were all made at time 0."""
-    made: Distribution[str] = Distribution(
+    made: ReadyDistribution[str] = ReadyDistribution(
         low_rdy_idle_timeout_s=IDLE_S,
         low_rdy_timeout_s=OVER_S,
         rdy_redistribute_interval_s=INTERVAL_S,
@@ -28,7 +28,7 @@ def distribution(limit: int, *keys: str, max_rdy_count: int = 2500, seed: int = 
     return made
 
 
-def holders(made: Distribution[str]) -> set[str]:
+def holders(made: ReadyDistribution[str]) -> set[str]:
     return {key for key, ready in made.ready_counts.items() if ready}
 
 
@@ -88,7 +88,7 @@ def test_what_one_broker_does_not_allow_goes_to_others() -> None:
 def test_with_enough_for_all_nothing_is_ever_passed_on() -> None:
     made = distribution(3, "a", "b", "c")
     assert made.next_deadline() == math.inf
-    made.pass_on(1e9)
+    made.redistribute(1e9)
     assert made.ready_counts == {"a": 1, "b": 1, "c": 1}
 
 
@@ -107,9 +107,9 @@ def test_as_many_as_may_be_in_flight_get_one_each() -> None:
 def test_an_idle_connection_passes_it_on() -> None:
     made = distribution(1, "a", "b")
     assert made.next_deadline() == IDLE_S
-    made.pass_on(IDLE_S - 0.001)
+    made.redistribute(IDLE_S - 0.001)
     assert holders(made) == {"a"}
-    made.pass_on(IDLE_S)
+    made.redistribute(IDLE_S)
     assert holders(made) == {"b"}
     assert made.next_deadline() == 2 * IDLE_S
 
@@ -117,32 +117,32 @@ def test_an_idle_connection_passes_it_on() -> None:
 def test_messages_put_that_off_but_not_for_ever() -> None:
     made = distribution(1, "a", "b")
     for now in (5.0, 14.0, 23.0, 29.0):
-        made.heard("a", now)
-        made.pass_on(now)
+        made.record_messages("a", now)
+        made.redistribute(now)
         assert holders(made) == {"a"}
     assert made.next_deadline() == OVER_S
-    made.pass_on(OVER_S)
+    made.redistribute(OVER_S)
     assert holders(made) == {"b"}
 
 
 def test_a_connection_whose_message_is_being_worked_on_is_not_idle() -> None:
     made = distribution(1, "a", "b")
-    made.pass_on(IDLE_S, busy={"a"})
+    made.redistribute(IDLE_S, busy={"a"})
     assert holders(made) == {"a"}
     assert made.next_deadline() == IDLE_S + INTERVAL_S
-    made.pass_on(OVER_S, busy={"a"})
+    made.redistribute(OVER_S, busy={"a"})
     assert holders(made) == {"b"}
 
 
 def test_it_is_passed_on_no_more_often_than_the_interval_says() -> None:
     made = distribution(2, "a", "b", "c")
-    made.heard("b", 1.0)
-    made.pass_on(IDLE_S)
+    made.record_messages("b", 1.0)
+    made.redistribute(IDLE_S)
     assert holders(made) == {"b", "c"}
     assert made.next_deadline() == IDLE_S + INTERVAL_S  # and not 11, when b has been idle for ten seconds
-    made.pass_on(11.0)
+    made.redistribute(11.0)
     assert holders(made) == {"b", "c"}
-    made.pass_on(IDLE_S + INTERVAL_S)
+    made.redistribute(IDLE_S + INTERVAL_S)
     assert holders(made) == {"a", "c"}
 
 
@@ -150,10 +150,10 @@ def test_those_that_had_it_when_it_became_scarce_have_their_time_from_then_on() 
     made = distribution(2, "a", "b")
     made.add("c", 2500, 1000)
     for key in "ab":
-        made.heard(key, 1000)
+        made.record_messages(key, 1000)
     assert made.next_deadline() == 1000 + IDLE_S
     for key in "ab":
-        made.heard(key, 1029)
+        made.record_messages(key, 1029)
     assert made.next_deadline() == 1000 + OVER_S
 
 
@@ -183,8 +183,8 @@ def test_every_connection_has_its_turn(limit: int, more: int, messages: bool, se
         now = made.next_deadline()
         if messages:
             for key in holders(made):
-                made.heard(key, now)
-        made.pass_on(now)
+                made.record_messages(key, now)
+        made.redistribute(now)
         had |= holders(made)
         last = now
     rounds = math.ceil(len(keys) / limit) - 1
@@ -225,13 +225,13 @@ def test_the_sum_is_what_is_allowed_whatever_happens(steps: list[tuple[str, Any]
                 limit = number
                 made.set_limit(limit, now)
             case "heard" if some:
-                made.heard(some, now)
+                made.record_messages(some, now)
             case "wait":
                 now += number
-                made.pass_on(now)
+                made.redistribute(now)
             case "deadline" if made.next_deadline() < math.inf:
                 now = max(now, made.next_deadline())
-                made.pass_on(now, busy={some} if some else ())
+                made.redistribute(now, busy={some} if some else ())
         counts = made.ready_counts
         assert list(counts) == list(maxima)
         assert all(counts[name] <= maxima[name] for name in counts)

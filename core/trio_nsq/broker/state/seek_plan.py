@@ -1,47 +1,16 @@
-"""Work on a channel that is done in steps: a channel may have a million messages, and other clients wait meanwhile."""
+"""What a seek will make of a channel: computed in steps, while the channel goes on to deliver."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from heapq import merge
-from itertools import islice
-from typing import Any, TypeVar
 
 from .batch import Batch
 from .cursor import Cursor, spans
 from .deferred import Block, DeferredMessages
-
-_T = TypeVar("_T")
-_STEP_MESSAGES = 1000
-"""Messages examined in one step, which takes about 0.1 ms."""
+from .steps import Runs, in_steps
 
 
-class Runs:
-    """Collects spans of sequences, [start, end), and merges them in order."""
-
-    def __init__(self) -> None:
-        self._runs: list[deque[tuple[int, int]]] = []  # each is ascending
-
-    def add(self, part: list[tuple[int, int]]) -> None:
-        """Add spans, in ascending order."""
-        if self._runs and part and self._runs[-1][-1][1] <= part[0][0]:
-            self._runs[-1] += part
-        elif part:
-            self._runs.append(deque(part))
-
-    def join(self, into: deque[tuple[int, int]]) -> Iterator[None]:
-        """Append all spans to `into`, ascending and merged, in steps. Afterwards this holds none."""
-        for step in in_steps(merge(*map(_taken, self._runs))):
-            for span in step:
-                if into and into[-1][1] >= span[0]:
-                    start, end = into.pop()
-                    span = start, max(end, span[1])
-                into.append(span)
-            yield
-        self._runs.clear()
-
-
-class Preparation:
-    """Computes the state that a channel will have after a seek, in steps.
+class SeekPlan:
+    """Computes where the messages of a channel will be after a seek, in steps.
 
     The channel keeps working meanwhile. Changes to messages from `to` on do not matter: the channel delivers all of
     them again. New deferred messages do matter: the channel reports them with `record_arrived`.
@@ -118,25 +87,3 @@ class Preparation:
         self.deferred.append(part, held)
         self.hole_messages += len(part)
         self._runs.add(list(spans(sorted(part.sequence))))
-
-
-def _taken(items: deque[_T]) -> Iterator[_T]:
-    """Yield the items and remove each one: freeing a million at once would block the event loop."""
-    while items:
-        yield items.popleft()
-
-
-def in_steps(items: Iterable[_T]) -> Iterator[list[_T]]:
-    """Yield the items in lists of at most one step's size."""
-    rest = iter(items)
-    while step := list(islice(rest, _STEP_MESSAGES)):
-        yield step
-
-
-def forget(what: Iterable[deque[Any]]) -> Iterator[None]:
-    """Empty these queues in steps: freeing a million objects at once would block the event loop."""
-    for entries in what:
-        while entries:
-            for _ in range(min(len(entries), _STEP_MESSAGES)):
-                entries.popleft()
-            yield

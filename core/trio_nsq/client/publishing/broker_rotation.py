@@ -20,7 +20,7 @@ class _Standing:
     connected_at: float | None = None
 
 
-class Rotation:
+class BrokerRotation:
     """Takes the brokers in good standing in turn; sets aside those that failed, for longer with each failure.
 
     At first none is in good standing, and all are to be tried. All times are in seconds, of one clock.
@@ -38,20 +38,20 @@ class Rotation:
         self._standings = {address: _Standing(ReconnectDelays(min_s, max_s, random)) for address in addresses}
         self._order = deque(addresses)  # whose turn it is, comes first
         # The others are in good standing.
-        self._set_aside_until = dict.fromkeys(addresses, float("-inf"))
+        self._excluded_until = dict.fromkeys(addresses, float("-inf"))
 
-    def connected(self, address: str, now: float) -> None:
+    def record_connected(self, address: str, now: float) -> None:
         """A connection to it was made: it is in good standing."""
         self._standings[address].connected_at = now
-        self._set_aside_until.pop(address, None)
+        self._excluded_until.pop(address, None)
 
-    def failed(self, address: str, now: float) -> float:
+    def record_failure(self, address: str, now: float) -> float:
         """It could not be connected to, or its connection was lost; returns when it is to be tried again."""
         standing = self._standings[address]
         if standing.connected_at is not None:
             standing.delays.connection_lasted(now - standing.connected_at)
             standing.connected_at = None
-        until = self._set_aside_until[address] = now + standing.delays.next_s()
+        until = self._excluded_until[address] = now + standing.delays.next_s()
         return until
 
     def choose(self, without: Collection[str] = ()) -> str | None:
@@ -66,11 +66,11 @@ class Rotation:
         Returns:
             None if there is no other.
         """
-        set_aside = self._set_aside_until
-        chosen = next((a for a in self._order if a not in set_aside and a not in without), None)
+        excluded_until = self._excluded_until
+        chosen = next((a for a in self._order if a not in excluded_until and a not in without), None)
         if chosen is None:
             chosen = min(
-                (a for a in self._order if a not in without), key=set_aside.__getitem__, default=None
+                (a for a in self._order if a not in without), key=excluded_until.__getitem__, default=None
             )
         if chosen is not None:
             self._order.remove(chosen)
@@ -79,4 +79,4 @@ class Rotation:
 
     def due(self, now: float) -> list[str]:
         """Those set aside whose time has come; each is given again until it has connected or failed."""
-        return [address for address, until in self._set_aside_until.items() if until <= now]
+        return [address for address, until in self._excluded_until.items() if until <= now]

@@ -7,34 +7,34 @@ import pytest
 
 from client.fake_broker import mpub, pub
 from trio_nsq.client import BrokerError, ConnectionLost
-from trio_nsq.client.publishing.queue import Command, Outbox, Receipt, Series, may_be_stored
+from trio_nsq.client.publishing.queue import Command, CommandGroup, PublishFuture, PublishQueue, may_be_stored
 from trio_nsq.protocol import pack_messages
 
 LOST = ConnectionLost("host:1", "for a test")
 
 
-def outbox(max_in_flight_bytes: int = 1000, max_joined_bytes: int = 1000) -> Outbox:
-    return Outbox(max_in_flight_bytes, max_joined_bytes)
+def queue(max_in_flight_bytes: int = 1000, max_joined_bytes: int = 1000) -> PublishQueue:
+    return PublishQueue(max_in_flight_bytes, max_joined_bytes)
 
 
-def outcome(receipt: Receipt) -> str:
+def outcome(future: PublishFuture) -> str:
     """What became of it, in a word."""
-    if not receipt.settled.is_set():
+    if not future.settled.is_set():
         return "waits"
-    if receipt.failure is None:
+    if future.failure is None:
         return "acknowledged"
-    return "maybe stored" if receipt.failure.maybe_stored else "not stored"
+    return "maybe stored" if future.failure.maybe_stored else "not stored"
 
 
 def test_a_lone_message_is_a_pub() -> None:
-    box = outbox()
+    box = queue()
     box.add_message("t", b"one")
     assert box.take() == [pub("t", b"one")]
     assert box.take() == []
 
 
 def test_messages_of_a_topic_join_until_they_are_taken() -> None:
-    box = outbox()
+    box = queue()
     for topic, body in (("t", b"1"), ("u", b"2"), ("t", b"3"), ("t", b"4")):
         box.add_message(topic, body)
     assert box.take() == [mpub("t", b"1", b"3", b"4"), pub("u", b"2")]
@@ -43,7 +43,7 @@ def test_messages_of_a_topic_join_until_they_are_taken() -> None:
 
 
 def test_in_order_no_message_joins_past_another_command() -> None:
-    box = Outbox(1000, 1000, ordered=True)
+    box = PublishQueue(1000, 1000, ordered=True)
     for topic, body in (("t", b"1"), ("t", b"2"), ("u", b"3"), ("t", b"4")):
         box.add_message(topic, body)
     box.add(Command("t", body=b"5", defer_ms=50))
@@ -58,14 +58,14 @@ def test_in_order_no_message_joins_past_another_command() -> None:
 
 
 def test_joining_stops_at_its_limit() -> None:
-    box = outbox(max_joined_bytes=20)
+    box = queue(max_joined_bytes=20)
     for body in (b"12345", b"6789a", b"b", b"c" * 100, b"d"):
         box.add_message("t", body)
     assert box.take() == [mpub("t", b"12345", b"6789a"), pub("t", b"b"), pub("t", b"c" * 100), pub("t", b"d")]
 
 
 def test_sets_and_deferred_messages_are_commands_of_their_own() -> None:
-    box = outbox()
+    box = queue()
     box.add_message("t", b"1")
     box.add(Command("t", messages=pack_messages([b"2", b"3"])))
     box.add(Command("t", body=b"4", defer_ms=50))
@@ -74,7 +74,7 @@ def test_sets_and_deferred_messages_are_commands_of_their_own() -> None:
 
 
 def test_the_window_bounds_what_is_under_way_but_lets_one_command_pass() -> None:
-    box = outbox(max_in_flight_bytes=20)
+    box = queue(max_in_flight_bytes=20)
     for topic in "tuv":
         box.add_message(topic, b"123456")
     box.add(Command("w", messages=pack_messages([b"7" * 100])))
@@ -90,37 +90,37 @@ def test_the_window_bounds_what_is_under_way_but_lets_one_command_pass() -> None
 
 
 def test_replies_are_for_the_oldest() -> None:
-    box = outbox()
-    receipts = [box.add_message(topic, b"x") for topic in "tut"]
+    box = queue()
+    futures = [box.add_message(topic, b"x") for topic in "tut"]
     box.take()
     assert box.acknowledge()
-    assert [outcome(receipt) for receipt in receipts] == ["acknowledged", "waits", "acknowledged"]
-    assert box.receipts() == [receipts[1]]
+    assert [outcome(future) for future in futures] == ["acknowledged", "waits", "acknowledged"]
+    assert box.futures() == [futures[1]]
     assert box.acknowledge()
     assert not box.acknowledge()
 
 
 def test_a_loss_tells_what_was_under_way_from_what_was_not() -> None:
-    box = outbox(max_in_flight_bytes=10)
-    receipts = [box.add_message(topic, b"x") for topic in "tuvw"]
+    box = queue(max_in_flight_bytes=10)
+    futures = [box.add_message(topic, b"x") for topic in "tuvw"]
     box.take()
     box.acknowledge()
     box.take()
-    assert box.clear() == [receipt.command for receipt in receipts[1:]]
-    for receipt in receipts[1:]:
-        receipt.command.fail(LOST, maybe_stored=receipt.command.taken)
-    assert [outcome(receipt) for receipt in receipts] == [
+    assert box.clear() == [future.command for future in futures[1:]]
+    for future in futures[1:]:
+        future.command.fail(LOST, maybe_stored=future.command.taken)
+    assert [outcome(future) for future in futures] == [
         "acknowledged",
         "maybe stored",
         "maybe stored",
         "not stored",
     ]
-    failure = receipts[1].failure
+    failure = futures[1].failure
     assert failure is not None
     assert failure.__cause__ is LOST
     assert str(failure) == f"publish not acknowledged, it may have been stored: {LOST}"
-    assert failure is not receipts[2].failure
-    assert (box.take(), box.receipts(), len(box)) == ([], [], 0)
+    assert failure is not futures[2].failure
+    assert (box.take(), box.futures(), len(box)) == ([], [], 0)
     for topic in "tu":
         box.add_message(topic, b"x")
     assert len(box.take()) == 2  # the next connection has its whole window
@@ -148,18 +148,18 @@ def test_only_what_a_broker_has_tried_may_be_stored(
 
 
 def test_a_refused_command_is_taken_out_and_those_behind_it_can_be_sent_anew_in_order() -> None:
-    box = outbox(max_in_flight_bytes=15)
-    receipts = [box.add_message(topic, b"x") for topic in "tuvw"]
+    box = queue(max_in_flight_bytes=15)
+    futures = [box.add_message(topic, b"x") for topic in "tuvw"]
     assert len(box.take()) == 3
     refused = box.refuse()
-    assert refused is receipts[0].command
+    assert refused is futures[0].command
     box.put_back()
     assert box.take() == [pub(topic, b"x") for topic in "uvw"]
-    assert outbox().refuse() is None
+    assert queue().refuse() is None
 
 
 def test_what_is_put_back_can_be_withdrawn_again() -> None:
-    box = outbox()
+    box = queue()
     first, second = box.add_message("t", b"1"), box.add_message("u", b"2")
     box.take()
     box.put_back()
@@ -169,10 +169,10 @@ def test_what_is_put_back_can_be_withdrawn_again() -> None:
 
 
 def test_what_follows_a_failure_in_its_series_is_not_sent() -> None:
-    box = outbox(max_in_flight_bytes=5)
-    series = Series()
-    receipts = [
-        box.add(Command("t", messages=pack_messages([body]), series=series)) for body in (b"1", b"2", b"3")
+    box = queue(max_in_flight_bytes=5)
+    group = CommandGroup()
+    futures = [
+        box.add(Command("t", messages=pack_messages([body]), group=group)) for body in (b"1", b"2", b"3")
     ]
     alone = box.add(Command("t", messages=pack_messages([b"4"])))
     box.take()
@@ -180,7 +180,7 @@ def test_what_follows_a_failure_in_its_series_is_not_sent() -> None:
     assert command is not None
     command.fail(LOST)
     assert box.take() == [mpub("t", b"4")]
-    assert [outcome(receipt) for receipt in receipts] == ["not stored"] * 3
+    assert [outcome(future) for future in futures] == ["not stored"] * 3
     assert outcome(alone) == "waits"
 
 
@@ -190,14 +190,14 @@ def test_all_that_was_tried_is_told() -> None:
     command.failures = {"host:1": LOST, "host:2": other}
     command.maybe_stored = True
     command.fail(other)
-    failure = command.first_receipt().failure
+    failure = command.first_future().failure
     assert failure is not None
     assert str(failure) == f"publish not acknowledged, it may have been stored: {LOST}; {other}"
     assert failure.__cause__ is other
 
 
 def test_what_nobody_has_taken_can_be_withdrawn() -> None:
-    box = outbox()
+    box = queue()
     first, second, third = [box.add_message("t", body) for body in (b"1", b"2", b"3")]
     a_set = box.add(Command("u", messages=pack_messages([b"4"])))
     assert box.withdraw(second)
@@ -211,17 +211,17 @@ def test_what_nobody_has_taken_can_be_withdrawn() -> None:
 
 @pytest.mark.parametrize("max_joined_bytes", [1_000_000, 10])
 def test_thousands_are_withdrawn_at_once_whatever_they_joined(max_joined_bytes: int) -> None:
-    box = outbox(max_joined_bytes=max_joined_bytes)
-    receipts = [box.add_message("t", b"123456") for _ in range(30_000)]
-    random.Random(1).shuffle(receipts)
+    box = queue(max_joined_bytes=max_joined_bytes)
+    futures = [box.add_message("t", b"123456") for _ in range(30_000)]
+    random.Random(1).shuffle(futures)
     began_at = time.perf_counter()
-    assert all(map(box.withdraw, receipts))
+    assert all(map(box.withdraw, futures))
     assert time.perf_counter() - began_at < 1.5  # with a search for each, several times that
     assert len(box) == 0
 
 
 def test_after_the_last_is_withdrawn_nothing_is_left_to_join() -> None:
-    box = outbox()
+    box = queue()
     assert box.withdraw(box.add_message("t", b"1"))
     assert (box.take(), len(box)) == ([], 0)
     box.add_message("t", b"2")
@@ -229,7 +229,7 @@ def test_after_the_last_is_withdrawn_nothing_is_left_to_join() -> None:
 
 
 def test_withdrawing_makes_room_to_join() -> None:
-    box = outbox(max_joined_bytes=10)
+    box = queue(max_joined_bytes=10)
     first = box.add_message("t", b"1")
     box.add_message("t", b"2")
     assert box.withdraw(first)

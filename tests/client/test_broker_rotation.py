@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.client.publishing.rotation import Rotation
+from trio_nsq.client.publishing.broker_rotation import BrokerRotation
 
 MIN_S, MAX_S = 0.1, 15.0
 
 
-def rotation(*addresses: str, random: Callable[[], float] = lambda: 0.0) -> Rotation:
-    return Rotation(addresses, MIN_S, MAX_S, random)
+def rotation(*addresses: str, random: Callable[[], float] = lambda: 0.0) -> BrokerRotation:
+    return BrokerRotation(addresses, MIN_S, MAX_S, random)
 
 
 def test_those_in_good_standing_take_turns() -> None:
     turns = rotation("a", "b", "c")
     for address in "abc":
-        turns.connected(address, 0)
+        turns.record_connected(address, 0)
     assert [turns.choose() for _ in range(6)] == [*"abcabc"]
-    turns.failed("b", 1)
+    turns.record_failure("b", 1)
     assert [turns.choose() for _ in range(4)] == [*"acac"]
-    turns.connected("b", 2)
+    turns.record_connected("b", 2)
     assert sorted(str(turns.choose()) for _ in range(3)) == [*"abc"]
 
 
 def test_with_none_in_good_standing_the_next_to_be_tried_is_chosen() -> None:
     turns = rotation("a", "b")
-    turns.failed("a", 0)
-    turns.failed("a", 0.1)
-    turns.failed("b", 0.1)
+    turns.record_failure("a", 0)
+    turns.record_failure("a", 0.1)
+    turns.record_failure("b", 0.1)
     assert [turns.choose(), turns.choose()] == ["b", "b"]
     assert turns.choose(without=["b"]) == "a"
     assert turns.choose(without=["a", "b"]) is None
@@ -39,8 +39,8 @@ def test_with_none_in_good_standing_the_next_to_be_tried_is_chosen() -> None:
 def test_all_are_to_be_tried_at_first_and_those_that_failed_when_their_time_has_come() -> None:
     turns = rotation("a", "b")
     assert turns.due(-1e9) == ["a", "b"]
-    turns.connected("a", 0)
-    assert turns.failed("b", 0) == MIN_S
+    turns.record_connected("a", 0)
+    assert turns.record_failure("b", 0) == MIN_S
     assert turns.due(MIN_S / 2) == []
     assert turns.due(MIN_S) == ["b"]
 
@@ -49,12 +49,12 @@ def test_delays_grow_until_a_connection_has_lasted() -> None:
     turns = rotation("a")
     now, delays = 0.0, []
     for _ in range(10):
-        until = turns.failed("a", now)
+        until = turns.record_failure("a", now)
         delays.append(until - now)
         now = until
-        turns.connected("a", now)  # and lost at once
+        turns.record_connected("a", now)  # and lost at once
     assert delays == pytest.approx([min(MAX_S, MIN_S * 2**n) for n in range(10)])
-    assert turns.failed("a", now + MAX_S) == pytest.approx(now + MAX_S + MIN_S)
+    assert turns.record_failure("a", now + MAX_S) == pytest.approx(now + MAX_S + MIN_S)
 
 
 EVENTS = st.lists(
@@ -85,10 +85,10 @@ def test_whatever_happens(events: list[tuple[str, int, float, float]], shunned: 
         address = addresses[number]
         match event:
             case "connected":
-                turns.connected(address, now)
+                turns.record_connected(address, now)
                 good.add(address)
             case "failed":
-                retry_at[address] = turns.failed(address, now)
+                retry_at[address] = turns.record_failure(address, now)
                 assert (
                     now + MIN_S / 2 <= retry_at[address] <= now + MAX_S
                 )  # sums, as a difference loses digits

@@ -1,11 +1,8 @@
-"""Whoever publishes batches from a task: what it is told by brokers that remember, that do not, and that go away."""
+"""The idempotent producer with brokers that remember, that do not, and that go away."""
 
 import pickle
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,27 +10,16 @@ import pytest
 import trio
 
 from broker.support import connected, running_broker
+from client.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt, RequestRefused
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from trio_nsq.protocol import Limits
-from trio_nsq.spark import publish_once
-from trio_nsq.spark.broker_log import RequestRefused
-from trio_nsq.spark.publish_once import (
-    BatchPublisher,
-    BrokerAway,
-    Outcome,
-    PublishInDoubt,
-)
 
-PUBLISHED, REPEATED, UNKNOWN = Outcome
+HASTY_S = 0.001
+PUBLISHED, REPEATED, UNKNOWN = PublishOutcome
 _Answer = TypeVar("_Answer")
-
-Answer = tuple[int, str, bytes]
-"""Status, what is said of the batch, and the body."""
-OURS: Answer = (200, "", b'{"producer":"p","number":null}')
-NO_TOPIC: Answer = (404, "", b'{"message":"TOPIC_NOT_FOUND"}')
-NSQD: Answer = (404, "", b'{"message":"NOT_FOUND"}')
-OK: Answer = (200, "", b"OK")
 
 
 def publish_batch(
@@ -44,73 +30,9 @@ def publish_batch(
     number: int,
     defer_ms: int = 0,
     **how: Any,
-) -> Outcome:
-    with BatchPublisher(address, topic, producer, **how) as publisher:
+) -> PublishOutcome:
+    with IdempotentProducer(address, topic, producer, first_retry_s=HASTY_S, **how) as publisher:
         return publisher.publish(bodies, number, defer_ms)
-
-
-class Script:
-    """A broker that answers what it is told to; None is to drop the connection once all is received.
-
-    Attributes:
-        address: Where it is.
-        seen: The requests, and the number of the connection each came over.
-    """
-
-    def __init__(self, answers: Sequence[Answer | None]) -> None:
-        self.seen: list[tuple[str, int]] = []
-        self.connections = 0
-        waiting = iter(answers)
-        script = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self) -> None:
-                super().setup()
-                script.connections += 1
-                self.connection_number = script.connections
-
-            def log_message(self, *_: Any) -> None:
-                """Not a word."""
-
-            def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                script.seen.append((f"{self.command} {self.path}", self.connection_number))
-                answer = next(waiting)
-                if answer is None:
-                    self.close_connection = True
-                    return
-                status, told, body = answer
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                if told:
-                    self.send_header("NSQ-Batch", told)
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_POST = answer
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
-
-
-@contextmanager
-def scripted(*answers: Answer | None) -> Iterator[Script]:
-    script = Script(answers)
-    thread = threading.Thread(target=partial(script.server.serve_forever, 0.01))
-    thread.start()
-    try:
-        yield script
-    finally:
-        script.server.shutdown()
-        script.server.server_close()
-        thread.join()
-
-
-@pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_once, "_FIRST_PAUSE_S", 0.001)
 
 
 async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answer:
@@ -123,14 +45,14 @@ async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answ
 
 
 async def test_batches_are_published_once_over_one_connection(tmp_path: Path) -> None:
-    def publish(address: str) -> list[Outcome]:
-        with BatchPublisher(address, "t", "load:1") as publisher:
+    def publish(address: str) -> list[PublishOutcome]:
+        with IdempotentProducer(address, "t", "load:1") as publisher:
             assert not publisher.remembers
             assert publisher.last_number() is None
             assert publisher.remembers
             told = [publisher.publish([b"a", b"bb"], number) for number in (0, 1, 1, 7)]
             assert publisher.last_number() == 7
-        with BatchPublisher(address, "t", "load:1") as again:
+        with IdempotentProducer(address, "t", "load:1") as again:
             told += [again.publish([b"a", b"bb"], number) for number in (0, 1, 7, 8)]
         told.append(publish_batch(address, "t", [b"c"], "load:1", 8))
         return told
@@ -148,8 +70,8 @@ async def test_batches_are_published_once_over_one_connection(tmp_path: Path) ->
 
 
 async def test_what_another_has_published_meanwhile_is_found_repeated(tmp_path: Path) -> None:
-    def publish(address: str) -> list[Outcome]:
-        with BatchPublisher(address, "t", "p") as one, BatchPublisher(address, "t", "p") as other:
+    def publish(address: str) -> list[PublishOutcome]:
+        with IdempotentProducer(address, "t", "p") as one, IdempotentProducer(address, "t", "p") as other:
             return [each.publish([b"a"], number) for number in range(3) for each in (one, other)]
 
     async with running_broker(tmp_path / "d") as bound:
@@ -167,7 +89,7 @@ async def test_a_batch_can_be_deferred(tmp_path: Path) -> None:
         await client.nothing_more()
 
 
-def _publish(address: str, number: int, defer_ms: int) -> Outcome:
+def _publish(address: str, number: int, defer_ms: int) -> PublishOutcome:
     return publish_batch(address, "t", [b"number %d" % number], "p", number, defer_ms)
 
 
@@ -190,7 +112,7 @@ async def test_what_the_broker_does_not_take_is_not_tried_again(tmp_path: Path) 
 
 def test_a_batch_that_got_no_answer_is_sent_again() -> None:
     with scripted(NO_TOPIC, None, None, (200, "repeated", b"OK")) as broker:
-        with BatchPublisher(broker.address, "t", "p") as publisher:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
             assert publisher.publish([b"a"], 1) is REPEATED
         _, first, *others = (request for request, _ in broker.seen)
         assert first == "POST /mpub?topic=t&producer=p&binary=true&number=1"
@@ -200,7 +122,7 @@ def test_a_batch_that_got_no_answer_is_sent_again() -> None:
 def test_what_a_broker_cannot_store_now_is_sent_again() -> None:
     full: Answer = (503, "", b'{"message":"topic t is full"}')
     with scripted(OURS, full, full, (200, "published", b"OK")) as broker:
-        with BatchPublisher(broker.address, "t", "p") as publisher:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
             assert publisher.publish([b"a"], 1) is PUBLISHED
         assert {connection for _, connection in broker.seen} == {1}
 
@@ -208,14 +130,16 @@ def test_what_a_broker_cannot_store_now_is_sent_again() -> None:
 def test_what_a_broker_cannot_store_for_long_is_refused() -> None:
     full: Answer = (503, "", b'{"message":"topic t is full"}')
     with scripted(OURS, *[full] * 1000) as broker:
-        with BatchPublisher(broker.address, "t", "p", patience_s=0.01) as publisher:
+        with IdempotentProducer(
+            broker.address, "t", "p", first_retry_s=HASTY_S, patience_s=0.01
+        ) as publisher:
             with pytest.raises(RequestRefused, match="topic t is full"):
                 publisher.publish([b"a"], 1)
 
 
 def test_a_broker_that_remembers_nothing_leaves_doubt() -> None:
     with scripted(NSQD, OK, None, OK) as broker:
-        with BatchPublisher(broker.address, "t", "p") as publisher:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as publisher:
             assert publisher.publish([b"a"], 1) is UNKNOWN
             with pytest.raises(PublishInDoubt, match="may publish it twice"):
                 publisher.publish([b"b"], 2)
@@ -228,19 +152,21 @@ def test_a_broker_that_remembers_nothing_and_refuses_is_not_asked_again() -> Non
             publish_batch(broker.address, "t", [b"a"], "p", 1)
 
 
-def test_a_connection_that_has_rested_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("keep_alive_s", "connections"), [(1e-9, [1, 2, 3]), (30, [1, 1, 1])], ids=["idle too long", "in use"]
+)
+def test_a_connection_that_was_idle_for_long_is_not_used(keep_alive_s: float, connections: list[int]) -> None:
     with scripted(NSQD, OK, OK) as broker:
-        with BatchPublisher(broker.address, "t", "p") as publisher:
+        with IdempotentProducer(broker.address, "t", "p", keep_alive_s=keep_alive_s) as publisher:
             publisher.publish([b"a"], 1)
-            monkeypatch.setattr(publish_once, "_RESTED_S", -1.0)
             publisher.publish([b"b"], 2)
-        assert [connection for _, connection in broker.seen] == [1, 1, 2]
+        assert [connection for _, connection in broker.seen] == connections
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"number":"x"}'])
 def test_something_that_is_no_broker(body: bytes) -> None:
     with scripted(*[(200, "", body)] * 1000) as broker:
-        with pytest.raises(BrokerAway, match="not an NSQ broker"):
+        with pytest.raises(BrokerUnreachable, match="not an NSQ broker"):
             publish_batch(broker.address, "t", [b"a"], "p", 1, patience_s=0.01)
 
 
@@ -248,13 +174,13 @@ def test_nobody_is_there() -> None:
     with scripted() as gone:
         address = gone.address
     with pytest.raises(
-        BrokerAway, match=f"the broker at {address} cannot be published to: Connection refused"
+        BrokerUnreachable, match=f"the broker at {address} cannot be reached: Connection refused"
     ):
         publish_batch(address, "t", [b"a"], "p", 1, patience_s=0.01)
 
 
-@pytest.mark.parametrize("error", [BrokerAway("a:1", "why"), PublishInDoubt("a:1", "why")])
-def test_errors_reach_whoever_started_the_task(error: BrokerAway) -> None:
+@pytest.mark.parametrize("error", [BrokerUnreachable("a:1", "why"), PublishInDoubt("a:1", "why")])
+def test_errors_reach_whoever_started_the_task(error: BrokerUnreachable) -> None:
     there = pickle.loads(pickle.dumps(error))
     assert (type(there), str(there), there.reason) == (type(error), str(error), "why")
 
@@ -262,7 +188,7 @@ def test_errors_reach_whoever_started_the_task(error: BrokerAway) -> None:
 @pytest.mark.interop
 def test_an_nsqd_takes_batches_and_remembers_nothing(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
-        with BatchPublisher(broker.http_address, "t", "p") as publisher:
+        with IdempotentProducer(broker.http_address, "t", "p") as publisher:
             assert publisher.last_number() is None
             assert [publisher.publish([b"a", b"b"], 1) for _ in range(2)] == [UNKNOWN, UNKNOWN]
             assert not publisher.remembers

@@ -26,8 +26,8 @@ from faults.test_power_cut import broker
 from interop.peers import START_DEADLINE_S, Child, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from trio_nsq.log import DiskLog
-from trio_nsq.spark.publish_once import BatchPublisher, Outcome
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -60,7 +60,7 @@ class Producer:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def send(self, batch: Batch) -> Outcome:
+    async def send(self, batch: Batch) -> PublishOutcome:
         """Publish it, now or before."""
         content = pack(">i", len(batch.bodies)) + b"".join(pack(">i", len(b)) + b for b in batch.bodies)
         params: dict[str, str | int] = {
@@ -71,7 +71,7 @@ class Producer:
         }
         answer = await self._http.post("/mpub", params=params, content=content)
         assert answer.status_code == 200, answer.text
-        return Outcome(answer.headers["NSQ-Batch"])
+        return PublishOutcome(answer.headers["NSQ-Batch"])
 
     async def make_channel(self) -> None:
         for path in ("/topic/create", "/channel/create"):
@@ -124,7 +124,7 @@ async def record(
                 b"%d/%d " % (at, n) + b"x" * chance.randint(40, 120) for n in range(chance.randint(1, 6))
             ]
             batches.append(batch := Batch(name, numbers[name], bodies, files.position))
-            assert await producer.send(batch) is Outcome.PUBLISHED
+            assert await producer.send(batch) is PublishOutcome.PUBLISHED
             batch.done = files.position
             waiting += len(bodies)
             if chance.random() < 0.25:
@@ -148,7 +148,7 @@ async def test_sent_again_after_a_power_cut(fast_folder: Path, clock: trio.testi
     chosen = (
         moments if COMPLETE else sorted({*chance.sample(under_way, CUTS), *chance.sample(moments, CUTS // 3)})
     )
-    outcomes: dict[tuple[Outcome, bool], int] = defaultdict(int)
+    outcomes: dict[tuple[PublishOutcome, bool], int] = defaultdict(int)
     for now, disk in disk_at(journal, chosen):
         name, image = chance.choice(list(disk.power_cuts(chance)))
         after = fast_folder / f"after-{now}"
@@ -159,15 +159,15 @@ async def test_sent_again_after_a_power_cut(fast_folder: Path, clock: trio.testi
                 outcome = await producer.send(batch)
                 outcomes[outcome, batch.done <= now] += 1
                 what = f"at {now}, {name}: batch {batch} was {outcome}"
-                assert outcome is Outcome.REPEATED or batch.done > now, what
+                assert outcome is PublishOutcome.REPEATED or batch.done > now, what
             if sent:
                 bodies = [body for batch in sent for body in batch.bodies]
                 kept = await producer.kept()
                 assert await producer.end() == len(bodies), f"at {now}, {name}"
                 assert kept == bodies[len(bodies) - len(kept) :], f"at {now}, {name}"
     print(f"{len(journal)} operations, {gone} files went, {len(chosen)} cuts, {dict(outcomes)}")
-    assert outcomes[Outcome.PUBLISHED, False]
-    assert outcomes[Outcome.REPEATED, False] or not COMPLETE  # the test below is about that
+    assert outcomes[PublishOutcome.PUBLISHED, False]
+    assert outcomes[PublishOutcome.REPEATED, False] or not COMPLETE  # the test below is about that
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_sent_again_after_a_kill(tmp_path: Path, moment: str) -> None:
     data_path, address = tmp_path / "d", f"{tmp_path}/http.sock"
     bodies = [[b"%d/%d" % (number, n) for n in range(3)] for number in range(2 * KILLED_AT)]
 
-    def publish() -> list[Outcome]:
-        with BatchPublisher(address, "t", "p") as publisher:
+    def publish() -> list[PublishOutcome]:
+        with IdempotentProducer(address, "t", "p") as publisher:
             return [publisher.publish(each, number) for number, each in enumerate(bodies)]
 
     argv = (sys.executable, "-m", "faults.dying_broker", data_path, address, moment, str(KILLED_AT))
@@ -216,9 +216,9 @@ def test_sent_again_after_a_kill(tmp_path: Path, moment: str) -> None:
         finally:
             dying.close()
         with qcli_serve(data_path, f"--http-address={address}"):
-            expected = [Outcome.PUBLISHED] * len(bodies)
+            expected = [PublishOutcome.PUBLISHED] * len(bodies)
             if moment != "unwritten":
-                expected[KILLED_AT - 1] = Outcome.REPEATED
+                expected[KILLED_AT - 1] = PublishOutcome.REPEATED
             assert told.result(START_DEADLINE_S) == expected
     log = DiskLog(data_path / "topics" / "t.topic")
     stored = [record.messages.bodies() for record in log.read(0)]

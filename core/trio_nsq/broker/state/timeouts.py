@@ -1,0 +1,75 @@
+"""When the messages that a channel's consumers have in flight time out."""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+from .consumer import Consumer
+from .in_flight import Delivery
+
+TimedOut = list[tuple[int, Delivery]]
+"""(sequence, delivery) of each message."""
+
+
+class Timeouts:
+    """The deadlines of one channel.
+
+    Attributes:
+        first_ns: The first deadline at the head of any consumer's deliveries, or earlier; None if there is none.
+    """
+
+    __slots__ = ("_capped", "_capped_count", "first_ns")
+
+    def __init__(self) -> None:
+        self.first_ns: int | None = None
+        # TOUCH near its cap gives a deadline earlier than those made before it: such messages are watched one by
+        # one. A heap of (deadline_ns, a number that decides ties, consumer, message id).
+        self._capped: list[tuple[int, int, Consumer, bytes]] = []
+        self._capped_count = 0
+
+    def watch(self, deadline_ns: int, consumer: Consumer, message_id: bytes) -> None:
+        """Watch one message, whose deadline may be earlier than those of older deliveries."""
+        self._capped_count += 1
+        heappush(self._capped, (deadline_ns, self._capped_count, consumer, message_id))
+
+    @property
+    def watched(self) -> int:
+        """How many messages are watched one by one."""
+        return len(self._capped)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When to look for due messages next; None is never."""
+        if not self._capped:
+            return self.first_ns
+        capped_ns = self._capped[0][0]
+        return capped_ns if self.first_ns is None else min(self.first_ns, capped_ns)
+
+    def take_due(
+        self, consumers: Iterable[Consumer], now_ns: int, at_most: int
+    ) -> Iterator[tuple[Consumer, TimedOut]]:
+        """Take messages that are due out of flight, at most so many; those of a consumer together.
+
+        A message that is watched and was answered meanwhile counts, too: it yields an empty list.
+        """
+        taken = 0
+        if self.first_ns is not None and self.first_ns <= now_ns:
+            heads: list[int] = []
+            for consumer in consumers:
+                if due := consumer.in_flight.time_out(now_ns, at_most - taken):
+                    taken += len(due)
+                    yield consumer, due
+                if (head_ns := consumer.in_flight.next_deadline_ns) is not None:
+                    heads.append(head_ns)
+            self.first_ns = min(heads, default=None)
+        while self._capped and self._capped[0][0] <= now_ns and taken < at_most:
+            _, _, consumer, message_id = heappop(self._capped)
+            taken += 1
+            delivery = consumer.in_flight.find(message_id)
+            is_due = delivery is not None and delivery.deadline_ns <= now_ns
+            found = consumer.in_flight.take(message_id) if is_due else None
+            yield consumer, [] if found is None else [found]
+
+    def clear(self) -> None:
+        """Watch nothing: nothing is in flight."""
+        self.first_ns = None
+        self._capped.clear()

@@ -1,0 +1,207 @@
+"""The blocking client of a broker's HTTP interface, for commands, Spark's driver and its tasks.
+
+It uses `http.client`: Spark's workers may have the standard library only, and a command that imports httpx takes 0.2 s
+longer to start.
+"""
+
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+from ...untrusted_json import decode_json
+from ..connection.tls import TLSFiles
+from ..errors import BrokerUnreachable, NotABroker, RequestRefused
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
+"""The disk of a broker may be slow."""
+_HTTPS = "https://"
+_NO_PARAMETERS: Mapping[str, str] = {}
+
+
+class BrokerHTTP:
+    """Makes requests to one broker. A request that is made while another one streams has a connection of its own.
+
+    Args:
+        address: `host:port`, `https://host:port`, or the path of a unix socket.
+        tls: For https; files, or a context that is ready. None: the CAs of the system.
+        connect_timeout_s: For making the TCP connection, and for each step of the TLS handshake.
+        answer_timeout_s: How long the broker may send nothing after that; None: `ANSWER_TIMEOUT_S`.
+        keep_alive_s: Use a connection again if it has been idle for less than this; 0: one connection per request.
+
+    Attributes:
+        address: As given.
+
+    Raises:
+        TLSFilesError: A file of `tls` cannot be used.
+        ValueError: The address names no port.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: TLSFiles | ssl.SSLContext | None = None,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        answer_timeout_s: float | None = None,
+        keep_alive_s: float = 0.0,
+    ) -> None:
+        self.address = address
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = ANSWER_TIMEOUT_S if answer_timeout_s is None else answer_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._tls: ssl.SSLContext | None = None
+        if address.startswith(_HTTPS):  # a context takes as long to make as ten requests
+            self._tls = tls if isinstance(tls, ssl.SSLContext) else (tls or TLSFiles()).context()
+        self._host, self._port = "localhost", 0
+        self._is_unix_socket = "/" in address.removeprefix(_HTTPS)
+        if not self._is_unix_socket:
+            host, _, port = address.removeprefix(_HTTPS).rpartition(":")
+            self._host, self._port = host.strip("[]"), int(port)
+        self._idle: http.client.HTTPConnection | None = None
+        self._idle_since_s = 0.0
+
+    def close(self) -> None:
+        """Close the connection that is kept, if there is one. The next request opens another."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    def get(self, path: str, params: Mapping[str, str] = _NO_PARAMETERS) -> bytes:
+        """Make a GET request and return the body of the answer. Raises as `stream`."""
+        return self.request("GET", path, params)
+
+    def post(self, path: str, params: Mapping[str, str] = _NO_PARAMETERS, body: bytes | None = None) -> bytes:
+        """Make a POST request and return the body of the answer. Raises as `stream`."""
+        return self.request("POST", path, params, body)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] = _NO_PARAMETERS,
+        body: bytes | None = None,
+    ) -> bytes:
+        """Make a request and return the body of the answer. Raises as `stream`."""
+        with self.stream(method, path, params, body) as answer:
+            return answer.read()
+
+    def request_json(self, method: str, path: str, params: Mapping[str, str] = _NO_PARAMETERS) -> Any:
+        """Make a request and decode the answer. Raises as `stream`; NotABroker also if the answer is no JSON."""
+        data = self.request(method, path, params)
+        try:
+            return decode_json(data)
+        except ValueError as exc:
+            raise NotABroker(self.address) from exc
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] = _NO_PARAMETERS,
+        body: bytes | None = None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Make a request; the block reads the successful answer.
+
+        Args:
+            method: `GET` or `POST`.
+            path: Without a query.
+            params: The query, not encoded.
+            body: Of the request.
+
+        Raises:
+            BrokerUnreachable: There is no answer, or it broke off.
+            NotABroker: What answers is not a broker.
+            RequestRefused: The broker answered with an error.
+        """
+        kept = self._take_kept()
+        connection = kept or self._new_connection()
+        sent = answered = False
+        try:
+            if connection is not kept:
+                connection.connect()
+                connection.sock.settimeout(self._answer_timeout_s)
+            sent = True
+            connection.request(method, f"{path}?{urlencode(params)}" if params else path, body)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                data = answer.read()
+                answered = True
+                self._keep(connection, answer)
+                raise self._refusal(answer, data, params.get("topic", ""))
+            yield answer
+            self._keep(connection, answer)
+        except OSError as exc:
+            # The socket is there before the TLS handshake.
+            reason = self._reason(exc, connected=connection.sock is not None, sent=sent)
+            raise BrokerUnreachable(self.address, reason, exc, unanswered=sent) from exc
+        except http.client.IncompleteRead as exc:
+            raise BrokerUnreachable(self.address, "the connection was lost", unanswered=sent) from exc
+        except http.client.HTTPException as exc:
+            raise NotABroker(self.address, unanswered=not answered) from exc
+        finally:
+            if connection is not self._idle:
+                connection.close()
+
+    def _take_kept(self) -> http.client.HTTPConnection | None:
+        """The connection that is kept, unless it was idle for too long."""
+        if time.monotonic() - self._idle_since_s > self._keep_alive_s:
+            self.close()
+        connection, self._idle = self._idle, None
+        return connection
+
+    def _new_connection(self) -> http.client.HTTPConnection:
+        """A connection that is not open yet."""
+        if self._is_unix_socket:
+            return _UnixConnection(self.address, self._connect_timeout_s)
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_timeout_s)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=self._connect_timeout_s, context=self._tls
+        )
+
+    def _keep(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
+        """Keep the connection for the next request, if the answer was read to its end."""
+        if self._keep_alive_s and answer.isclosed() and not answer.will_close:
+            self.close()
+            self._idle, self._idle_since_s = connection, time.monotonic()
+
+    def _reason(self, error: OSError, *, connected: bool, sent: bool) -> str:
+        if isinstance(error, TimeoutError):
+            timeout_s = self._answer_timeout_s if sent else self._connect_timeout_s
+            return f"connected, but no answer within {timeout_s:g} s" if connected else "it took too long"
+        if isinstance(
+            error, ConnectionResetError | BrokenPipeError
+        ):  # http.client's RemoteDisconnected is one
+            return "the connection was lost"
+        return error.strerror or str(error)
+
+    def _refusal(
+        self, answer: http.client.HTTPResponse, data: bytes, topic: str
+    ) -> RequestRefused | NotABroker:
+        try:
+            message = str(decode_json(data)["message"])
+        except (ValueError, KeyError, TypeError):  # a broker would say what is wrong
+            text = " ".join(data.decode("utf-8", "replace").split())[:200] or answer.reason
+            return NotABroker(self.address, answer.status, text)
+        return RequestRefused(self.address, topic, answer.status, message)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over the unix socket of this path."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

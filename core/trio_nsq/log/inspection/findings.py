@@ -1,0 +1,47 @@
+"""What an inspection of a log's files, or of files to import, finds wrong."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+NOT_SERVED = "a broker does not serve the topic"
+
+
+class Kind(StrEnum):
+    """How bad a finding is.
+
+    DAMAGE: stored messages cannot be read, or a file was changed by something other than a broker.
+    TORN: a crash interrupted a write that was not acknowledged; the next start of the broker removes its remains.
+    NOTE: nothing is lost.
+    """
+
+    DAMAGE = "damage"
+    TORN = "torn"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a file.
+
+    Attributes:
+        kind: How bad it is.
+        path: The file.
+        offset, end: The bytes concerned; equal if something is missing there.
+        what: A description.
+        sequence: The first message concerned; None if it is unknown, or no message is concerned.
+        messages: How many messages are lost; None if it is unknown.
+    """
+
+    kind: Kind
+    path: Path
+    offset: int
+    end: int
+    what: str
+    sequence: int | None = None
+    messages: int | None = 0
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after the messages concerned, as far as it is known; 0 if no message is concerned."""
+        return 0 if self.sequence is None else self.sequence + (self.messages or 0)

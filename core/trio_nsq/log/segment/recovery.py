@@ -1,0 +1,123 @@
+"""Recovering the last segment of a log after a crash.
+
+A crash can leave a record that reaches past the end of the file, or bytes at the end that are no record: they were
+being written and were never acknowledged. They are cut off, with all records of the same batch of messages.
+
+A record of full length that does not match its checksum is damaged. It stays, its sequences remain used, and readers
+skip it. The other records of its batch are made unreadable too, so that no part of a batch is delivered after a crash.
+"""
+
+import logging
+
+from zlib_ng.zlib_ng import crc32
+
+from ..errors import LogWriteError
+from ..files import Files
+from ..records import HEADER_BYTES, RecordHeader, encode_spoiled
+from .reader import NO_LIMIT, SCAN_BYTES, Segment
+from .writer import SegmentWriter
+
+logger = logging.getLogger("trio_nsq.log")
+
+
+def recover(files: Files, segment: Segment) -> SegmentWriter:
+    """Check every record, build the index, cut off what a crash left unfinished, and sync the rest.
+
+    Damage that is followed by whole records stays, and is logged.
+
+    Returns:
+        A writer that appends to the segment.
+
+    Raises:
+        LogReadError, LogWriteError: The operating system refused.
+    """
+    size = segment.size
+    start = end = segment.header.size
+    batch = _BatchRecords()
+    for offset, header, window in segment.walk(start, SCAN_BYTES, NO_LIMIT):
+        following = offset + header.record_bytes
+        if following > size:
+            break
+        if not header.has_previous:
+            _keep(files, segment, batch)  # its end is missing
+            batch = _BatchRecords()
+        at = window.at(offset, header.record_bytes)
+        payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
+        is_whole = crc32(payload) == header.payload_crc
+        if not is_whole:
+            segment.damage.record_damaged(offset, following, size)
+        batch.add(offset, header, is_whole)
+        if not header.has_next:
+            _keep(files, segment, batch)
+            batch = _BatchRecords()
+            end = following
+    segment.size = segment.index.up_to = end
+    # The records that a killed process wrote but did not sync will be delivered from now on: sync all of them.
+    writer = SegmentWriter(files, segment, synced_to=start)
+    if end < size:
+        logger.warning("%s: cut %d bytes of an unfinished record at byte %d", segment.path, size - end, end)
+        writer.cut()
+    writer.sync()
+    if end == start:
+        _sync_name(files, segment)  # the process may have been killed before it synced the folder
+    return writer
+
+
+def holds_beyond(segment: Segment, sequence: int) -> bool:
+    """Whether the segment holds a whole header of a record with this sequence or a later one. Raises LogReadError."""
+    return any(
+        header.next_sequence > sequence
+        for _, header, _ in segment.walk(segment.header.size, SCAN_BYTES, NO_LIMIT)
+    )
+
+
+class _BatchRecords:
+    """The records of one batch of messages found so far.
+
+    Attributes:
+        records: The offset and header of each, and whether its payload matches its checksum.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, RecordHeader, bool]] = []
+        self._end = 0
+        self._is_whole = True
+
+    def add(self, offset: int, header: RecordHeader, is_whole: bool) -> None:
+        """Add the next record."""
+        follows = offset == self._end if self.records else not header.has_previous
+        self._is_whole = self._is_whole and follows and is_whole
+        self.records.append((offset, header, is_whole))
+        self._end = offset + header.record_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all records of the batch are there and undamaged."""
+        return self._is_whole and bool(self.records) and not self.records[-1][1].has_next
+
+
+def _keep(files: Files, segment: Segment, batch: _BatchRecords) -> None:
+    """Keep the sequences of a batch's records; if the batch is not complete, make all its records unreadable."""
+    for offset, header, is_whole in batch.records:
+        segment.index.add(header.base_sequence, offset)
+        segment.first_ns = segment.first_ns or header.timestamp_ns
+        segment.newest_ns = header.timestamp_ns
+        segment.next_sequence = header.next_sequence
+        if is_whole and not batch.is_complete:
+            _spoil(files, segment, offset, header)
+
+
+def _spoil(files: Files, segment: Segment, offset: int, header: RecordHeader) -> None:
+    try:
+        with segment.file as fd:
+            files.write(fd, offset, [encode_spoiled(header, segment.seed)])
+    except OSError as exc:
+        raise LogWriteError(segment.path, exc) from exc
+    segment.damage.record_damaged(offset, offset + header.record_bytes, segment.size)
+
+
+def _sync_name(files: Files, segment: Segment) -> None:
+    try:
+        files.sync_folder(segment.path.parent)
+    except OSError as exc:
+        raise LogWriteError(segment.path, exc) from exc

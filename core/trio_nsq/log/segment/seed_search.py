@@ -1,0 +1,67 @@
+"""Finding the seed of a segment whose header is damaged, from the checksums of its records."""
+
+from collections.abc import Callable, Collection
+
+from zlib_ng.zlib_ng import crc32
+
+from ..records import HEADER_BYTES, MAGIC, RecordHeader, decode_header
+
+Read = Callable[[int, int], bytes]
+"""Reads up to so many bytes of a file, from this offset on: `read(size, offset)`. Raises OSError."""
+
+_SEARCH_BYTES = 1024 * 1024
+_MAX_CANDIDATES = 10_000
+"""Bytes that look like a record cost some microseconds each. In most segments the first candidate is a record."""
+
+_TABLE = [crc32(bytes([byte ^ 0xFF])) ^ 0xFF00_0000 for byte in range(256)]
+"""CRC-32: how a byte changes the state."""
+_BY_TOP = {entry >> 24: byte for byte, entry in enumerate(_TABLE)}
+
+
+def seed_before(data: bytes, crc: int) -> int:
+    """Return the number for which `crc32(data, number)` is `crc`: its steps in reverse."""
+    state = crc ^ 0xFFFF_FFFF
+    for byte in reversed(data):
+        at = _BY_TOP[state >> 24]
+        state = (state ^ _TABLE[at]) << 8 & 0xFFFF_FF00 | at ^ byte
+    return state ^ 0xFFFF_FFFF
+
+
+def find_seed(
+    read: Read, start: int, end: int, base_sequence: int, likely: Collection[int]
+) -> tuple[int, RecordHeader] | None:
+    """Find the seed of a file whose header is damaged, and the first record that proves it.
+
+    Args:
+        read: Reads the file.
+        start, end: The bytes to search.
+        base_sequence: Of the file.
+        likely: The seeds that the file can have. If empty, the seed of the first undamaged record is returned.
+
+    Raises:
+        OSError: As `read`.
+    """
+    candidates = 0
+    while start < end:
+        window = read(_SEARCH_BYTES, start)
+        at = window.find(MAGIC)
+        while 0 <= at <= len(window) - HEADER_BYTES:
+            record = window[at : at + HEADER_BYTES]
+            seed = seed_before(record[8:], int.from_bytes(record[4:8], "big"))
+            header = decode_header(record, 0, seed)
+            if header is not None and header.base_sequence < base_sequence:
+                header = None
+            if header and (seed in likely if likely else _is_whole(read, start + at, header, end)):
+                return seed, header
+            candidates += 1
+            if candidates == _MAX_CANDIDATES:
+                return None
+            at = window.find(MAGIC, at + 1)
+        start += max(1, len(window) - HEADER_BYTES + 1)  # a record may begin in what is left of the window
+    return None
+
+
+def _is_whole(read: Read, offset: int, header: RecordHeader, end: int) -> bool:
+    if offset + header.record_bytes > end:
+        return False
+    return crc32(read(header.length, offset + HEADER_BYTES)) == header.payload_crc

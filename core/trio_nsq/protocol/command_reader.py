@@ -1,0 +1,431 @@
+"""Reading a client's commands.
+
+`CommandReader` consumes bytes and returns a command, raises the error to send, or returns None if it needs more bytes.
+The size of a body is checked before the body is buffered, and no byte is searched twice. A run of FIN lines, most of
+what a busy consumer sends, becomes one `Finish`.
+"""
+
+import re
+from dataclasses import dataclass
+from struct import Struct
+
+from .commands import (
+    FINISH_LINE_BYTES,
+    Auth,
+    Command,
+    Finish,
+    Identify,
+    LineTooLong,
+    NoOperation,
+    Publish,
+    PublishVerb,
+    Ready,
+    Requeue,
+    StartClose,
+    Subscribe,
+    Touch,
+)
+from .errors import CommandError, quote
+from .finish_run import finish_run_bytes
+from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
+from .messages import MessageSet, walk_messages
+from .names import is_valid_name
+from .states import LEGAL_STATES, State
+
+_INT32 = Struct(">i")
+_LARGE_BYTES = 64 * 1024
+"""If more than this is missing of a body, nothing is parsed until the whole body has arrived."""
+_PIECE_BYTES = 4096
+"""Smaller pieces of a large body are joined: an object for each would take more memory than its bytes."""
+_FIN_LINES_AT_LEAST = 16
+_ID_BYTES = 16
+_NOPS = re.compile(rb"(?:NOP\n){16,}+")
+_MAX_DIGITS = 20
+_TOO_BIG = 2**64
+
+_START_CLOSE = StartClose()
+_NOP = NoOperation()
+
+
+@dataclass(slots=True)
+class _Body:
+    """A command whose line was read, and whose body was not."""
+
+    verb: str
+    topic: str = ""
+    defer_ms: int = 0
+    size: int = -1  # not yet read
+    count: int = -1  # MPUB: not yet read
+    walked: int = 0  # MPUB: sizes are checked up to this offset from the first message
+    sizes: list[int] | None = None
+
+
+class CommandReader:
+    """Decodes the bytes of a client into commands.
+
+    Args:
+        limits: What to accept.
+
+    Attributes:
+        state: Of the connection. The caller sets it (after SUB, CLS) before it reads the next command, because a
+            command's legality is checked when it is read.
+        greeted: Whether the client has sent its magic.
+        heartbeats: Whether the connection has heartbeats; without them SUB is refused. The caller sets it.
+        tls_required: Whether only IDENTIFY is legal until the connection is encrypted. The caller sets it.
+        missing_bytes: How much of a large body has not arrived; 0 if no large body has begun.
+        large_bodies: How many large bodies have begun.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.state = State.INIT
+        self.heartbeats = True
+        self.tls_required = False
+        self._limits = limits
+        self._buffer: bytes | bytearray = b""
+        self._position = 0
+        self._scanned = 0  # no line feed before this offset
+        self.greeted = False
+        self._eof = False
+        self._body: _Body | None = None
+        # The pieces of a large body, joined once all have arrived.
+        self._pieces: list[bytes | bytearray] = []
+        self.missing_bytes = 0
+        self.large_bodies = 0
+        # The last PUB or MPUB line with its line feed, its verb and its topic: publishers repeat the line.
+        self._publish_line = b"\n"
+        self._publish_verb: PublishVerb = "PUB"
+        self._publish_topic = ""
+        self._fin_lines = _FIN_LINES_AT_LEAST  # how many lines to check first: more than the last run had
+
+    def receive_data(self, data: bytes) -> None:
+        """Add bytes from the socket."""
+        if self.missing_bytes:
+            if len(data) >= _PIECE_BYTES:
+                self._pieces.append(data)
+            elif isinstance(last := self._pieces[-1], bytearray):
+                last += data
+            else:
+                self._pieces.append(bytearray(data))
+            self.missing_bytes -= len(data)
+            if self.missing_bytes <= 0:
+                self._join_pieces()
+            return
+        if self._position == len(self._buffer):
+            # Most data holds whole commands: it is used as it is, so that a body is copied once.
+            self._buffer, self._position, self._scanned = data, 0, 0
+            return
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(memoryview(self._buffer)[self._position :])
+        elif self._position:
+            del self._buffer[: self._position]
+        self._scanned = max(0, self._scanned - self._position)
+        self._position = 0
+        self._buffer += data
+
+    def receive_eof(self) -> None:
+        """End the input: an incomplete body is now an error, an incomplete line is not."""
+        self._join_pieces()
+        self._eof = True
+
+    def _join_pieces(self) -> None:
+        if self._pieces:
+            self._buffer = b"".join(self._pieces)
+            self._pieces, self.missing_bytes = [], 0
+
+    def take_buffered(self) -> bytes:
+        """Remove and return the bytes that were not read, for a connection upgrade."""
+        self._join_pieces()
+        rest = self._copied(self._position, len(self._buffer))
+        self._buffer = b""
+        self._position = self._scanned = 0
+        return rest
+
+    def _copied(self, start: int, end: int) -> bytes:
+        buffer = self._buffer
+        # A slice of the whole `bytes` is not a copy.
+        return buffer[start:end] if isinstance(buffer, bytes) else bytes(memoryview(buffer)[start:end])
+
+    def next_command(self) -> Command | None:
+        """Return the next command, or None if more bytes are needed.
+
+        Raises:
+            CommandError: To send as an error frame. If it is fatal, the reader cannot be used any more.
+        """
+        if self._position == len(self._buffer) and not self._eof:
+            return None  # the most frequent case
+        if self._body is not None:
+            command = self._read_body(self._body)
+            if self._position == len(self._buffer):  # release the buffer, which may be large
+                self._buffer, self._position, self._scanned = b"", 0, 0
+            return command
+        if not self.greeted and not self._read_magic():
+            return None
+        buffer, position = self._buffer, self._position
+        if buffer.startswith(self._publish_line, position) and self._publish_topic:
+            self._position = position + len(self._publish_line)
+            return self._read_publish()
+        if buffer.startswith(b"FIN ", position) and (finish := self._read_finish_run()):
+            return finish
+        end = buffer.find(b"\n", max(position, self._scanned))
+        if end < 0:
+            self._scanned = len(buffer)
+            if len(buffer) - position >= MAX_LINE_BYTES:
+                raise LineTooLong
+            return None
+        if end - position >= MAX_LINE_BYTES:
+            raise LineTooLong
+        self._position = end + 1
+        line = self._copied(position, end)
+        return self._read_line(line.removesuffix(b"\r"), line)
+
+    def _read_magic(self) -> bool:
+        if len(self._buffer) < len(MAGIC_V2):
+            return False
+        if not self._buffer.startswith(MAGIC_V2):
+            raise CommandError("E_BAD_PROTOCOL")
+        self._position = len(MAGIC_V2)
+        self.greeted = True
+        return True
+
+    def _read_finish_run(self) -> Finish | None:
+        """Read all consecutive FIN lines of the fixed width; None if the first is not one."""
+        if self.state not in LEGAL_STATES[b"FIN"]:
+            return None
+        buffer = self._buffer
+        start = end = self._position
+        # In growing steps: the cost grows with the run, not with the buffer.
+        at_a_time = self._fin_lines
+        while True:
+            whole = (len(buffer) - end) // FINISH_LINE_BYTES
+            checked_to = end + min(whole, at_a_time) * FINISH_LINE_BYTES
+            end += finish_run_bytes(self._copied(end, checked_to))
+            if end < checked_to or whole <= at_a_time:
+                break
+            at_a_time *= 4
+        if end == start:
+            self._fin_lines = _FIN_LINES_AT_LEAST
+            return None
+        self._position = end
+        self._fin_lines = max(_FIN_LINES_AT_LEAST, 4 * (end - start) // FINISH_LINE_BYTES)
+        return Finish(self._copied(start, end))
+
+    def _read_line(self, line: bytes, raw: bytes) -> Command | None:
+        verb, *params = line.split(b" ")
+        if self.tls_required and verb != b"IDENTIFY":
+            raise CommandError("E_INVALID", f"cannot {_text(verb)} in current state (TLS required)")
+        legal = LEGAL_STATES.get(verb)
+        if legal is None:
+            raise CommandError("E_INVALID", f"invalid command {_text(verb)}")
+        if self.state not in legal:
+            raise CommandError("E_INVALID", f"cannot {verb.decode()} in current state")
+        match verb:
+            case b"NOP":
+                # NOP has no effect: many are the same as one.
+                if nops := _NOPS.match(self._buffer, self._position):
+                    self._position = nops.end()
+                return _NOP
+            case b"PUB" | b"MPUB":
+                self._publish_topic = self._topic(verb.decode(), params)
+                self._publish_verb = "PUB" if verb == b"PUB" else "MPUB"
+                self._publish_line = raw + b"\n"
+                return self._read_publish()
+            case b"DPUB":
+                return self._read_dpub(params)
+            case b"FIN":
+                return Finish(b"FIN %s\n" % _message_id("FIN", params))
+            case b"RDY":
+                return self._read_rdy(params)
+            case b"REQ":
+                return self._read_req(params)
+            case b"TOUCH":
+                return Touch(_message_id("TOUCH", params))
+            case b"SUB":
+                return self._read_sub(params)
+            case b"CLS":
+                return _START_CLOSE
+            case b"AUTH" if params:
+                raise CommandError("E_INVALID", "AUTH invalid number of parameters")
+            case _:
+                return self._expect_body(_Body(verb.decode()))
+
+    def _topic(self, verb: str, params: list[bytes]) -> str:
+        if len(params) < (2 if verb == "DPUB" else 1):
+            raise CommandError("E_INVALID", f"{verb} insufficient number of parameters")
+        topic = _text(params[0])
+        if not is_valid_name(topic):
+            raise CommandError("E_BAD_TOPIC", f"{verb} topic name {quote(topic)} is not valid")
+        return topic
+
+    def _read_sub(self, params: list[bytes]) -> Subscribe:
+        if not self.heartbeats:
+            raise CommandError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if len(params) < 2:
+            raise CommandError("E_INVALID", "SUB insufficient number of parameters")
+        topic = self._topic("SUB", params)
+        channel = _text(params[1])
+        if not is_valid_name(channel):
+            raise CommandError("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+        return Subscribe(topic, channel)
+
+    def _read_dpub(self, params: list[bytes]) -> Command | None:
+        topic = self._topic("DPUB", params)
+        defer_ms = _decimal(params[1])
+        if defer_ms is None:
+            raise CommandError("E_INVALID", f"DPUB could not parse timeout {_text(params[1])}")
+        biggest = self._limits.max_defer_ms
+        if defer_ms > biggest:
+            raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
+        return self._expect_body(_Body("DPUB", topic, defer_ms))
+
+    def _read_rdy(self, params: list[bytes]) -> Ready:
+        count = _decimal(params[0]) if params else 1
+        if self.state is State.CLOSING:
+            return Ready(0)  # it is ignored
+        if count is None:
+            raise CommandError("E_INVALID", f"RDY could not parse count {_text(params[0])}")
+        biggest = self._limits.max_rdy_count
+        if count > biggest:
+            raise CommandError("E_INVALID", f"RDY count {count} out of range 0-{biggest}")
+        return Ready(count)
+
+    def _read_req(self, params: list[bytes]) -> Requeue:
+        if len(params) < 2:
+            raise CommandError("E_INVALID", "REQ insufficient number of params")
+        message_id = _message_id("REQ", params)
+        delay_ms = _decimal(params[1])
+        if delay_ms is None:
+            raise CommandError("E_INVALID", f"REQ could not parse timeout {_text(params[1])}")
+        return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms))
+
+    def _read_publish(self) -> Command | None:
+        """Read the body of a PUB or MPUB. A PUB whose body has arrived and is valid takes the fewest steps."""
+        buffer, start, verb = self._buffer, self._position, self._publish_verb
+        if verb == "PUB" and start + 4 < len(buffer):
+            (size,) = _INT32.unpack_from(buffer, start)
+            end = start + 4 + size
+            if 0 < size <= self._limits.max_msg_size and end <= len(buffer):
+                self._position = end
+                messages = MessageSet(self._copied(start, end), [size])
+                return Publish("PUB", self._publish_topic, messages)
+        return self._expect_body(_Body(verb, self._publish_topic))
+
+    def _expect_body(self, body: _Body) -> Command | None:
+        self._body = body
+        return self._read_body(body)
+
+    def _read_body(self, body: _Body) -> Command | None:
+        buffer = self._buffer
+        available = len(buffer) - self._position
+        if body.size < 0:
+            if available < 4:
+                return self._incomplete(*_body_error(body.verb, "body size"))
+            body.size = self._body_size(body.verb, _INT32.unpack_from(buffer, self._position)[0])
+            if body.verb == "MPUB":  # a PUB's size stays: it is the message's size field
+                self._position += 4
+                available -= 4
+        if body.verb == "MPUB":
+            return self._read_mpub(body, available)
+        if available < 4 + body.size:
+            return self._incomplete(*_body_error(body.verb, "body"), 4 + body.size - available)
+        start = self._position
+        end = start + 4 + body.size
+        self._position, self._body = end, None
+        if body.topic:
+            data = self._copied(start, end)
+            verb: PublishVerb = "DPUB" if body.verb == "DPUB" else "PUB"
+            return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms)
+        content = self._copied(start + 4, end)
+        return Identify(content) if body.verb == "IDENTIFY" else Auth(content)
+
+    def _body_size(self, verb: str, size: int) -> int:
+        if verb in ("PUB", "DPUB"):
+            biggest = self._limits.max_msg_size
+            if size <= 0:
+                raise CommandError("E_BAD_MESSAGE", f"{verb} invalid message body size {size}")
+            if size > biggest:
+                raise CommandError("E_BAD_MESSAGE", f"{verb} message too big {size} > {biggest}")
+        else:
+            biggest = self._limits.max_body_size
+            if verb != "MPUB":
+                biggest = min(biggest, MAX_HANDSHAKE_BYTES)
+            if size > biggest:
+                raise CommandError("E_BAD_BODY", f"{verb} body too big {size} > {biggest}")
+            if size <= 0:
+                raise CommandError("E_BAD_BODY", f"{verb} invalid body size {size}")
+        return size
+
+    def _read_mpub(self, body: _Body, available: int) -> Command | None:
+        if body.sizes is None:
+            if available < 4:
+                return self._incomplete("E_BAD_BODY", "MPUB failed to read message count")
+            body.count = _INT32.unpack_from(self._buffer, self._position)[0]
+            if not 0 < body.count <= (self._limits.max_body_size - 4) // 5:
+                raise CommandError("E_BAD_BODY", f"MPUB invalid message count {body.count}")
+            body.sizes = []
+            self._position += 4
+            available -= 4
+        start, size = self._position, body.size - 4  # of all messages
+        if available < size:
+            end = start + available
+            walked = walk_messages(
+                self._buffer, start + body.walked, end, body.count, self._limits, body.sizes
+            )
+            body.walked = walked - start
+            self._check_walked(body, size)
+            what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
+            return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", size - available)
+        data = self._copied(start, start + size)
+        body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
+        self._check_walked(body, size)
+        self._position, self._body = start + size, None
+        return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
+
+    def _check_walked(self, body: _Body, size: int) -> None:
+        """Raise CommandError if the sizes of the messages do not add up to the size of the body."""
+        assert body.sizes is not None
+        if body.walked != size if len(body.sizes) == body.count else body.walked > size - 4:
+            # nsqd does not compare them and uses the messages' sizes.
+            raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
+
+    def _incomplete(self, code: str, text: str, missing_bytes: int = 0) -> Command | None:
+        """Return None, or raise CommandError if the input has ended."""
+        if self._eof:
+            raise CommandError(code, text)
+        if missing_bytes > _LARGE_BYTES:
+            self._pieces = [self._copied(self._position, len(self._buffer))]
+            self.missing_bytes = missing_bytes
+            self.large_bodies += 1
+            self._buffer, self._position, self._scanned = b"", 0, 0
+        return None
+
+
+def _text(word: bytes) -> str:
+    return word.decode("utf-8", "surrogateescape")
+
+
+def _body_error(verb: str, what: str) -> tuple[str, str]:
+    """Return the code and text of the error for a body that ends too early."""
+    if verb in ("PUB", "DPUB"):
+        return "E_BAD_MESSAGE", f"{verb} failed to read message {what}"
+    return "E_BAD_BODY", f"{verb} failed to read {what}"
+
+
+def _decimal(word: bytes) -> int | None:
+    """Parse a number like nsqd: ASCII digits only, and the empty string is 0; None if it is not a number.
+
+    nsqd wraps around at 2**64. Here larger numbers become 2**64, which is out of every range.
+    """
+    if not word:
+        return 0
+    if not word.isdigit():
+        return None
+    digits = word.lstrip(b"0")
+    return min(int(digits or b"0"), _TOO_BIG) if len(digits) <= _MAX_DIGITS else _TOO_BIG
+
+
+def _message_id(verb: str, params: list[bytes]) -> bytes:
+    if len(params) < (2 if verb == "REQ" else 1):
+        raise CommandError("E_INVALID", f"{verb} insufficient number of params")
+    if len(params[0]) != _ID_BYTES:
+        raise CommandError("E_INVALID", "invalid message ID")
+    return params[0]

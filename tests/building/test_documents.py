@@ -1,0 +1,45 @@
+"""What the documents point at is there: links to files, and paths of the project in their text."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for folder in (
+        ROOT,
+        ROOT / ".github",
+        ROOT / "docs",
+        ROOT / "docs" / "decisions",
+        ROOT / "bench",
+        ROOT / "tests",
+    )
+    for path in [*folder.glob("*.md"), *folder.glob("*/README.md")]
+    if ".build" not in path.parts
+)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+MADE = {"docs/api"}
+"""Not in the repository: `make` writes it."""
+_PATH = re.compile(r"`((?:core|cli|tests|bench|docs|examples|\.github)/[\w./-]+)`")
+
+
+def targets(document: Path) -> list[str]:
+    """Return what a document points at, from the project's root."""
+    text = (ROOT / document).read_text()
+    links = [link for link in _LINK.findall(text) if "://" not in link and not link.startswith("mailto:")]
+    return [*(str(document.parent / link) for link in links), *_PATH.findall(text)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_a_document_points_at_files_that_are_there(document: Path) -> None:
+    assert [
+        target for target in targets(document) if target not in MADE and not (ROOT / target).exists()
+    ] == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == records

@@ -1,0 +1,159 @@
+"""Imports point one way: from higher layers to lower ones, and never in a circle.
+
+Read from the sources, so imports inside functions and below `if TYPE_CHECKING` count, too.
+"""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LAYERS = (
+    ("qcli", "pyspark_nsq"),
+    ("trio_nsq.spark",),
+    ("trio_nsq",),  # its `__init__.py` alone: the public names
+    ("trio_nsq.sync", "trio_nsq.nsqd_import"),
+    ("trio_nsq.client", "trio_nsq.broker"),
+    ("trio_nsq.lookup",),
+    ("trio_nsq.http", "trio_nsq.log", "trio_nsq.listening"),
+    (
+        "trio_nsq.protocol",
+        "trio_nsq._version",
+        "trio_nsq.extras",
+        "trio_nsq.under_trio",
+        "trio_nsq.untrusted_json",
+        "trio_nsq.wording",
+    ),
+)
+"""From the top down. A package imports from itself and from lower rows, not from its neighbours in a row."""
+
+KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
+    frozenset({"qcli.commands.stat.command", "qcli.commands.stat.live"}),
+    frozenset({"qcli.commands.tail.command", "qcli.commands.tail.private_channel"}),
+    frozenset({"qcli.commands.to_parquet.channel_export", "qcli.commands.to_parquet.log_export"}),
+    frozenset(
+        {
+            "trio_nsq.broker.dead_letters",
+            "trio_nsq.broker.recovery",
+            "trio_nsq.broker.server",
+            "trio_nsq.broker.tcp.connection",
+        }
+    ),
+    frozenset({"trio_nsq.client.connection.codecs", "trio_nsq.client.connection.options"}),
+    frozenset(
+        {
+            "trio_nsq.client.consuming.flow_control",
+            "trio_nsq.client.consuming.handlers",
+            "trio_nsq.client.consuming.message",
+            "trio_nsq.client.consuming.subscription",
+        }
+    ),
+)
+"""To be empty: circles of an earlier layout, which may only become smaller."""
+
+
+def modules_of(*roots: Path) -> dict[str, Path]:
+    """Return the files of all modules below some source roots, by the name that they are imported by."""
+    found = {}
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(name: str, modules: Mapping[str, Path]) -> set[str]:
+    """Return which of some modules one of them imports, wherever in its source.
+
+    `from package import name` is an import of the module `package.name`, if there is one, else of `package`.
+    """
+    path = modules[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            members = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {member if member in modules else base for member in members}
+    return found & modules.keys()
+
+
+def circles_in(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """Return the groups of modules that import each other, directly or through others of the group."""
+
+    def reached_from(start: str) -> set[str]:
+        reached: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = graph[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        return reached
+
+    reached = {module: reached_from(module) for module in graph}
+    return {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in graph
+        if module in reached[module]
+    }
+
+
+def layer_of(module: str) -> tuple[int, str]:
+    """Return the row of a module in `LAYERS`, and the package in that row that the module belongs to."""
+    for row, packages in enumerate(LAYERS):
+        for package in packages:
+            if module == package or (package != "trio_nsq" and module.startswith(f"{package}.")):
+                return row, package
+    pytest.fail(f"{module} has no place in LAYERS")
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """All modules of the project, with what each imports of them."""
+    modules = modules_of(ROOT / "core", ROOT / "cli")
+    assert {"trio_nsq.protocol.frames", "trio_nsq.broker", "qcli.app"} <= modules.keys()
+    return {name: imports_of(name, modules) for name in modules}
+
+
+def test_imports_point_down(graph: Mapping[str, set[str]]) -> None:
+    wrong = []
+    for module, imported in graph.items():
+        row, package = layer_of(module)
+        for other in sorted(imported):
+            other_row, other_package = layer_of(other)
+            if other_package != package and other_row <= row:
+                wrong.append(f"{module} imports {other}")
+    assert not wrong
+
+
+def test_no_module_imports_itself_through_others(graph: Mapping[str, set[str]]) -> None:
+    assert not {circle for circle in circles_in(graph) if not any(circle <= known for known in KNOWN_CIRCLES)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from .beta import name",
+        "from . import beta",
+        "import package.beta",
+        "from package.beta import name",
+        "from package import beta",
+        "def f():\n    from ..package import beta",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .beta import name",
+    ],
+)
+def test_a_circle_is_found_however_it_is_imported(source: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "alpha.py").write_text(source)
+    (tmp_path / "package" / "beta.py").write_text("from .gamma import name")
+    (tmp_path / "package" / "gamma.py").write_text("from . import alpha")
+    modules = modules_of(tmp_path)
+    graph = {name: imports_of(name, modules) for name in modules}
+    assert circles_in(graph) == {frozenset({"package.alpha", "package.beta", "package.gamma"})}

@@ -1,0 +1,37 @@
+"""What developers and CI install: exact versions, on every Python that the project says it supports."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = [
+    Requirement(line)
+    for line in (ROOT / "requirements-dev.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def test_a_pin_is_one_version() -> None:
+    assert [str(pin) for pin in PINS if [each.operator for each in pin.specifier] != ["=="]] == []
+
+
+def test_every_requirement_has_a_pin_that_satisfies_it() -> None:
+    pinned = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in PINS}
+    extras = PROJECT["optional-dependencies"]
+    for text in [*PROJECT["dependencies"], *extras["dev"], *extras["spark"]]:
+        requirement = Requirement(text)
+        version = pinned.get(canonicalize_name(requirement.name), "")
+        assert requirement.specifier.contains(version), f"{text}, and the pin is {version}: run make pins"
+
+
+def test_ci_runs_every_python_that_is_claimed() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    claimed = [name.removeprefix(prefix) for name in PROJECT["classifiers"] if name.startswith(prefix)]
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    matrix = ", ".join(f'"3.{minor}"' for minor in claimed)
+    assert f"python: [{matrix}]" in workflow
+    assert PROJECT["requires-python"] == f">=3.{claimed[0]}"

@@ -1,0 +1,212 @@
+"""The tests survive a move of the code: they meet it where its users do.
+
+No test imports another test module: what several need is in a module that is named for it (`support.py`, ...). None
+reads or sets a private name: code that a test has to reach into gets a documented argument or option. None looks into
+the frames of a thread or a task.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+PUBLIC = {"_asdict", "_replace", "_exit"}
+"""Documented members of the standard library that only look private."""
+FRAMES = {
+    "_current_frames",
+    "_getframe",
+    "cr_frame",
+    "currentframe",
+    "f_back",
+    "f_locals",
+    "gi_frame",
+    "tb_frame",
+}
+BY_NAME = {"attrgetter", "delattr", "getattr", "hasattr", "object", "patch", "setattr"}
+"""Functions and methods that are given the name of an attribute: also `monkeypatch.setattr`, `mock.patch.object`."""
+
+REACHING_IN: frozenset[str] = frozenset(
+    {
+        "broker/support.py",
+        "broker/test_auth.py",
+        "broker/test_broker_state.py",
+        "broker/test_channel_in_flight.py",
+        "broker/test_channel_waiting.py",
+        "broker/test_cold_reads.py",
+        "broker/test_connection.py",
+        "broker/test_contained.py",
+        "broker/test_dead_letters.py",
+        "broker/test_deferred.py",
+        "broker/test_folder_kept.py",
+        "broker/test_full_disk.py",
+        "broker/test_http_api.py",
+        "broker/test_http_config.py",
+        "broker/test_http_dead_letters.py",
+        "broker/test_http_debug.py",
+        "broker/test_http_deferred.py",
+        "broker/test_http_errors.py",
+        "broker/test_http_limits.py",
+        "broker/test_http_log.py",
+        "broker/test_http_publishing.py",
+        "broker/test_http_read.py",
+        "broker/test_http_seek.py",
+        "broker/test_http_settings.py",
+        "broker/test_large_mpub.py",
+        "broker/test_lifecycle.py",
+        "broker/test_lifecycle_ephemeral.py",
+        "broker/test_lifecycle_limits.py",
+        "broker/test_listening.py",
+        "broker/test_metrics.py",
+        "broker/test_poller.py",
+        "broker/test_private_channels.py",
+        "broker/test_publish_once.py",
+        "broker/test_publisher.py",
+        "broker/test_quantiles.py",
+        "broker/test_refused_changes.py",
+        "broker/test_retention.py",
+        "broker/test_server_carried_forward.py",
+        "broker/test_server_deleting.py",
+        "broker/test_server_files.py",
+        "broker/test_server_retention.py",
+        "broker/test_server_stop.py",
+        "broker/test_server_timers.py",
+        "broker/test_stats.py",
+        "broker/test_stats_text.py",
+        "broker/test_statsd.py",
+        "broker/test_upgrades.py",
+        "cli/test_documented_lines.py",
+        "cli/test_frame.py",
+        "cli/test_positions.py",
+        "cli/test_serve.py",
+        "client/test_consumer_discovery.py",
+        "client/test_options.py",
+        "client/test_sync.py",
+        "client/test_topic_reader.py",
+        "conftest.py",
+        "faults/test_damage.py",
+        "faults/test_dead_letters.py",
+        "faults/test_power_cut.py",
+        "faults/test_power_cut_retention.py",
+        "faults/test_publish_once.py",
+        "http/test_polled.py",
+        "interop/test_peers_upgrades.py",
+        "log/test_carried_forward.py",
+        "log/test_disk.py",
+        "log/test_disk_failures.py",
+        "log/test_memory_log.py",
+        "log/test_power_cut.py",
+        "log/test_raw.py",
+        "log/test_unreadable.py",
+        "lookup/test_query.py",
+        "model/test_in_flight_model.py",
+        "model/test_limits_model.py",
+        "model/test_topic_model.py",
+        "nsqd_import/test_building.py",
+        "protocol/test_bulk.py",
+        "protocol/test_commands.py",
+        "protocol/test_finish_runs.py",
+        "protocol/test_mpub.py",
+        "protocol/test_protocol_work.py",
+        "spark/conftest.py",
+        "spark/test_data_sink.py",
+        "spark/test_publish_once.py",
+        "spark/test_replay_spark.py",
+        "spark/test_to_parquet_nsqd.py",
+    }
+)
+"""To be empty: files of an earlier time that still do it. Files may only be taken from it."""
+
+
+def is_private(name: str) -> bool:
+    """Whether a dotted name has a part that is private by its spelling."""
+    parts = [part for part in name.split(".") if part not in PUBLIC]
+    return any(part.startswith("_") and not part.endswith("__") for part in parts)
+
+
+def is_test_module(name: str) -> bool:
+    """Whether a dotted name has a part that pytest would collect tests from."""
+    return any(part.startswith("test_") for part in name.split("."))
+
+
+def reaches_in(node: ast.AST) -> Iterator[str]:
+    """Yield what is wrong with one node of a test's syntax tree."""
+    match node:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            module = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (module + alias.name for alias in names):
+                if is_test_module(name) or is_private(name):
+                    yield f"imports {name}"
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            pass
+        case ast.Attribute(attr=name) if is_private(name) or name in FRAMES:
+            yield f"uses {name}"
+        case ast.Call(func=ast.Attribute(attr=function) | ast.Name(id=function)) if function in BY_NAME:
+            for argument in node.args:
+                if (
+                    isinstance(argument, ast.Constant)
+                    and isinstance(argument.value, str)
+                    and is_private(argument.value)
+                ):
+                    yield f"uses {argument.value}"
+
+
+def findings(source: str) -> list[str]:
+    """Return what is wrong with the source of a test or of a helper, with line numbers."""
+    nodes = [(getattr(node, "lineno", 0), node) for node in ast.walk(ast.parse(source))]
+    return [f"line {line} {what}" for line, node in nodes for what in reaches_in(node)]
+
+
+def test_no_test_reaches_into_another_test_or_into_the_code() -> None:
+    files = [path for path in sorted(TESTS.rglob("*.py")) if ".build" not in path.parts]
+    assert len(files) > 100
+    wrong = {str(path.relative_to(TESTS)): findings(path.read_text()) for path in files}
+    found = {name: what for name, what in wrong.items() if what}
+    assert not {name: what for name, what in found.items() if name not in REACHING_IN}
+    assert found.keys() >= REACHING_IN, "these are in order now: take them from the list"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from broker.test_stats import figures",
+        "from .test_stats import figures",
+        "from . import test_stats",
+        "from broker import test_stats",
+        "import broker.test_stats",
+        "from trio_nsq.log.disk import _scan",
+        "from trio_nsq._version import __version__",
+        "log._segments",
+        "log._segments = []",
+        "self.log._segments",
+        "monkeypatch.setattr(disk, '_BLOCK', 1)",
+        "monkeypatch.setattr('trio_nsq.log.disk._BLOCK', 1)",
+        "setattr(log, '_segments', [])",
+        "getattr(log, '_segments')",
+        "patch.object(log, '_segments')",
+        "sys._current_frames()",
+        "task.coro.cr_frame.f_locals",
+    ],
+)
+def test_reaching_in_is_found(source: str) -> None:
+    assert findings(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "self._broker = broker",
+        "cls._started += 1",
+        "message._asdict()",
+        "os._exit(3)",
+        "from .support import figures",
+        "from broker.support import figures",
+        "module.__doc__",
+        "getattr(log, 'segments')",
+        "_PRIVATE_TO_THE_TEST = 1",
+    ],
+)
+def test_what_is_no_reaching_in(source: str) -> None:
+    assert not findings(source)

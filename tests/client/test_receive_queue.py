@@ -1,0 +1,161 @@
+from collections.abc import Sequence
+
+import pytest
+import trio.testing
+
+from client.fake_broker import bounded
+from trio_nsq.client.consuming.message import MessageBatch
+from trio_nsq.client.consuming.receive_queue import ReceiveQueue
+from trio_nsq.protocol import MessageRun
+
+
+class StubSubscription:
+    """Stands for a connection; only its identity matters here, and what is held."""
+
+    address = "stub:1"
+    msg_timeout_s = 60.0
+    last_message_at = 0.0
+
+    def __init__(self) -> None:
+        self.held: list[MessageBatch] = []
+
+    def hold(self, batch: MessageBatch) -> None:
+        self.held.append(batch)
+
+    def release(self, batch: MessageBatch) -> None:
+        self.held.remove(batch)
+
+    def finish(self, ids: Sequence[bytes]) -> None:
+        pass
+
+    def finish_one(self, message_id: bytes) -> None:
+        pass
+
+    def requeue(self, *_: object) -> None:
+        pass
+
+    def touch(self, ids: Sequence[bytes]) -> None:
+        pass
+
+
+def batch(bodies: str, source: StubSubscription | None = None) -> MessageBatch:
+    data = [body.encode() for body in bodies]
+    run = MessageRun([body * 16 for body in data], data, [0] * len(data), [1] * len(data))
+    return MessageBatch(run, source or StubSubscription())
+
+
+def test_a_batch_is_handed_over_as_it_came() -> None:
+    queue, first, second = ReceiveQueue(), batch("abc"), batch("de")
+    queue.put(first)
+    queue.put(second)
+    assert queue.take_batch(None) is first
+    assert queue.take_batch(2) is second
+    assert queue.take_batch(None) is None
+
+
+def test_a_larger_batch_is_handed_out_in_pieces() -> None:
+    source, queue = StubSubscription(), ReceiveQueue()
+    queue.put(batch("abcde", source))
+    pieces = [queue.take_batch(2) for _ in range(4)]
+    assert [piece and piece.bodies for piece in pieces] == [[b"a", b"b"], [b"c", b"d"], [b"e"], None]
+    # All of the first batch is given away, so only the pieces wait for answers.
+    assert source.held == pieces[:3]
+
+
+def test_messages_and_batches_can_be_taken_in_turn() -> None:
+    queue = ReceiveQueue()
+    queue.put(batch("abcd"))
+    queue.put(batch("e"))
+    taken = [queue.take_message(), queue.take_batch(None), queue.take_message(), queue.take_message()]
+    first, rest, last, none = taken
+    assert first.body == b"a"  # type: ignore[union-attr]
+    assert rest.bodies == [b"b", b"c", b"d"]  # type: ignore[union-attr]
+    assert last.body == b"e"  # type: ignore[union-attr]
+    assert none is None
+
+
+def test_what_came_from_a_lost_connection_is_forgotten_and_nothing_else() -> None:
+    lost, queue = StubSubscription(), ReceiveQueue()
+    for item in (batch("ab", lost), batch("cd"), batch("ef", lost), batch("g")):
+        queue.put(item)
+    assert queue.take_message().body == b"a"  # type: ignore[union-attr]
+    queue.discard(lost)
+    assert queue.take_message().body == b"c"  # type: ignore[union-attr]
+    queue.discard(lost)
+    assert [queue.take_message().body for _ in range(2)] == [b"d", b"g"]  # type: ignore[union-attr]
+
+
+def test_it_knows_how_many_messages_there_are() -> None:
+    lost, queue = StubSubscription(), ReceiveQueue()
+    for item in (batch("abcd", lost), batch("ef"), batch("ghi", lost)):
+        queue.put(item)
+    assert queue.available == 9
+    queue.take_message()
+    queue.take_batch(2)
+    assert queue.available == 6
+    queue.discard(lost)
+    assert queue.available == 2
+    queue.take_message()
+    queue.put(batch("jk"))
+    queue.discard(lost)
+    assert queue.available == 3
+    queue.close()
+    assert queue.available == 0
+
+
+def test_batches_are_combined_up_to_the_number_wanted() -> None:
+    queue = ReceiveQueue()
+    assert queue.take_combined(3) is None
+    for bodies in ("ab", "cd", "ef"):
+        queue.put(batch(bodies))
+    combined = [queue.take_combined(number) for number in (3, 1, None)]
+    assert [one and one.bodies for one in combined] == [[b"a", b"b", b"c"], [b"d"], [b"e", b"f"]]
+    assert queue.available == 0
+
+
+def test_a_closed_inbox_gives_and_takes_nothing() -> None:
+    queue = ReceiveQueue()
+    queue.put(batch("ab"))
+    queue.take_message()
+    queue.close()
+    queue.put(batch("c"))
+    assert queue.take_message() is None
+    assert queue.take_batch(None) is None
+
+
+def test_a_batch_is_held_until_its_last_message_is_answered_or_split_off() -> None:
+    source, queue = StubSubscription(), ReceiveQueue()
+    queue.put(batch("abc", source))
+    for place in range(3):
+        (held,) = source.held
+        assert len(held.unanswered_ids()) == 3 - place
+        taken = queue.take_message()
+        assert taken is not None
+        taken.finish()
+    assert source.held == []
+
+
+@bounded
+async def test_waiting_ends_with_the_next_batch_and_with_closing() -> None:
+    queue = ReceiveQueue()
+    woken = []
+
+    async def wait(what: str) -> None:
+        await queue.wait()
+        woken.append(what)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "batch")
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == []
+        queue.put(batch("a"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == ["batch"]
+        with trio.fail_after(0), pytest.raises(trio.Cancelled):  # a checkpoint also when there is something
+            await queue.wait()
+        queue.take_message()
+        nursery.start_soon(wait, "closed")
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == ["batch"]
+        queue.close()
+    assert woken == ["batch", "closed"]
