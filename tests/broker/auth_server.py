@@ -12,10 +12,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import trio
 
+from broker.support import RawClient
 from trio_nsq.http import Request, Response, Route, Router, serve_connection
 from trio_nsq.protocol.address import format_address
 
@@ -153,3 +155,22 @@ if __name__ == "__main__":
         trio.run(_main)
     except* KeyboardInterrupt:
         pass
+
+
+def auth(secret: bytes) -> bytes:
+    """AUTH."""
+    return b"AUTH\n" + pack(">i", len(secret)) + secret
+
+
+async def authenticated(client: RawClient, secret: bytes = b"secret") -> bytes:
+    """AUTH, and expect that it is accepted; returns the reply."""
+    await client.send(auth(secret))
+    frame = await client.frame()
+    assert frame is not None
+    assert frame[0] == 0, frame
+    return frame[1]
+
+
+def options(server: AuthServer) -> dict[str, Any]:
+    """Those of a broker that asks this server."""
+    return {"auth_http_addresses": (server.address,)}

@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -11,11 +12,18 @@ from pathlib import Path
 from struct import pack, unpack
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
-from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
+from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
+from trio_nsq.broker.cold_reads import ColdReads
+from trio_nsq.broker.delivery import Delivery
+from trio_nsq.broker.readers import Readers
+from trio_nsq.broker.state.broker import Broker
+from trio_nsq.broker.timers import Timers
 from trio_nsq.log import Files
+from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
 """How long anything may take before a test fails instead of hanging; by the real clock unless the test's is a mock."""
@@ -218,6 +226,24 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.lowlevel.checkpoint()
 
 
+class QuietRounds:
+    """For a `Poller`: nothing is done around its rounds."""
+
+    is_busy = False
+
+    def end_round(self) -> None:
+        """Nothing."""
+
+    def idle(self) -> bool:
+        """Nothing."""
+        return False
+
+
+def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Delivery:
+    """What delivers the messages of a broker's state."""
+    return Delivery(broker, options, Timers(broker), poller, Readers(broker), ColdReads(broker), nursery)
+
+
 class HeldFiles(Files):
     """A real file system where chosen operations wait, in their threads, until they are let go."""
 
@@ -304,3 +330,44 @@ class TopicsFiles(Files):
             super().sync(fd)
         finally:
             self.syncing.remove(topic)
+
+
+class FailingFiles(Files):
+    """A real file system with a switch for each thing that can fail."""
+
+    def __init__(self) -> None:
+        self.full_after: int | None = None
+        """Bytes that still fit; None for no limit."""
+        self.sync_fails = False
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if self.full_after is not None:
+            data = b"".join(parts)[: self.full_after]
+            self.full_after -= len(data)
+            super().write(fd, offset, [data])
+            if len(data) < sum(map(len, parts)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        else:
+            super().write(fd, offset, parts)
+
+    def sync(self, fd: int) -> None:
+        if self.sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+async def bodies(client: RawClient, count: int) -> list[bytes]:
+    """Those of the next messages."""
+    return [(await client.message()).body for _ in range(count)]
+
+
+async def refusal(data_path: Path, **options: Any) -> str:
+    """Why the broker does not start."""
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running_broker(data_path, **options):
+            pass
+    error: BaseException = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, StartupError), error
+    return str(error)

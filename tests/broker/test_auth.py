@@ -1,16 +1,21 @@
 """AUTH: what a broker with auth servers lets its clients do (NSQ protocol: AUTH)."""
 
 from pathlib import Path
-from struct import pack
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from broker.auth_server import AuthServer, answer, authorization, running_auth_server
+from broker.auth_server import (
+    answer,
+    auth,
+    authenticated,
+    authorization,
+    options,
+    running_auth_server,
+)
 from broker.certificates import Certificates
-from broker.support import RawClient, connected, dpub, identify, mpub, pub, running_broker, settle
+from broker.support import connected, dpub, identify, mpub, pub, running_broker, settle
 from broker.test_upgrades import negotiate, upgrade
 from trio_nsq.http import Response
 
@@ -19,23 +24,6 @@ from trio_nsq.http import Response
 def clock() -> trio.testing.MockClock:
     """A clock that stands still until a test moves it."""
     return trio.testing.MockClock()
-
-
-def auth(secret: bytes) -> bytes:
-    return b"AUTH\n" + pack(">i", len(secret)) + secret
-
-
-async def authenticated(client: RawClient, secret: bytes = b"secret") -> bytes:
-    """AUTH; the reply."""
-    await client.send(auth(secret))
-    frame = await client.frame()
-    assert frame is not None
-    assert frame[0] == 0, frame
-    return frame[1]
-
-
-def options(server: AuthServer) -> dict[str, Any]:
-    return {"auth_http_addresses": (server.address,)}
 
 
 async def test_what_is_allowed_is_done(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from trio_nsq.broker.tcp.connection import Connection
 
+from broker.api import running_api
 from broker.support import (
     PATIENCE_S,
     HeldFiles,
@@ -28,7 +28,7 @@ from broker.support import (
     settle,
     threads_done,
 )
-from broker.test_http_api import running_api
+from trio_nsq.broker.session.session import Session
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_connections_leave_neither_files_nor_tasks_nor_memory(tmp_path: Pa
 
         def held() -> tuple[list[str], int, int]:
             gc.collect()
-            connections = sum(isinstance(thing, Connection) for thing in gc.get_objects())
+            connections = sum(isinstance(thing, Session) for thing in gc.get_objects())
             return open_files(), trio.lowlevel.current_statistics().tasks_living, connections
 
         async with connected(bound.tcp_address) as client:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from broker.api import DONE, running_api
 from broker.support import connected, identify, running_broker, until
-from broker.test_http_api import DONE, running_api
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.log import Files

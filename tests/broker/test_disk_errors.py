@@ -1,38 +1,10 @@
 """A disk that is full or failing: publishers are told, nothing acknowledged is lost, and it goes on by itself."""
 
-import errno
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from broker.support import connected, mpub, running_broker
-from trio_nsq.log import Files
-
-
-class FailingFiles(Files):
-    """A real file system with a switch for each thing that can fail."""
-
-    def __init__(self) -> None:
-        self.full_after: int | None = None
-        """Bytes that still fit; None for no limit."""
-        self.sync_fails = False
-
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
-        if self.full_after is not None:
-            data = b"".join(parts)[: self.full_after]
-            self.full_after -= len(data)
-            super().write(fd, offset, [data])
-            if len(data) < sum(map(len, parts)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        else:
-            super().write(fd, offset, parts)
-
-    def sync(self, fd: int) -> None:
-        if self.sync_fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().sync(fd)
+from broker.support import FailingFiles, connected, mpub, running_broker
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])

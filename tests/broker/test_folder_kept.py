@@ -5,8 +5,8 @@ from pathlib import Path
 
 import httpx
 
+from broker.api import OK, Api
 from broker.support import connected, running_broker
-from broker.test_http_api import OK, Api
 
 KEPT = Path(__file__).parent / "folders" / "format-2.zip"
 """Made by `qcli serve --sync=always --max-bytes-per-file=3000 --max-req-timeout=8760h`, and stopped in good order.

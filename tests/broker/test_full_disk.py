@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from broker.api import OK, Api, running_api
 from broker.support import PATIENCE_S, RawClient, connected, running_broker
-from broker.test_http_api import OK, Api, running_api
 from faults.small_disk import SmallFiles
 from trio_nsq.broker.storage.spare_room import SPARE_BYTES, SpareRoom
 from trio_nsq.log import Files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_http_api import Api, running_api
+from broker.api import Api, running_api
 from interop.peers import Broker, nsqd, qcli_serve
 from trio_nsq.broker import BoundAddresses, BrokerOptions
 from trio_nsq.broker.addresses import Broadcast

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from broker.test_dead_letters import client_of, configure, fail, letters
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import Api, running_api
+from broker.api import Api, running_api
+from broker.letters import client_of, configure, fail, letters
+from broker.support import FailingFiles
 from trio_nsq.broker.api import dead_letters as http_dead_letters
 from trio_nsq.broker.dead_letters import DEAD_LETTERS
 from trio_nsq.broker.state.channel_messages import ChannelMessages

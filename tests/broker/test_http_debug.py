@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import Api, running_api
 from broker.support import PATIENCE_S, connected, running_broker, settle
-from broker.test_http_api import Api, running_api
 from trio_nsq.broker.api.debug import task_tree
 
 

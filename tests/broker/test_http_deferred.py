@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from broker.api import Api, running_api
+from broker.retention import FAST, fill, segments, until
 from broker.support import dpub
-from broker.test_http_api import Api, running_api
-from broker.test_server_retention import FAST, fill, segments, until
 from trio_nsq.broker.storage import retention
 from trio_nsq.protocol import Limits
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from broker.api import DONE, OK, running_api
 from broker.support import HeldFiles, settle
-from broker.test_http_api import DONE, OK, running_api
 from interop.peers import Broker, nsqd, qcli_serve
 
 TOPICS = {

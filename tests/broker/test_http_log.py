@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.api import running_api
 from broker.support import connected, running_broker, settle
-from broker.test_http_api import running_api
 from trio_nsq.broker.api.server import log_request
 from trio_nsq.http import Request
 

@@ -11,8 +11,16 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import HeldFiles, RawClient, connected, open_files, pub, running_broker, settle
-from broker.test_disk_errors import FailingFiles
+from broker.support import (
+    FailingFiles,
+    HeldFiles,
+    RawClient,
+    connected,
+    open_files,
+    pub,
+    running_broker,
+    settle,
+)
 from broker.test_http_limits import answer, post, with_length
 from broker.test_poller import BOTH, records, send_for_ever
 from trio_nsq.broker import BoundAddresses

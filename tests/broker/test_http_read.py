@@ -12,9 +12,9 @@ import httpx
 import pytest
 import trio
 
+from broker.api import Api, running_api
 from broker.state import damage
 from broker.support import PATIENCE_S, connected, dpub, running_broker, settle
-from broker.test_http_api import Api, running_api
 from trio_nsq.log.raw import RawStreamReader
 from trio_nsq.log.records import RecordBatch
 

@@ -10,10 +10,9 @@ import httpx
 import pytest
 import trio
 
+from broker.api import Api, running_api
 from broker.state import damage
-from broker.support import HeldFiles, connected, dpub, settle
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import Api, running_api
+from broker.support import FailingFiles, HeldFiles, connected, dpub, settle
 from trio_nsq.broker.state.seek import Seek
 
 

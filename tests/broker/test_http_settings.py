@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker.test_http_api import Api, running_api
+from broker.api import Api, running_api
 from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings, as_json
 
 TOPIC = "/topic/settings?topic=t"

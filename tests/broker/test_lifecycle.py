@@ -7,23 +7,14 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import HeldFiles, RawClient, Received, connected, dpub, identify, pub, settle
-from broker.test_http_api import DONE, OK, Api, running_api
+from broker.api import DONE, OK, Api, address, running_api
+from broker.support import HeldFiles, RawClient, Received, bodies, connected, dpub, identify, pub, settle
 
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
     """A clock that stands still until a test moves it."""
     return trio.testing.MockClock()
-
-
-def address(api: Api) -> str:
-    """Where the broker of `api` listens."""
-    return "%s:%d" % api.tcp.stream.socket.getpeername()[:2]
-
-
-async def bodies(client: RawClient, count: int) -> list[bytes]:
-    return [(await client.message()).body for _ in range(count)]
 
 
 async def fin(client: RawClient, message: Received) -> None:

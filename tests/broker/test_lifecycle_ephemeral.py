@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker.support import connected, dpub, pub, running_broker, settle
-from broker.test_http_api import DONE, OK, running_api
-from broker.test_lifecycle import address, bodies
+from broker.api import DONE, OK, address, running_api
+from broker.support import bodies, connected, dpub, pub, running_broker, settle
 
 
 async def test_race_between_the_last_to_leave_and_the_next_to_come(tmp_path: Path) -> None:

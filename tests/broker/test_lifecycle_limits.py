@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import DONE, OK, running_api
 from broker.support import connected, dpub, identify, mpub, pub, running_broker, settle
-from broker.test_http_api import DONE, OK, running_api
 from trio_nsq.protocol.limits import Limits
 
 LIMITS = Limits(

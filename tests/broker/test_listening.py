@@ -13,8 +13,7 @@ import pytest
 import trio
 
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, running_broker
-from broker.test_startup import refusal
+from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, refusal, running_broker
 from trio_nsq.broker import StartupError
 from trio_nsq.listening import listen, loopback_host
 

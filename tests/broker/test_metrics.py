@@ -16,9 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.support import PATIENCE_S, dpub, identify, settle
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import Api, running_api
+from broker.api import Api, running_api
+from broker.support import PATIENCE_S, FailingFiles, dpub, identify, settle
 from trio_nsq import __version__
 from trio_nsq.broker.monitoring.histogram import Histogram
 from trio_nsq.log import Files

@@ -2,29 +2,26 @@
 
 import gc
 import json
-import math
 import os
-import select
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import trio
 import trio.testing
-from trio_nsq.broker.publication import Publication
-from trio_nsq.broker.tcp import connection
-from trio_nsq.broker.tcp import poller as poller_module
-from trio_nsq.broker.tcp.connection import Connection
-from trio_nsq.broker.tcp.poller import Poller
 
+from broker.api import running_api
 from broker.support import (
     PATIENCE_S,
     HeldFiles,
+    QuietRounds,
     RawClient,
+    a_delivery,
     connected,
     identify,
     mpub,
@@ -33,18 +30,22 @@ from broker.support import (
     settle,
     until,
 )
-from broker.test_http_api import running_api
 from broker.test_output_buffering import Watched, watching
 from broker.test_upgrades import upgrade
-from trio_nsq.broker import BrokerOptions, publisher, server
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.ingest.publication import Publication
+from trio_nsq.broker.ingest.publisher import Publisher
+from trio_nsq.broker.session.session import Session
 from trio_nsq.broker.state import channel
-from trio_nsq.broker.state.broker import MessageIds
+from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.spare_room import SpareRoom
 from trio_nsq.log import DiskLog, Files, MemoryLog
+from trio_nsq.pacing import Pacing
 from trio_nsq.protocol.messages import pack_messages
+from trio_nsq.reactor import PolledEndpoint, Poller
 
 BOTH = pytest.mark.parametrize("sync", ["always", "interval"])
 
@@ -66,203 +67,220 @@ async def oks(client: RawClient, count: int) -> None:
 # ---------------------------------------------------------------------- turns
 
 
-class Talker:
+class Noted(QuietRounds):
+    """Notes the end of each round, and may do something then."""
+
+    def __init__(self, served: list[str], on_end: Callable[[], None] = lambda: None) -> None:
+        self._served = served
+        self._on_end = on_end
+
+    def end_round(self) -> None:
+        self._served.append("round")
+        self._on_end()
+
+
+class Once(PolledEndpoint):
+    """A client that has sent something, and has said all when it has been served.
+
+    Attributes:
+        other: The client's end.
+    """
+
+    def __init__(self, name: str, served: list[str], poller: Poller) -> None:
+        self.ours, self.other = socket.socketpair()
+        self.ours.setblocking(False)
+        super().__init__(self.ours, poller)
+        self._name = name
+        self._served = served
+        self.other.send(b"x")
+        self.rest()
+        poller.add(self.ours.fileno(), self)
+
+    def serve_data(self, data: bytes | None) -> None:
+        self._served.append(self._name)
+        self.rest()
+
+    def close(self) -> None:
+        self.ours.close()
+        self.other.close()
+
+
+class Talker(Once):
     """A client whose socket has something new each time that it is served."""
 
     def __init__(self, name: str, served: list[str], poller: Poller) -> None:
-        self.name = name
-        self.ended = False
-        self.sock, self.other = socket.socketpair()
-        self._served = served
-        poller.add(self.sock.fileno(), self)
-        self.other.send(b"x")
+        super().__init__(name, served, poller)
+        self.read_bytes = 1
 
-    def note_unread(self, *, ended: bool) -> None:
-        self.ended |= ended
-
-    def serve(self) -> bool:
-        self._served.append(self.name)
-        self.sock.recv(1)
+    def serve_data(self, data: bytes | None) -> None:
         self.other.send(b"x")
-        return True
+        super().serve_data(data)
+
+
+async def run_for_rounds(poller: Poller, served: list[str], count: int, end: Callable[[], None]) -> list[str]:
+    """Who was served in each of the first rounds; `end` lets the poller's turn be over."""
+
+    def look() -> None:
+        if served.count("round") == count:
+            nursery.cancel_scope.cancel()
+        if served.count("round") >= count:
+            end()
+
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(PATIENCE_S):
+            await poller.run(Noted(served, look))
+    return " ".join(served).split("round")[:count]
 
 
 async def test_a_client_that_sends_without_pause_has_one_turn_in_each_round() -> None:
     served: list[str] = []
-    poller = Poller(lambda: served.append("round"), lambda: None)
+    poller = Poller()
     talkers = [Talker("a", served, poller), Talker("b", served, poller)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
-        with trio.fail_after(PATIENCE_S):
-            while served.count("round") < 10:
-                await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-    rounds = " ".join(served).split("round")[1:10]
+    rounds = await run_for_rounds(poller, served, 10, lambda: None)
     assert {" ".join(sorted(each.split())) for each in rounds} == {"a b"}
     for talker in talkers:
-        poller.remove(talker.sock.fileno())
-        talker.sock.close()
-        talker.other.close()
+        talker.close()
 
 
-async def test_those_for_whom_a_turn_was_too_short_come_first_in_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_those_for_whom_a_turn_was_too_short_come_first_in_the_next() -> None:
     now_s = 1000.0
-    monkeypatch.setattr(poller_module, "perf_counter", lambda: now_s)
-    served: list[str] = []
-    poller = Poller(lambda: served.append("round"), lambda: None)
 
     class Slow(Talker):
-        def serve(self) -> bool:
+        def serve_data(self, data: bytes | None) -> None:
             nonlocal now_s
-            now_s += 0.6 * poller_module._TURN_S
-            return super().serve()
+            now_s += 0.6
+            super().serve_data(data)
 
-    talkers = [Slow(name, served, poller) for name in "abcd"]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
-        await until(lambda: served.count("round") > 4)
-        nursery.cancel_scope.cancel()
-    rounds = ["".join(sorted(each.split())) for each in " ".join(served).split("round")[1:5]]
-    assert rounds == ["ab", "cd", "ab", "cd"]
-    for talker in talkers:
-        poller.remove(talker.sock.fileno())
-        talker.sock.close()
-        talker.other.close()
-
-
-class Prompter(Talker):
-    """A client that lets others say something when it is served, and has more itself."""
-
-    def __init__(self, name: str, served: list[str], poller: Poller, others: list[Talker]) -> None:
-        super().__init__(name, served, poller)
-        self._others = others
-
-    def serve(self) -> bool:
-        while self._others:
-            self._others.pop().other.send(b"x")
-        return super().serve()
-
-
-async def test_what_others_send_while_many_are_served_belongs_to_the_same_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(poller_module, "_TURN_S", 1000)
     served: list[str] = []
-    poller = Poller(lambda: served.append("round"), lambda: None)
+    poller = Poller(Pacing(turn_s=1), lambda: now_s)
+    talkers = [Slow(name, served, poller) for name in "abcd"]
+    rounds = await run_for_rounds(poller, served, 4, lambda: None)
+    assert ["".join(sorted(each.split())) for each in rounds] == ["ab", "cd", "ab", "cd"]
+    for talker in talkers:
+        talker.close()
+
+
+async def test_what_others_send_while_many_are_served_belongs_to_the_same_round() -> None:
+    now_s = 1000.0
+
+    class Prompter(Talker):
+        """Lets another say something when it is served."""
+
+        def serve_data(self, data: bytes | None) -> None:
+            if "late" not in served:
+                late.other.send(b"x")
+            super().serve_data(data)
+
+    def let_time_pass() -> None:
+        nonlocal now_s
+        now_s += 2000
+
+    served: list[str] = []
+    poller = Poller(Pacing(turn_s=1000), lambda: now_s)
     late = Talker("late", served, poller)
-    late.sock.recv(1)
-    talkers = [Prompter(f"{n}", served, poller, [late] if n == 3 else []) for n in range(8)]
-    with select.epoll() as epoll:
-        for talker in [late, *talkers]:
-            epoll.register(talker.sock, select.EPOLLIN | select.EPOLLET)
-        for _ in range(2):
-            assert poller._serve_round(epoll)
-    first, second = " ".join(served).split("round")[1:]
+    assert late.receive_now() == b"x"
+    talkers = [(Prompter if n == 3 else Talker)(f"{n}", served, poller) for n in range(8)]
+    first, second = await run_for_rounds(poller, served, 2, let_time_pass)
     assert first.split() == [*"01234567", "late"]
     assert sorted(second.split()) == [*"01234567", "late"]
     for talker in [late, *talkers]:
-        talker.sock.close()
-        talker.other.close()
+        talker.close()
 
 
-class Once(Talker):
-    """A client that has said all when it has been served."""
+async def test_whoever_sends_again_in_the_round_in_which_he_was_served_is_served_again() -> None:
+    class Last(Once):
+        """The first hears of it when it is served."""
 
-    def serve(self) -> bool:
-        self._served.append(self.name)
-        self.sock.recv(100)
-        return False
+        def serve_data(self, data: bytes | None) -> None:
+            super().serve_data(data)
+            clients[0].other.send(b"x")
 
-
-async def test_whoever_sends_again_in_the_round_in_which_he_was_served_is_served_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(poller_module, "_TURN_S", 1000)
     served: list[str] = []
-    poller = Poller(lambda: None, lambda: None)
-    talkers = [Once(f"{n}", served, poller) for n in range(8)]
-
-    def answer() -> bool:
-        """The last is served, and the first hears of it."""
-        served.append("last")
-        talkers[7].sock.recv(100)
-        if served.count("last") == 1:
-            talkers[0].other.send(b"x")
-        return False
-
-    monkeypatch.setattr(talkers[7], "serve", answer)
+    poller = Poller(Pacing(turn_s=1000))
+    clients = [(Last if n == 7 else Once)(f"{n}", served, poller) for n in range(8)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(poller.run, QuietRounds())
         await settle()
-        assert served == [*"0123456", "last", "0"]
+        assert served == [*"01234567", "0"]
         nursery.cancel_scope.cancel()
-    for talker in talkers:
-        talker.sock.close()
-        talker.other.close()
+    for client in clients:
+        client.close()
 
 
-async def test_what_comes_while_it_is_waited_for_awake_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller_module, "_AWAKE_S", PATIENCE_S)
-    monkeypatch.setattr(poller_module, "_AWAKE_AT_MOST_S", PATIENCE_S)
+async def test_what_comes_while_it_is_waited_for_awake_is_served() -> None:
+    class SendOrBeBusy:
+        left = 3
+
+        @property
+        def is_busy(self) -> bool:
+            self.left -= 1
+            if self.left >= 0:
+                client.other.send(b"x")
+            return self.left < 0
+
+        def end_round(self) -> None: ...
+
+        def idle(self) -> bool:
+            return False
+
     served: list[str] = []
-    left = 3
-
-    def send_or_be_busy() -> bool:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            talker.other.send(b"x")
-        return left < 0
-
-    poller = Poller(lambda: None, lambda: None, send_or_be_busy)
-    talker = Once("served", served, poller)
+    poller = Poller(Pacing(awake_s=PATIENCE_S, awake_at_most_s=PATIENCE_S))
+    client = Once("served", served, poller)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(poller.run, SendOrBeBusy())
         await settle()
         assert served == ["served"] * 4
         nursery.cancel_scope.cancel()
-    talker.sock.close()
-    talker.other.close()
+    client.close()
 
 
-class CountedPolls:
-    """An epoll that nobody sends anything to."""
+@dataclass
+class Spinning(QuietRounds):
+    """Where the poller may wait awake, or not; and a clock that ticks when it is looked at, as such a wait does."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    is_busy: bool = False
+    others: trio.Nursery | None = None
+    """Where another task is to be run before the poller waits."""
+    looks: int = 0
+    sleep_s: float = 0
 
-    def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
-        self.count += 1
-        return []
+    def clock_s(self) -> float:
+        self.looks += 1
+        return self.looks / 100 + self.sleep_s
+
+    def idle(self) -> bool:
+        if self.others is not None:
+            self.others.start_soon(trio.lowlevel.checkpoint)
+        return False
 
 
 async def test_nobody_is_waited_for_awake_while_others_need_the_event_loop() -> None:
-    epoll: Any = CountedPolls()
-    busy = False
-    poller = Poller(lambda: None, lambda: None, lambda: busy)
+    rounds = Spinning()
 
-    def waits(until_s: float = math.inf) -> bool:
-        poller._stays_awake = True
-        epoll.count = 0
-        assert not poller._wait_awake(epoll, until_s)
-        return bool(epoll.count)
+    async def waits(at_most_s: float = 100, sleep_s: float = 0) -> bool:
+        poller = Poller(Pacing(awake_s=1, awake_at_most_s=at_most_s, turn_s=100), rounds.clock_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.run, rounds)
+            await settle()
+            rounds.looks = 0
+            rounds.sleep_s += sleep_s
+            poller.wake()
+            await settle()
+            looks = rounds.looks
+            nursery.cancel_scope.cancel()
+        assert looks < 50 or looks >= 100
+        return looks >= 100
 
-    await trio.testing.wait_all_tasks_blocked()
-    assert waits()
-    assert not waits(until_s=0)
-    busy = True
-    assert not waits()
-    busy = False
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.lowlevel.checkpoint)
-        assert not waits()
-    assert waits()
-    assert not poller._wait_awake(epoll, math.inf)
-    epoll.count = 0
-    assert not poller._wait_awake(epoll, math.inf)  # it was in vain the last time
-    assert not epoll.count
+    assert await waits()
+    assert not await waits(at_most_s=0)
+    assert not await waits(sleep_s=10)  # it comes rarely
+    rounds.is_busy = True
+    assert not await waits()
+    rounds.is_busy = False
+    async with trio.open_nursery() as rounds.others:
+        assert not await waits()
+    rounds.others = None
+    assert await waits()
 
 
 async def count_turns(turns: list[int]) -> None:
@@ -276,12 +294,11 @@ async def count_turns(turns: list[int]) -> None:
     [(("a", "b"), None), (("a#ephemeral", "b#ephemeral"), None), (("a#ephemeral", "b#ephemeral"), "deflate")],
 )
 async def test_pipelined_publishes_to_alternating_topics_let_others_have_their_turn(
-    tmp_path: Path, topics: tuple[str, str], compression: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, topics: tuple[str, str], compression: str | None
 ) -> None:
     """Each is a write, and what was read at once may be thousands."""
-    for module, turn_s in ((publisher, 0), (connection, 0), (poller_module, 0.000_1)):
-        monkeypatch.setattr(module, "_TURN_S", turn_s)
-    async with running_broker(tmp_path / "d", sync="interval") as bound:
+    pacing = Pacing(turn_s=0.000_1)
+    async with running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound:
         async with connected(bound.tcp_address) as client:
             client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
             await upgrade(client, None, compression)
@@ -316,49 +333,45 @@ async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> 
 # ---------------------------------------------------------------------- answers
 
 
+def write_at_once(client: RawClient, data: bytes) -> None:
+    """Send with no turn of the event loop in between."""
+    assert os.write(client.stream.socket.fileno(), data) == len(data)
+
+
+async def order_of_publishes(address: str, *sent: tuple[RawClient, bytes]) -> list[bytes]:
+    """What clients publish to `order`, each one message, when they send all this at once: in the order of the log."""
+    async with connected(address) as reader:
+        await reader.publish("order", b"makes the file")
+        await reader.subscribe("order", "c", ready_count=100)
+        await reader.message()
+        await settle()
+        for client, data in sent:
+            write_at_once(client, data)
+        return [(await reader.message()).body for _ in sent]
+
+
 @pytest.mark.parametrize(
     "flood", [b"RDY 0\n", b"NOP\r\n", b"TOUCH 0123456789abcdef\n", b"REQ 0123456789abcdef 0\n"]
 )
-async def test_many_commands_at_once_let_others_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: bytes
-) -> None:
-    monkeypatch.setattr(connection, "_COMMANDS_S", 0)
-    obeyed: list[str] = []
-    obey = Connection._obey
-
-    def noting(client: Connection, command: Any) -> bool:
-        obeyed.append(client.peer)
-        return obey(client, command)
-
-    async with running_broker(tmp_path / "d") as bound:
+async def test_many_commands_at_once_let_others_have_their_turn(tmp_path: Path, flood: bytes) -> None:
+    async with running_broker(tmp_path / "d", sync="interval", pacing=Pacing(commands_s=0)) as bound:
         async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as other:
             for client in (one, other):
                 await client.subscribe("t", "c")
-            await settle()
-            monkeypatch.setattr(Connection, "_obey", noting)
-            for client, data in ((one, flood * 2000), (other, b"RDY 0\n")):
-                assert os.write(client.stream.socket.fileno(), data) == len(data)
-            with trio.fail_after(PATIENCE_S):
-                await until(lambda: len(obeyed) == 2001)
-            (turn,) = [number for number, peer in enumerate(obeyed) if peer != obeyed[-1]]
-            assert turn < 200
+            many = one, flood * 200 + pub("order", b"behind many")
+            few = other, pub("order", b"from another")
+            assert await order_of_publishes(bound.tcp_address, many, few) == [b"from another", b"behind many"]
 
 
-async def test_a_flood_of_nops_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    obeyed: list[Any] = []
-    obey = Connection._obey
-
-    def noting(client: Connection, command: Any) -> bool:
-        obeyed.append(command)
-        return obey(client, command)
-
-    monkeypatch.setattr(Connection, "_obey", noting)
-    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
-        await client.send(b"NOP\n" * 10_000 + pub("t", b"a") + b"NOP\n" * 10_000 + b"NOP")
-        await client.ok()
-        await client.send(b"\n" + pub("t", b"b"))
-        await client.ok()
-        assert len(obeyed) < 10
+async def test_a_flood_of_nops_is_one_command(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d", sync="interval", pacing=Pacing(commands_s=0)) as bound:
+        async with connected(bound.tcp_address) as one, connected(bound.tcp_address) as other:
+            for behind in (b"NOP\n" * 10_000 + b"NOP", b""):
+                many = one, b"\n" * (not behind) + b"NOP\n" * 10_000 + pub("order", b"behind many") + behind
+                few = other, pub("order", b"from another")
+                order = await order_of_publishes(bound.tcp_address, many, few)
+                assert order == [b"behind many", b"from another"]
+                await one.ok()
 
 
 @BOTH
@@ -467,14 +480,14 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
 async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handed_over: list[Connection] = []
-    hand_over = Connection._hand_over
+    handed_over: list[Session] = []
+    hand_over = Session.hand_over
 
-    def noted(connection: Connection, what: bytes | Exception | None) -> None:
-        handed_over.append(connection)
-        hand_over(connection, what)
+    def noted(session: Session) -> None:
+        handed_over.append(session)
+        hand_over(session)
 
-    monkeypatch.setattr(Connection, "_hand_over", noted)
+    monkeypatch.setattr(Session, "hand_over", noted)
     async with running_broker(tmp_path / "d", sync=sync) as bound, connected(bound.tcp_address) as client:
         await client.publish("t", b"makes the topic and the segment")
         handed_over.clear()
@@ -559,21 +572,21 @@ async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_pa
 
 
 async def test_what_a_thread_has_to_tell_is_heard_in_a_round() -> None:
-    heard: list[object] = []
-    poller = Poller(lambda: heard.append("begin"), lambda: heard.append("end"))
+    heard: list[str] = []
+    poller = Poller()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(poller.run, Noted(heard))
         await settle()
-        await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
+        await trio.to_thread.run_sync(poller.call_soon, lambda: heard.append(f"in round: {poller.in_round}"))
         await settle()
-        assert heard == ["begin", 1, "end"]
+        assert heard == ["in round: True", "round"]
         nursery.cancel_scope.cancel()
 
 
 async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
     """However a call falls together with a round that just hears another, or with the poller going to sleep."""
     heard: list[int] = []
-    poller = Poller(lambda: None, lambda: None)
+    poller = Poller()
     answered = threading.Event()
 
     def hear(number: int) -> None:
@@ -588,7 +601,7 @@ async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
                 answered.clear()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(poller.run, QuietRounds())
         await settle()
         await trio.to_thread.run_sync(call, 0)
         await settle()
@@ -598,13 +611,13 @@ async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
 
 async def test_threads_are_heard_while_the_poller_does_not_run() -> None:
     heard: list[int] = []
-    poller = Poller(lambda: None, lambda: None)
+    poller = Poller()
     await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
     await settle()
     assert heard == [1]
     for number in (2, 3):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run)
+            nursery.start_soon(poller.run, QuietRounds())
             await settle()
             nursery.cancel_scope.cancel()
             poller.call_soon(heard.append, number)
@@ -614,31 +627,33 @@ async def test_threads_are_heard_while_the_poller_does_not_run() -> None:
 
 async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
     order: list[str] = []
-    left = 3
 
-    def idle() -> bool:
-        nonlocal left
-        if not left:
-            return False
-        left -= 1
-        order.append("idle")
-        if left == 1:
-            talker.other.send(b"x")
-        return True
+    class Leftover(QuietRounds):
+        """Work that can wait."""
 
-    poller = Poller(lambda: None, lambda: None, idle=idle)
-    talker = Once("served", order, poller)
+        left = 3
+
+        def idle(self) -> bool:
+            if not self.left:
+                return False
+            self.left -= 1
+            order.append("idle")
+            if self.left == 1:
+                client.other.send(b"x")
+            return True
+
+    poller, rounds = Poller(), Leftover()
+    client = Once("served", order, poller)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(poller.run, rounds)
         await settle()
         assert order == ["served", "idle", "idle", "served", "idle"]
-        left = 2
+        rounds.left = 2
         poller.wake()
         await settle()
         assert order[5:] == ["idle", "served", "idle"]
         nursery.cancel_scope.cancel()
-    talker.sock.close()
-    talker.other.close()
+    client.close()
 
 
 @pytest.fixture
@@ -651,7 +666,7 @@ class Traffic:
     """While it `goes_on`, there is always somebody who sends something: nothing is done in pauses."""
 
     goes_on = False
-    publisher: publisher.Publisher
+    publisher: Publisher
 
     async def begin(self) -> None:
         """Let it go on from now on, when no thread has anything to tell any more: that would be a round of its own."""
@@ -663,27 +678,22 @@ class Traffic:
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """That of a broker that is started afterwards."""
     traffic = Traffic()
-    idle = server.Server._idle
+    idle = Publisher.idle
 
-    def idle_in_pauses(self: server.Server) -> bool:
-        traffic.publisher = self.publisher
+    def idle_in_pauses(self: Publisher) -> bool:
+        traffic.publisher = self
         return not traffic.goes_on and idle(self)
 
-    monkeypatch.setattr(server.Server, "_idle", idle_in_pauses)
+    monkeypatch.setattr(Publisher, "idle", idle_in_pauses)
     return traffic
 
 
 @pytest.mark.parametrize("waiting_s", [0.0, 1000.0])
 async def test_deliveries_wait_for_a_pause_but_not_for_ever(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: trio.testing.MockClock,
-    traffic: Traffic,
-    waiting_s: float,
+    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic, waiting_s: float
 ) -> None:
-    monkeypatch.setattr(server, "_WAITING_S", waiting_s)
     async with (
-        running_broker(tmp_path / "d", sync="interval") as bound,
+        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(waiting_s=waiting_s)) as bound,
         connected(bound.tcp_address) as client,
         connected(bound.tcp_address) as consumer,
     ):
@@ -704,11 +714,10 @@ async def test_deliveries_wait_for_a_pause_but_not_for_ever(
 
 
 async def test_deliveries_do_not_wait_longer_because_more_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, traffic: Traffic
+    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic
 ) -> None:
-    monkeypatch.setattr(server, "_WAITING_S", 0.1)
     async with (
-        running_broker(tmp_path / "d", sync="interval") as bound,
+        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(waiting_s=0.1)) as bound,
         watching(bound.tcp_address, ready=2500) as consumer,
         connected(bound.tcp_address) as client,
     ):
@@ -750,12 +759,9 @@ async def served_round_by_round(
     return served
 
 
-async def test_many_channels_are_served_a_few_in_each_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
-) -> None:
-    monkeypatch.setattr(server, "_CHANNELS_PER_TURN", 1)
+async def test_many_channels_are_served_a_few_in_each_round(tmp_path: Path, traffic: Traffic) -> None:
     async with (
-        running_broker(tmp_path / "d", sync="interval") as bound,
+        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(channels_per_turn=1)) as bound,
         channels_of_t(bound.tcp_address, 4, output_buffer_size=-1) as consumers,
         connected(bound.tcp_address) as client,
     ):
@@ -767,9 +773,12 @@ async def test_many_channels_are_served_a_few_in_each_round(
 async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
 ) -> None:
-    monkeypatch.setattr(server, "_GRANTS_PER_TURN", 1)
     monkeypatch.setattr(channel, "_CONSUMERS_AT_ONCE", 1)
-    async with running_broker(tmp_path / "d", sync="interval") as bound, AsyncExitStack() as stack:
+    pacing = Pacing(grants_per_turn=1)
+    async with (
+        running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,
+        AsyncExitStack() as stack,
+    ):
         client = await stack.enter_async_context(connected(bound.tcp_address))
         ones = [watching(bound.tcp_address, ready=2, output_buffer_size=-1) for _ in range(4)]
         consumers = [await stack.enter_async_context(one) for one in ones]
@@ -782,18 +791,17 @@ async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn(
 
 
 async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: trio.testing.MockClock, traffic: Traffic
+    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic
 ) -> None:
-    monkeypatch.setattr(server, "_WAITING_S", 0)
+    pacing = Pacing(waiting_s=0, turn_s=0.000_1)
     async with (
-        running_broker(tmp_path / "d", sync="interval") as bound,
+        running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,
         channels_of_t(bound.tcp_address, 3) as consumers,
         connected(bound.tcp_address) as client,
     ):
         clock.jump(0.3)  # so long after a message another goes at once
         await settle()
         await traffic.begin()
-        monkeypatch.setattr(server, "_TURN_S", 0.000_001)
         assert await served_round_by_round(client, consumers, 4) == [1, 2, 3, 3]
 
 
@@ -821,7 +829,9 @@ async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
     async with trio.open_nursery() as nursery:
         options = BrokerOptions(data_path=tmp_path, sync=sync)
         room = SpareRoom(tmp_path / "spare-room", Files())
-        tested = publisher.Publisher(options, MessageIds(0, 0), nursery, room, lambda topic: None)
+        poller = Poller()
+        delivery = a_delivery(Broker(options, lambda name: log), options, poller, nursery)
+        tested = Publisher(options, MessageIds(0, 0), nursery, room, poller, delivery)
         nursery.start_soon(tested.roll, topic)
         await settle()
         for _ in range(2):
@@ -848,7 +858,7 @@ def no_collector() -> Iterator[None]:
 
 
 def connections() -> int:
-    return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+    return sum(isinstance(thing, Session) for thing in gc.get_objects())
 
 
 ENDS = {

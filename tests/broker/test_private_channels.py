@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.api import DONE, Api, running_api
 from broker.state import Fixture, Subscriber, disk_log
 from broker.support import RawClient, connected, dpub, identify, settle
-from broker.test_http_api import DONE, Api, running_api
 from interop.peers import qcli_serve
 from trio_nsq.broker.state.checkpoint import first_needed
 

@@ -13,10 +13,9 @@ import httpx
 import pytest
 import trio
 
-from broker.support import HeldFiles, connected, mpub, running_broker, settle
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import Api, running_api
-from broker.test_server_retention import until
+from broker.api import Api, running_api
+from broker.retention import until
+from broker.support import FailingFiles, HeldFiles, connected, mpub, running_broker, settle
 from log.support import CountingFiles
 from trio_nsq.broker.state import producers
 from trio_nsq.broker.storage import retention

@@ -12,8 +12,10 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import OK, running_api
 from broker.support import (
     PATIENCE_S,
+    FailingFiles,
     HeldFiles,
     TopicsFiles,
     connected,
@@ -24,8 +26,6 @@ from broker.support import (
     threads_done,
     until,
 )
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import OK, running_api
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.errors import PublishRefused
 from trio_nsq.broker.ingest.publication import Publication
@@ -254,7 +254,7 @@ async def test_publishers_hear_that_a_message_is_stored_before_it_is_sent_on(
 async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def dispatch(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+    def dispatch(dispatcher: Dispatcher, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
         raise ZeroDivisionError("a mistake")
 
     async with (
@@ -268,7 +268,7 @@ async def test_a_mistake_when_a_message_is_sent_on_does_not_reach_publishers(
         await client.publish("t", b"makes the segment")
         assert (await consumer.message()).body == b"makes the segment"
         with monkeypatch.context() as mistaken:
-            mistaken.setattr(Channel, "dispatch", dispatch)
+            mistaken.setattr(Dispatcher, "dispatch", dispatch)
             await client.publish("t", b"1")
             await settle()
         assert "t: what was published could not be sent on" in caplog.text

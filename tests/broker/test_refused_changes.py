@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker.support import HeldFiles, RawClient, connected, dpub, mpub, settle
-from broker.test_disk_errors import FailingFiles
-from broker.test_http_api import DONE, OK, Api, running_api
+from broker.api import DONE, OK, Api, running_api
+from broker.support import FailingFiles, HeldFiles, RawClient, connected, dpub, mpub, settle
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.log import Files
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.api import Api, running_api
+from broker.retention import FAST, fill, segments, until
 from broker.support import RawClient, connected, dpub, identify
-from broker.test_http_api import Api, running_api
-from broker.test_server_retention import FAST, fill, segments, until
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.verify import verify_topic
 from trio_nsq.log.disk.carried_forward import FILE_NAME

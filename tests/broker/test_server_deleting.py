@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from broker.api import DONE, OK, Api, running_api
+from broker.letters import another, client_of, take
 from broker.support import HeldFiles, connected, pub, running_broker, settle
-from broker.test_dead_letters import another, client_of, take
-from broker.test_http_api import DONE, OK, Api, running_api
 from trio_nsq.log import Files
 
 

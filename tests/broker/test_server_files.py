@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import running_api
 from broker.support import HeldFiles, RawClient, connected, mpub, pub, running_broker, settle
-from broker.test_http_api import running_api
 
 BODY = b"x" * 600
 

@@ -2,28 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from broker.api import Api, running_api
+from broker.retention import FAST, fill, segments, until
 from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker, settle
-from broker.test_http_api import Api, running_api
 from trio_nsq import Producer, PublishFailed
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage import retention
 from trio_nsq.log import Files
 
-FAST: dict[str, Any] = {"max_bytes_per_file": 2000, "checkpoint_interval_ms": 10}
 TOPIC = "/topic/settings?topic=t"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.01)
 
 
 async def configure(api: Api, **settings: object) -> None:
@@ -36,17 +29,6 @@ async def stats(api: Api) -> dict[str, Any]:
     (topic,) = answer.json()["topics"]
     assert isinstance(topic, dict)
     return topic
-
-
-def segments(data_path: Path) -> list[int]:
-    """The sequences at which the topic's files begin."""
-    return sorted(int(path.stem) for path in (data_path / "topics" / "t.topic").glob("*.log"))
-
-
-async def fill(api: Api, count: int = 30) -> None:
-    """Messages in as many files as there are pairs of them; there is a channel, and it has passed them all."""
-    for n in range(count):
-        await api.tcp.publish("t", b"%03d" % n * 300)
 
 
 async def pass_all(api: Api) -> None:

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import running_api
 from broker.support import HeldFiles, connected, open_files, open_files_before, pub, running_broker, settle
-from broker.test_http_api import running_api
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
 

@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import running_api
 from broker.support import connected, dpub, identify, running_broker, settle
-from broker.test_http_api import running_api
 
 
 @pytest.fixture

@@ -3,26 +3,13 @@
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
-from broker.support import connected, running_broker
+from broker.support import connected, refusal, running_broker
 from faults.scenario import http
-from trio_nsq.broker import BrokerOptions, StartupError, serve
-
-
-async def refusal(data_path: Path, **options: Any) -> str:
-    """Why the broker does not start."""
-    with pytest.raises(ExceptionGroup) as caught:
-        async with running_broker(data_path, **options):
-            pass
-    error: BaseException = caught.value
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
-    assert isinstance(error, StartupError), error
-    return str(error)
+from trio_nsq.broker import BrokerOptions, serve
 
 
 async def complaint(data_path: Path) -> str:

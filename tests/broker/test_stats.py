@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.auth_server import answer, authorization, running_auth_server
+from broker.api import Api, running_api
+from broker.auth_server import answer, authenticated, authorization, running_auth_server
+from broker.auth_server import options as auth_options
 from broker.certificates import Certificates
 from broker.support import connected
-from broker.test_auth import authenticated
-from broker.test_auth import options as auth_options
-from broker.test_http_api import Api, running_api
 from broker.test_upgrades import negotiate, upgrade
 from trio_nsq.broker.monitoring.process import ProcessFigures
 

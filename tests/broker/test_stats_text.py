@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from broker.api import running_api
 from broker.support import identify
-from broker.test_http_api import running_api
 from trio_nsq import __version__
 from trio_nsq.broker.monitoring.stats_text import go_duration, render_text, short_duration
 

@@ -14,8 +14,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.api import running_api
 from broker.support import connected, running_broker, settle
-from broker.test_http_api import running_api
 from trio_nsq.broker.errors import StartupError
 from trio_nsq.broker.monitoring.statsd import figures, lines, packets, percent
 

@@ -15,8 +15,8 @@ import trio.testing
 from broker.support import connected, pub, settle
 from faults.disk import Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import ChannelName, Published, body_of
+from faults.power_cut import broker
 from faults.scenario import HOUR_MS, Request, Told, http, judge, look, stats
-from faults.test_power_cut import broker
 from log.support import HastyFiles
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage import retention

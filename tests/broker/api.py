@@ -1,0 +1,70 @@
+"""A broker whose HTTP API is used through a client that nobody here wrote."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from broker.support import RawClient, connected, running_broker
+
+
+class Api:
+    """Requests to one broker."""
+
+    def __init__(self, client: httpx.AsyncClient, tcp: RawClient) -> None:
+        self._client = client
+        self.tcp = tcp
+
+    async def post(self, path: str, body: bytes = b"", **query: Any) -> tuple[int, str]:
+        """Status and error code (or text) of a POST."""
+        response = await self._client.post(path, params=query, content=body)
+        if response.headers.get("content-type", "").startswith("application/json"):
+            return response.status_code, response.json()["message"]
+        return response.status_code, response.text
+
+    async def get(self, path: str, **query: Any) -> httpx.Response:
+        """A GET."""
+        return await self._client.get(path, params=query)
+
+    async def send(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> httpx.Response:
+        """Any request."""
+        return await self._client.request(method, path, headers=headers, content=body)
+
+    async def stats(self, **query: Any) -> dict[str, Any]:
+        """The JSON of /stats."""
+        stats: dict[str, Any] = (await self.get("/stats", format="json", **query)).json()
+        return stats
+
+    async def channel(self, topic: str, channel: str) -> dict[str, Any]:
+        """One channel's stats."""
+        (found,) = (await self.stats(topic=topic, channel=channel))["topics"]
+        described: dict[str, Any] = found["channels"][0]
+        return described
+
+    async def depth(self, topic: str) -> int:
+        """The depth of the topic itself."""
+        (found,) = (await self.stats(topic=topic))["topics"]
+        depth: int = found["depth"]
+        return depth
+
+
+@asynccontextmanager
+async def running_api(data_path: Path, **options: Any) -> AsyncIterator[Api]:
+    """A broker, an HTTP client and a raw TCP client of it."""
+    async with running_broker(data_path, **options) as bound, connected(bound.tcp_address) as tcp:
+        async with httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=20) as client:
+            yield Api(client, tcp)
+
+
+OK = (200, "OK")
+
+DONE = (200, "")
+
+
+def address(api: Api) -> str:
+    """Where the broker of `api` listens."""
+    return "%s:%d" % api.tcp.stream.socket.getpeername()[:2]
