@@ -68,6 +68,8 @@ class TopicReader:
         follow: Go on with what is published later, and without end; `end` is not looked at.
         max_messages: About so many are wanted; a few more may come.
         tls: What to speak https with, at a broker's https address; None: http.
+        reconnect_min_s: The first delay before a connection is made again, more than 0.
+        reconnect_max_s: The longest one; they double.
 
     Attributes:
         first_sequence: The oldest that was kept when the broker was last asked.
@@ -87,6 +89,8 @@ class TopicReader:
         follow: bool = False,
         max_messages: int | None = None,
         tls: ssl.SSLContext | None = None,
+        reconnect_min_s: float = MIN_DELAY_S,
+        reconnect_max_s: float = MAX_DELAY_S,
     ) -> None:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
@@ -104,7 +108,7 @@ class TopicReader:
         # Where what was there at the beginning ends, while that is read: only of what has an end it is known that
         # nothing comes any more, and so that what is left of it is damaged.
         self._until: int | None = None
-        self._delays = ReconnectDelays(MIN_DELAY_S, MAX_DELAY_S, random.random)
+        self._delays = ReconnectDelays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
         self._told_lost = False
 
@@ -243,19 +247,19 @@ class TopicReader:
         sequences = [self.position, *(batch.next_sequence for batch in batches)]
         if any(batch.base_sequence > at for at, batch in zip(sequences, batches, strict=False)):
             try:
-                await self._look_what_is_kept()
+                await self._update_first_sequence()
             except BaseException:
                 await self._drop_answer()  # whose data is lost: it is asked for again
                 raise
         return self._place(batches)
 
     async def _end_answer(self) -> list[Found]:
-        """Note that the answer is complete."""
+        """Handle the end of a complete answer."""
         self._decoder.end()
         await self._drop_answer()
         if self._until is None or self.position > self._began_at:
             return []
-        await self._look_what_is_kept()
+        await self._update_first_sequence()
         return self._gap(self._until)  # there is nothing in all that is left
 
     async def _drop_answer(self) -> None:
@@ -299,8 +303,8 @@ class TopicReader:
         self.position = max(self.position, up_to)
         return found
 
-    async def _look_what_is_kept(self) -> None:
-        """Ask what the oldest message is now: what is missing may have become too old meanwhile."""
+    async def _update_first_sequence(self) -> None:
+        """Ask for the oldest sequence that is kept: what is missing may have been deleted by retention meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
         try:
             bounds = decode_json(await self._read(answer))
