@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from broker.support import connected, running_broker
-from client.consumers import accept_and_subscribe
-from client.fake_broker import FakeBroker, bounded, fake_broker, message
-from client.lookupds import FakeLookupd, fake_lookupd, until
+from client.support.consumers import accept_and_subscribe
+from client.support.fake_broker import FakeBroker, bounded, fake_broker, message
+from client.support.lookupds import FakeLookupd, fake_lookupd, until
 from lookup.support import ours
 from trio_nsq.client import ConnectionFailed, Consumer
 from trio_nsq.client.connection.addresses import lookupd_address

@@ -13,8 +13,8 @@ from broker.state import damage
 from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broker
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.client import ConnectionFailed
-from trio_nsq.client.reading.topic_reader import ReadRefused, TopicReader
+from trio_nsq.client import ConnectionFailed, RequestRefused
+from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 
@@ -412,7 +412,7 @@ async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
-                with pytest.raises(ReadRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
+                with pytest.raises(RequestRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
                     await reader.receive()
 
 
@@ -428,7 +428,7 @@ async def test_nobody_there() -> None:
 
 async def test_no_such_topic(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, _, _):
-        with pytest.raises(ReadRefused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "none"):
                 pass
         assert (refused.value.status, refused.value.text, refused.value.topic) == (
@@ -447,7 +447,7 @@ async def test_the_tcp_port(tmp_path: Path) -> None:
 
 def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
     async def read(address: str) -> None:
-        with pytest.raises(ReadRefused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "t"):
                 pass
         assert (refused.value.status, refused.value.text) == (404, "NOT_FOUND")

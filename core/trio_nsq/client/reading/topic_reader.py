@@ -14,11 +14,11 @@ from ...log.gaps import Gap, gaps
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
 from ...log.selection import Selection
-from ...protocol import MessageSet, NSQError
+from ...protocol import MessageSet
 from ...under_trio import require_trio
 from ...untrusted_json import decode_json
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
-from ..errors import ConnectionFailed
+from ..errors import ConnectionFailed, RequestRefused
 from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
@@ -30,24 +30,6 @@ _MAX_ERROR_BYTES = 64 * 1024
 _logger = logging.getLogger("trio_nsq.client")
 
 Found: TypeAlias = RecordBatch | Gap
-
-
-class ReadRefused(NSQError):
-    """The broker answered, but does not let the topic be read.
-
-    Attributes:
-        address: The broker, `host:port`.
-        topic: Which one it is.
-        status: The HTTP status.
-        text: What it says, such as `TOPIC_NOT_FOUND`. `NOT_FOUND` is the word of brokers that cannot do this.
-    """
-
-    def __init__(self, address: str, topic: str, status: int, text: str) -> None:
-        super().__init__(f"{address} does not let topic {topic} be read: {text} (HTTP status {status})")
-        self.address = address
-        self.topic = topic
-        self.status = status
-        self.text = text
 
 
 class TopicReader:
@@ -117,7 +99,7 @@ class TopicReader:
 
         Raises:
             ConnectionFailed: The broker cannot be reached, or is none.
-            ReadRefused: There is no such topic, or the broker is not one of ours.
+            RequestRefused: There is no such topic, or the broker is not one of ours.
             RuntimeError: This is no trio task.
         """
         require_trio("TopicReader")
@@ -147,7 +129,7 @@ class TopicReader:
         """What comes next, in order: at least one, and nothing at the end. If cancelled, nothing is lost.
 
         Raises:
-            ReadRefused: The topic was deleted.
+            RequestRefused: The topic was deleted.
             RawStreamError: What came was changed on its way.
         """
         while True:
@@ -232,7 +214,7 @@ class TopicReader:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
-        raise ReadRefused(self._address, self._topic, answer.status, text)
+        raise RequestRefused(self._address, self._topic, answer.status, text)
 
     async def _read(self, answer: StreamedAnswer) -> bytes:
         body = b""
