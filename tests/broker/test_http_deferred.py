@@ -123,8 +123,8 @@ async def test_what_was_carried_forward_is_found_by_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file it was published to is gone; a backlog of others is not searched for it."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.1)
+    monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.1)
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await make(api, "c")

@@ -420,8 +420,8 @@ async def test_numbers_that_cannot_be_synced_are_not_saved(tmp_path: Path) -> No
 async def test_messages_that_are_carried_forward_go_without_their_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.5)
+    monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.5)
     monkeypatch.setattr(retention, "_TRY_AGAIN_NS", 1)  # a checkpoint may come before the last FIN
     async with running_api(tmp_path / "d", max_bytes_per_file=10_000, checkpoint_interval_ms=20) as api:
         await api.post("/channel/create", topic="t", channel="c")

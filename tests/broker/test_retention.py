@@ -266,9 +266,9 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although nothing else happens to the topic."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 1000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    monkeypatch.setattr(retention, "PINNED_BYTES", 1000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 1.0)
+    monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
     channel = kept.topic.channels["c"]
     channel.empty()
     channel.messages.requeued.add([(1, 1, None)])
@@ -296,11 +296,11 @@ async def test_what_could_not_be_carried_forward_is_tried_again(
 @pytest.mark.parametrize(
     ("rule", "limit"),
     [
-        ("_STRAGGLERS_SHARE", 0.4),
-        ("_STRAGGLERS_BYTES_SHARE", 0.4),
-        ("_MOST_STRAGGLERS", 0),
-        ("_MOST_STRAGGLERS_BYTES", 1000),
-        ("_PINNED_BYTES", 3000),
+        ("CARRIED_MESSAGES_SHARE", 0.4),
+        ("CARRIED_BYTES_SHARE", 0.4),
+        ("MAX_CARRIED_MESSAGES", 0),
+        ("MAX_CARRIED_BYTES", 1000),
+        ("PINNED_BYTES", 3000),
     ],
 )
 def test_each_rule_says_by_itself_that_it_does_not_pay(
@@ -308,9 +308,9 @@ def test_each_rule_says_by_itself_that_it_does_not_pay(
 ) -> None:
     """One of two messages is not finished."""
     for name, value in {
-        "_PINNED_BYTES": 1000,
-        "_STRAGGLERS_SHARE": 0.5,
-        "_STRAGGLERS_BYTES_SHARE": 0.5,
+        "PINNED_BYTES": 1000,
+        "CARRIED_MESSAGES_SHARE": 0.5,
+        "CARRIED_BYTES_SHARE": 0.5,
     }.items():
         monkeypatch.setattr(retention, name, value)
     kept.topic.channels["c"].empty()

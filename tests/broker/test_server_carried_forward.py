@@ -17,8 +17,8 @@ from trio_nsq.log.disk.carried_forward import FILE_NAME
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the true numbers, a thousand times smaller."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 20_000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 0.1)
+    monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.1)
     monkeypatch.setattr(retention, "_TRY_AGAIN_NS", 20_000_000)
 
 
@@ -171,8 +171,8 @@ async def test_a_move_of_their_channel_outlasts_a_kill(tmp_path: Path, past_them
 async def test_what_is_too_much_to_hold_in_memory_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_MOST_STRAGGLERS_BYTES", 1500)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    monkeypatch.setattr(retention, "MAX_CARRIED_BYTES", 1500)
+    monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await api.post("/topic/create", topic="t")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio.testing
 
-from client.fake_broker import FakeBroker, fake_broker
+from client.support.fake_broker import FakeBroker, fake_broker
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from client.fake_broker import bounded
+from client.support.fake_broker import bounded
 from trio_nsq.client.background import BackgroundTask
 
 

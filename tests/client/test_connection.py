@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from client.fake_broker import bounded, error, message
+from client.support.fake_broker import bounded, error, message
 from trio_nsq.client import BrokerError, ConnectionSettings
 from trio_nsq.client.connection.connection import Connection, Event
 from trio_nsq.protocol import HEARTBEAT_FRAME, ErrorFrame, MessageRun, NSQError

@@ -8,8 +8,15 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import accept_up_to_sub, consumer_entered, consumer_of, hold_open, opened, see_off
-from client.fake_broker import FakeBroker, bounded, error, fins, message, message_id, reqs
+from client.support.consumers import (
+    accept_up_to_sub,
+    consumer_entered,
+    consumer_of,
+    hold_open,
+    opened,
+    see_off,
+)
+from client.support.fake_broker import FakeBroker, bounded, error, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, ConsumerStats
 from trio_nsq.client.consuming.consumer import TIME_SLICE_S
 from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME

@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 
 from broker.support import connected, running_broker
-from client.fake_broker import bounded
-from client.lookupds import until
+from client.support.fake_broker import bounded
+from client.support.lookupds import until
 from trio_nsq.client import Consumer, Message
 
 COUNT = 40

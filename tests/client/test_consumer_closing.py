@@ -6,8 +6,15 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import accept_up_to_sub, consumer_entered, consumer_of, hold_open, opened, see_off
-from client.fake_broker import FakeBroker, Peer, bounded, error, fins, message, reqs
+from client.support.consumers import (
+    accept_up_to_sub,
+    consumer_entered,
+    consumer_of,
+    hold_open,
+    opened,
+    see_off,
+)
+from client.support.fake_broker import FakeBroker, Peer, bounded, error, fins, message, reqs
 from trio_nsq.client import ConsumerStats, MessageBatch
 from trio_nsq.protocol import CLOSE_WAIT_FRAME, OK_FRAME
 

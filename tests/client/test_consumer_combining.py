@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import consumer_of, hold_open, opened
-from client.fake_broker import FakeBroker, bounded, fins, message, message_id, reqs
+from client.support.consumers import consumer_of, hold_open, opened
+from client.support.fake_broker import FakeBroker, bounded, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, MessageBatch
 from trio_nsq.protocol import OK_FRAME
 

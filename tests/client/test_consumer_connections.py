@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import accept_and_subscribe, eager_consumer_of, hold_open
-from client.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, message
+from client.support.consumers import accept_and_subscribe, eager_consumer_of, hold_open
+from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, message
 from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
 from trio_nsq.client.connection.connection import HANDSHAKE_TIMEOUT_S
 from trio_nsq.protocol import OK_FRAME

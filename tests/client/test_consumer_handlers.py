@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import consumer_entered, consumer_of, opened, see_off
-from client.fake_broker import FakeBroker, Peer, bounded, fins, message, message_id, reqs
-from client.lookupds import until
+from client.support.consumers import consumer_entered, consumer_of, opened, see_off
+from client.support.fake_broker import FakeBroker, Peer, bounded, fins, message, message_id, reqs
+from client.support.lookupds import until
 from trio_nsq.client import Consumer, ConsumerStats, Message
 from trio_nsq.client.consuming.message import MessageBatch
 from trio_nsq.protocol import CLOSE_WAIT_FRAME, OK_FRAME, encode_response

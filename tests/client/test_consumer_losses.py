@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumers import accept_and_subscribe, eager_consumer_of
-from client.fake_broker import (
+from client.support.consumers import accept_and_subscribe, eager_consumer_of
+from client.support.fake_broker import (
     FakeBroker,
     Peer,
     after_identify,

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from broker.support import connected, running_broker
-from client.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
+from client.support.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt, RequestRefused

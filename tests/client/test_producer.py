@@ -8,8 +8,8 @@ import trio
 import trio.testing
 
 from broker.support import dpub
-from client.fake_broker import FakeBroker, bounded, mpub, pub
-from client.producers import Outcome, opened
+from client.support.fake_broker import FakeBroker, bounded, mpub, pub
+from client.support.producers import Outcome, opened
 from trio_nsq.client import Producer, ProducerClosed
 from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, MessageSet, pack_messages
 

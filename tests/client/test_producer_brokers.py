@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from broker.support import connected, running_broker
-from client.fake_broker import FakeBroker, Peer, bounded, error, mpub, pub
-from client.producers import Outcome, accept, opened
+from client.support.fake_broker import FakeBroker, Peer, bounded, error, mpub, pub
+from client.support.producers import Outcome, accept, opened
 from interop.peers import nsqd
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer, PublishFailed
 from trio_nsq.protocol import OK_FRAME, pack_messages

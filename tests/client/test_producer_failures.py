@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from client.fake_broker import (
+from client.support.fake_broker import (
     FakeBroker,
     Peer,
     after_identify,
@@ -18,7 +18,7 @@ from client.fake_broker import (
     pub,
     within_the_reply,
 )
-from client.producers import Outcome, accept, opened
+from client.support.producers import Outcome, accept, opened
 from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
 from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, pack_messages
 

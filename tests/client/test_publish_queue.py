@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from client.fake_broker import mpub, pub
+from client.support.fake_broker import mpub, pub
 from trio_nsq.client import BrokerError, ConnectionLost
 from trio_nsq.client.publishing.queue import Command, CommandGroup, PublishFuture, PublishQueue, may_be_stored
 from trio_nsq.protocol import pack_messages

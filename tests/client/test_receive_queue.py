@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 import trio.testing
 
-from client.fake_broker import bounded
+from client.support.fake_broker import bounded
 from trio_nsq.client.consuming.message import MessageBatch
 from trio_nsq.client.consuming.receive_queue import ReceiveQueue
 from trio_nsq.protocol import MessageRun

@@ -1,7 +1,7 @@
 """TopicReader against our broker, also when connections are cut and the broker is started anew."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from broker.state import damage
 from broker.support import PATIENCE_S, RawClient, connected, dpub, running_broker
 from interop.peers import nsqd
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.client import ConnectionFailed
-from trio_nsq.client.connection.reconnect import MIN_DELAY_S
-from trio_nsq.client.reading.topic_reader import ReadRefused, TopicReader
+from trio_nsq.client import ConnectionFailed, RequestRefused
+from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 
@@ -245,26 +244,27 @@ async def test_nothing_is_lost_if_it_is_cancelled(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_lost_if_it_is_cancelled_while_it_asks_what_became_of_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     async with broker(tmp_path) as (_, client, _):
         for number in range(6):
             await client.publish("t", b"<%d>" % number)
     damage(tmp_path / "d" / "topics" / "t.topic", b"<2>")
     scope = trio.CancelScope()
-    ask = TopicReader._look_what_is_kept
 
-    async def ask_late(reader: TopicReader) -> None:
-        scope.cancel()
-        await ask(reader)
+    def cancel(request: bytes) -> None:
+        if request.startswith(b"GET /topic/bounds"):
+            scope.cancel()
 
-    async with broker(tmp_path) as (address, _, _), TopicReader(address, "t") as reader:
-        monkeypatch.setattr(TopicReader, "_look_what_is_kept", ask_late)
+    async with (
+        broker(tmp_path) as (address, _, _),
+        proxy(address, on_request=cancel) as (through, _),
+        TopicReader(through, "t") as reader,
+    ):
         with scope:
             while await reader.receive():
                 pass
         assert scope.cancelled_caught
-        monkeypatch.undo()
         found: list[int | Gap] = []
         while some := await reader.receive():
             found += [each if isinstance(each, Gap) else each.base_sequence for each in some]
@@ -272,22 +272,32 @@ async def test_nothing_is_lost_if_it_is_cancelled_while_it_asks_what_became_of_m
 
 
 @asynccontextmanager
-async def cutting(address: str, budgets: list[int]) -> AsyncIterator[tuple[str, list[int]]]:
-    """A way to a broker on which one connection after the other is cut after so many bytes of answers; then no more.
+async def proxy(
+    address: str, budgets: Sequence[int] = (), on_request: Callable[[bytes], None] = lambda _: None
+) -> AsyncIterator[tuple[str, list[int]]]:
+    """A proxy in front of a broker.
 
-    Gives its address, and the budgets that were used up.
+    Args:
+        address: Of the broker.
+        budgets: The first connections are cut one by one after so many bytes of answers; no more are after that.
+        on_request: Called with every request.
+
+    Yields:
+        Its address, and the budgets that were used up.
     """
     host, _, port = address.rpartition(":")
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    used: list[int] = []
+    left, used = list(budgets), []
 
-    async def pass_on(client: trio.SocketStream) -> None:
+    async def serve(client: trio.SocketStream) -> None:
         budget: float = float("inf")
-        if budgets:
-            budget = budgets.pop(0)
+        if left:
+            budget = left.pop(0)
             used.append(int(budget))
         async with client, await trio.open_tcp_stream(host, int(port)) as server:
-            await server.send_all(await client.receive_some(65536))
+            request = await client.receive_some(65536)
+            on_request(request)
+            await server.send_all(request)
             while budget > 0 and (data := await server.receive_some(int(min(budget, 65536)))):
                 budget -= len(data)
                 try:
@@ -296,7 +306,7 @@ async def cutting(address: str, budgets: list[int]) -> AsyncIterator[tuple[str, 
                     break
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, pass_on, [listener])
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
         yield f"127.0.0.1:{listener.socket.getsockname()[1]}", used
         nursery.cancel_scope.cancel()
 
@@ -308,10 +318,9 @@ async def test_connections_that_are_cut_anywhere(tmp_path: Path, follow: bool) -
         await publish(client, *[1, 2, 3, 4, 5, 6, 7, 8] * 2)
         budgets = [700, 1, 450, 330, 331, 400, 1000, 600, 5, 800]
         async with (
-            cutting(address, budgets) as (proxy, used),
-            TopicReader(proxy, "t", follow=follow) as reader,
+            proxy(address, budgets) as (through, used),
+            TopicReader(through, "t", follow=follow, reconnect_min_s=0.001, reconnect_max_s=0.001) as reader,
         ):
-            reader._delays._max_s = reader._delays._next_s = 0.001
             got: list[int] = []
             while len(got) < 72:
                 for each in await reader.receive():
@@ -351,33 +360,45 @@ async def test_a_broker_that_is_started_anew(tmp_path: Path, caplog: pytest.LogC
 
 
 async def test_after_something_has_come_delays_begin_anew(tmp_path: Path) -> None:
-    async with broker(tmp_path) as (address, client, _):
-        await publish(client, 3)
-        async with TopicReader(address, "t") as reader:
-            for _ in range(5):
-                reader._delays.next_s()
-            assert await reader.receive()
-            assert reader._delays.next_s() <= MIN_DELAY_S
+    """Two times six delays from 5 ms on take 0.6 s at the most; twelve that go on doubling take ten seconds or more."""
+    async with broker(tmp_path, max_bytes_per_file=500) as (address, client, _):
+        await publish(client, *[8] * 20)
+        async with (
+            proxy(address, [900, *[1] * 7, 900, *[1] * 7]) as (through, used),
+            TopicReader(through, "t", reconnect_min_s=0.005, reconnect_max_s=1000) as reader,
+        ):
+            with trio.fail_after(8):
+                assert await read_all(reader) == list(range(160))
+            assert len(used) == 16
 
 
 async def test_a_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """To a power cut; or the topic was deleted and made again. The reader says so, and goes on."""
-    async with broker(tmp_path) as (address, client, _):
+    for folder in ("shorter", "longer"):
+        (tmp_path / folder).mkdir()
+    async with broker(tmp_path / "shorter") as (_, client, _):
         await publish(client, 5)
-        async with TopicReader(address, "t", start="latest", follow=True) as reader:
-            await reader._drop_answer()
-            reader.position = 99  # as though it had been there
-            async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
+        reading, read, found = trio.Event(), trio.Event(), []
 
-                async def go_on() -> None:
-                    for number in range(5, 90):
-                        await publish(client, 1, start=number)
+        async def follow(address: str) -> None:
+            async with TopicReader(address, "t", start="latest", follow=True) as reader:
+                assert reader.position == 99
+                reading.set()
+                found.extend(await reader.receive())
+                read.set()
 
-                nursery.start_soon(go_on)
-                with trio.fail_after(PATIENCE_S):
-                    found, *_ = await reader.receive()
-        assert isinstance(found, RecordBatch)
-        assert 5 <= found.base_sequence < 90
+        async with broker(tmp_path / "longer") as (address, client, _):
+            await publish(client, 99)
+            nursery.start_soon(follow, address)
+            await reading.wait()
+        async with broker(tmp_path / "shorter", http_address=address) as (_, client, _):
+            with trio.fail_after(PATIENCE_S):
+                for number in range(5, 90):
+                    await publish(client, 1, start=number)
+                await read.wait()
+    assert isinstance(found[0], RecordBatch)
+    assert 5 <= found[0].base_sequence < 90
     (warning,) = [record.getMessage() for record in caplog.records if "goes back" in record.getMessage()]
     assert warning.startswith(f"{address}: topic t goes back from sequence 99 to ")
 
@@ -391,7 +412,7 @@ async def test_a_topic_that_is_deleted(tmp_path: Path) -> None:
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 await stream.send_all(b"POST /topic/delete?topic=t HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
-                with pytest.raises(ReadRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
+                with pytest.raises(RequestRefused, match="TOPIC_NOT_FOUND"), trio.fail_after(PATIENCE_S):
                     await reader.receive()
 
 
@@ -407,7 +428,7 @@ async def test_nobody_there() -> None:
 
 async def test_no_such_topic(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, _, _):
-        with pytest.raises(ReadRefused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "none"):
                 pass
         assert (refused.value.status, refused.value.text, refused.value.topic) == (
@@ -426,7 +447,7 @@ async def test_the_tcp_port(tmp_path: Path) -> None:
 
 def test_nsqd_cannot_do_that(tmp_path: Path) -> None:
     async def read(address: str) -> None:
-        with pytest.raises(ReadRefused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             async with TopicReader(address, "t"):
                 pass
         assert (refused.value.status, refused.value.text) == (404, "NOT_FOUND")

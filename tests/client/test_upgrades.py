@@ -12,7 +12,7 @@ import trio
 from broker.auth_server import running_auth_server
 from broker.certificates import Certificates
 from broker.support import running_broker
-from client.fake_broker import FakeBroker
+from client.support.fake_broker import FakeBroker
 from trio_nsq.client import ConnectionFailed, ConnectionSettings, Consumer, Producer
 from trio_nsq.client.connection.connection import Connection, connect
 from trio_nsq.protocol import OK_FRAME, encode_error, encode_response

@@ -1,13 +1,23 @@
-"""What the tests of power cuts share: a broker that has much to do to small files, and what lies in these."""
+"""For tests of power cuts and kills: a broker with small files, and what to look for in what it has written."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+
+import pytest
 
 from broker.support import running_broker
 from faults.ledger import body_of
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.storage import retention
 from trio_nsq.log import Files
+
+
+def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let unfinished messages be carried forward soon, however many there are."""
+    monkeypatch.setattr(retention, "PINNED_BYTES", 2000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 1.0)
+    monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
 
 
 def broker(

@@ -18,10 +18,10 @@ import trio.testing
 
 from broker.support import settle
 from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
-from faults.power_cut import broker, numbers_in
+from faults.power_cut import broker, carry_forward_early, numbers_in
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
-from trio_nsq.broker.storage import data_folder, retention
+from trio_nsq.broker.storage import data_folder
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -44,11 +44,8 @@ def _clock_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is unfinished is carried forward soon, and however much it is."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+def _carry_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_forward_early(monkeypatch)
 
 
 async def record(

@@ -23,7 +23,7 @@ from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 from cli.support import Cli
-from client.scripted_http import NSQD, OK, scripted
+from client.support.scripted_http import NSQD, OK, scripted
 from interop.peers import Broker, nsqd
 from spark.support import bodies_in, numbers
 from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt

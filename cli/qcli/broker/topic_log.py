@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 @contextmanager
 def reading_errors(address: str) -> Iterator[None]:
     """Turn what a `TopicReader` of this HTTP address raises inside, also from tasks, into failures."""
-    from trio_nsq.client import ConnectionFailed
+    from trio_nsq.client import ConnectionFailed, RequestRefused
     from trio_nsq.client.reading.http_stream import AnswerLost, AnswerSilent
-    from trio_nsq.client.reading.topic_reader import ReadRefused
 
     try:
         yield
     except Exception as group:
         for error in leaves(group):
-            if isinstance(error, ReadRefused):
+            if isinstance(error, RequestRefused):
                 wanted = Source(error.topic, None)
                 raise not_readable(error.address, wanted, error.status, error.text) from error
             if isinstance(error, ConnectionFailed):

@@ -39,7 +39,7 @@ class UnexpectedStatus(RequestFailed):
 
 
 class HTTPClient:
-    """Makes requests as nsqd does. It runs no tasks of its own.
+    """Makes requests as nsqd does. It has no tasks of its own.
 
     Every request has a connection of its own, as in nsqd: they are rare, and one kept open could be found closed.
 
@@ -58,17 +58,11 @@ class HTTPClient:
         max_answer_bytes: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        import httpx  # here, for brokers that ask nobody should not pay for the import
-
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._max_answer_bytes = max_answer_bytes
-        # The transport, and not a client, which logs the URLs it asks for, secrets included, and uses proxies and
-        # cookies, which nsqd does not.
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=tls or ssl.create_default_context(),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        )
+        self._tls = tls
+        self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
 
     async def get(self, url: str) -> bytes:
         """Make one request.
@@ -85,7 +79,7 @@ class HTTPClient:
         Raises:
             RequestFailed: There is none; UnexpectedStatus if it is one with another status. Redirects are not followed.
         """
-        import httpx
+        import httpx  # here: brokers that make no requests do without
 
         try:
             parsed = httpx.URL(url)
@@ -110,7 +104,7 @@ class HTTPClient:
         try:
             request = httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout.as_dict()})
             with trio.fail_after(self._request_timeout_s):
-                response = await self._transport.handle_async_request(request)
+                response = await self._transport(url.scheme).handle_async_request(request)
                 try:
                     return response.status_code, await self._read(response)
                 finally:
@@ -121,6 +115,21 @@ class HTTPClient:
             raise RequestFailed(f"no connection within {self._connect_timeout_s:g} s") from None
         except (httpx.HTTPError, UnicodeError) as exc:  # the latter for a host that cannot even be looked up
             raise RequestFailed(_why(exc)) from exc
+
+    def _transport(self, scheme: str) -> "httpx.AsyncHTTPTransport":
+        """The transport for URLs of this scheme, made when it is first needed.
+
+        A transport, and not a client, which logs the URLs that it asks for, secrets included, and uses proxies and
+        cookies, which nsqd does not. The CAs of the system are loaded for https only: that takes longer than a request.
+        """
+        import httpx
+
+        if scheme not in self._transports:
+            context = self._tls or ssl.create_default_context() if scheme == "https" else False
+            self._transports[scheme] = httpx.AsyncHTTPTransport(
+                verify=context, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            )
+        return self._transports[scheme]
 
     async def _read(self, response: "httpx.Response") -> bytes:
         body = bytearray()
@@ -137,7 +146,8 @@ class HTTPClient:
 
     async def aclose(self) -> None:
         """Let go of everything; requests under way fail."""
-        await self._transport.aclose()
+        for transport in self._transports.values():
+            await transport.aclose()
 
 
 def _https_port(body: bytes) -> int:

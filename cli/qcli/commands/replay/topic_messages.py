@@ -146,7 +146,7 @@ class Replay:
         """Publish all there is, or as much as can be; `outcome` says how it went.
 
         Raises:
-            ReadRefused, RawStreamError: As of the reader.
+            RequestRefused, RawStreamError: As of the reader.
         """
         outcome = self.outcome
         while not self._over:

@@ -4,7 +4,7 @@ A log loses whole files only, and never the one that grows. So that what is kept
 more than an eighth, a new file is begun whenever the last one reaches back over, or holds, an eighth of it.
 
 What a channel still needs stays in any case. Where that is a few messages, deferred for long or never answered, among
-very many that are finished, they are carried forward: copied into a file of their own (see `stragglers` in `log`), so
+very many that are finished, they are carried forward: copied into a file of their own (see `CarriedForwardSegment`), so
 that those around them can go.
 
 Ages are told by the machine's clock, as the messages' timestamps are, though the clock may be set meanwhile.
@@ -41,14 +41,14 @@ _LEAST_FILE_NS = 1_000_000_000
 """No new file is begun for less than this, however little is to be kept."""
 _BLOCK_BYTES = 4096
 """A file that is no larger takes up no more than the one that is begun for it."""
-_PINNED_BYTES = 64 * 1024 * 1024
-_STRAGGLERS_SHARE = 0.01
-_STRAGGLERS_BYTES_SHARE = 0.1
-_MOST_STRAGGLERS = 20_000
-_MOST_STRAGGLERS_BYTES = 64 * 1024 * 1024
-"""Unfinished messages are copied out of the way when so many bytes of files would then be deleted, if they are but so
-small a part of the messages and, as they lie on disk, of the bytes there, and no more than can be copied in a second or
-two, and held in memory meanwhile."""
+PINNED_BYTES = 64 * 1024 * 1024
+CARRIED_MESSAGES_SHARE = 0.01
+CARRIED_BYTES_SHARE = 0.1
+MAX_CARRIED_MESSAGES = 20_000
+MAX_CARRIED_BYTES = 64 * 1024 * 1024
+"""Unfinished messages are carried forward if at least PINNED_BYTES of files can be deleted then, if they are at most
+these shares of the messages and bytes in those files, and if they are at most so many: they are copied, and held in
+memory, in a second or two."""
 _TRY_AGAIN_NS = 30 * 1_000_000_000
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000
@@ -249,16 +249,16 @@ class RetentionManager:
         log = topic.log
         files = [file for file in log.files[:-1] if file.next_sequence <= all_needed]
         pinned_bytes = sum(file.size for file in files)
-        if pinned_bytes < _PINNED_BYTES or topic in self._in_vain:
+        if pinned_bytes < PINNED_BYTES or topic in self._in_vain:
             return 0
         limit = files[-1].next_sequence
         sequences = checkpoint.unfinished_before(limit)
-        max_bytes = int(pinned_bytes * _STRAGGLERS_BYTES_SHARE)
+        max_bytes = int(pinned_bytes * CARRIED_BYTES_SHARE)
         try:
             carried = (
-                len(sequences) <= _MOST_STRAGGLERS
-                and len(sequences) <= (limit - log.first_sequence) * _STRAGGLERS_SHARE
-                and log.carry_forward(sequences, min(max_bytes, _MOST_STRAGGLERS_BYTES), is_about_messages)
+                len(sequences) <= MAX_CARRIED_MESSAGES
+                and len(sequences) <= (limit - log.first_sequence) * CARRIED_MESSAGES_SHARE
+                and log.carry_forward(sequences, min(max_bytes, MAX_CARRIED_BYTES), is_about_messages)
             )
         except LogError as exc:
             logger.error("%s", exc)

@@ -14,11 +14,11 @@ from ...log.gaps import Gap, gaps
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
 from ...log.selection import Selection
-from ...protocol import MessageSet, NSQError
+from ...protocol import MessageSet
 from ...under_trio import require_trio
 from ...untrusted_json import decode_json
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
-from ..errors import ConnectionFailed
+from ..errors import ConnectionFailed, RequestRefused
 from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
@@ -30,24 +30,6 @@ _MAX_ERROR_BYTES = 64 * 1024
 _logger = logging.getLogger("trio_nsq.client")
 
 Found: TypeAlias = RecordBatch | Gap
-
-
-class ReadRefused(NSQError):
-    """The broker answered, but does not let the topic be read.
-
-    Attributes:
-        address: The broker, `host:port`.
-        topic: Which one it is.
-        status: The HTTP status.
-        text: What it says, such as `TOPIC_NOT_FOUND`. `NOT_FOUND` is the word of brokers that cannot do this.
-    """
-
-    def __init__(self, address: str, topic: str, status: int, text: str) -> None:
-        super().__init__(f"{address} does not let topic {topic} be read: {text} (HTTP status {status})")
-        self.address = address
-        self.topic = topic
-        self.status = status
-        self.text = text
 
 
 class TopicReader:
@@ -68,6 +50,8 @@ class TopicReader:
         follow: Go on with what is published later, and without end; `end` is not looked at.
         max_messages: About so many are wanted; a few more may come.
         tls: What to speak https with, at a broker's https address; None: http.
+        reconnect_min_s: The first delay before a connection is made again, more than 0.
+        reconnect_max_s: The longest one; they double.
 
     Attributes:
         first_sequence: The oldest that was kept when the broker was last asked.
@@ -87,6 +71,8 @@ class TopicReader:
         follow: bool = False,
         max_messages: int | None = None,
         tls: ssl.SSLContext | None = None,
+        reconnect_min_s: float = MIN_DELAY_S,
+        reconnect_max_s: float = MAX_DELAY_S,
     ) -> None:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
@@ -104,7 +90,7 @@ class TopicReader:
         # Where what was there at the beginning ends, while that is read: only of what has an end it is known that
         # nothing comes any more, and so that what is left of it is damaged.
         self._until: int | None = None
-        self._delays = ReconnectDelays(MIN_DELAY_S, MAX_DELAY_S, random.random)
+        self._delays = ReconnectDelays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
         self._told_lost = False
 
@@ -113,7 +99,7 @@ class TopicReader:
 
         Raises:
             ConnectionFailed: The broker cannot be reached, or is none.
-            ReadRefused: There is no such topic, or the broker is not one of ours.
+            RequestRefused: There is no such topic, or the broker is not one of ours.
             RuntimeError: This is no trio task.
         """
         require_trio("TopicReader")
@@ -143,7 +129,7 @@ class TopicReader:
         """What comes next, in order: at least one, and nothing at the end. If cancelled, nothing is lost.
 
         Raises:
-            ReadRefused: The topic was deleted.
+            RequestRefused: The topic was deleted.
             RawStreamError: What came was changed on its way.
         """
         while True:
@@ -228,7 +214,7 @@ class TopicReader:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
-        raise ReadRefused(self._address, self._topic, answer.status, text)
+        raise RequestRefused(self._address, self._topic, answer.status, text)
 
     async def _read(self, answer: StreamedAnswer) -> bytes:
         body = b""
@@ -243,19 +229,19 @@ class TopicReader:
         sequences = [self.position, *(batch.next_sequence for batch in batches)]
         if any(batch.base_sequence > at for at, batch in zip(sequences, batches, strict=False)):
             try:
-                await self._look_what_is_kept()
+                await self._update_first_sequence()
             except BaseException:
                 await self._drop_answer()  # whose data is lost: it is asked for again
                 raise
         return self._place(batches)
 
     async def _end_answer(self) -> list[Found]:
-        """Note that the answer is complete."""
+        """Handle the end of a complete answer."""
         self._decoder.end()
         await self._drop_answer()
         if self._until is None or self.position > self._began_at:
             return []
-        await self._look_what_is_kept()
+        await self._update_first_sequence()
         return self._gap(self._until)  # there is nothing in all that is left
 
     async def _drop_answer(self) -> None:
@@ -299,8 +285,8 @@ class TopicReader:
         self.position = max(self.position, up_to)
         return found
 
-    async def _look_what_is_kept(self) -> None:
-        """Ask what the oldest message is now: what is missing may have become too old meanwhile."""
+    async def _update_first_sequence(self) -> None:
+        """Ask for the oldest sequence that is kept: what is missing may have been deleted by retention meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
         try:
             bounds = decode_json(await self._read(answer))

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from client.fake_broker import FakeBroker, Peer
+from client.support.fake_broker import FakeBroker, Peer
 from trio_nsq.client import Producer, ProducerClosed, PublishFailed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from client.fake_broker import PATIENCE_S, FakeBroker, Peer, reqs
+from client.support.fake_broker import PATIENCE_S, FakeBroker, Peer, reqs
 from trio_nsq.client import Consumer
 from trio_nsq.protocol import CLOSE_WAIT_FRAME
 
