@@ -10,15 +10,6 @@ from typing import Any
 import pytest
 import trio
 import trustme
-from trio_nsq.broker.tcp.authorization import (
-    MAX_ANSWER_BYTES,
-    AuthClient,
-    AuthError,
-    Authorizations,
-    auth_reply,
-    encode_query,
-    parse_answer,
-)
 
 from broker.auth_server import (
     EVERYTHING,
@@ -30,6 +21,15 @@ from broker.auth_server import (
 from broker.support import PATIENCE_S
 from interop.peers import nsqd
 from trio_nsq.broker import BrokerOptions, StartupError
+from trio_nsq.broker.session.auth_client import (
+    MAX_ANSWER_BYTES,
+    AuthClient,
+    AuthError,
+    Authorizations,
+    auth_reply,
+    encode_query,
+    parse_answer,
+)
 from trio_nsq.http import Request, Response
 
 # ------------------------------------------------------------------------------------------------ the answer

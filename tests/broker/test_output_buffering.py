@@ -10,7 +10,6 @@ import httpx
 import pytest
 import trio
 import trio.testing
-from trio_nsq.broker.tcp.connection import Connection
 
 from broker.support import (
     RawClient,
@@ -23,6 +22,7 @@ from broker.support import (
     until,
 )
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.session.session import Session
 from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 
 
@@ -262,13 +262,13 @@ async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dispatch = Channel.dispatch
+    dispatch = Dispatcher.dispatch
     mistaken = {"first"}
 
-    def dispatch_or_fail(channel: Channel, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
-        if channel.name in mistaken:
+    def dispatch_or_fail(dispatcher: Dispatcher, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
+        if dispatcher.name in mistaken:
             raise ZeroDivisionError("a mistake")
-        return dispatch(channel, now_ns, ahead_ns)
+        return dispatch(dispatcher, now_ns, ahead_ns)
 
     async with (
         running_broker(tmp_path / "d", sync="interval") as bound,
@@ -279,7 +279,7 @@ async def test_a_mistake_of_ours_in_one_channel_reaches_no_other(
         await publisher.publish("t", b"1")
         assert (await first.here(), await second.here()) == ([b"1"], [b"1"])
         await publisher.publish("t", b"2")
-        monkeypatch.setattr(Channel, "dispatch", dispatch_or_fail)
+        monkeypatch.setattr(Dispatcher, "dispatch", dispatch_or_fail)
         clock.jump(0.255)
         assert (await first.here(), await second.here()) == ([], [b"2"])
         assert "t/first: nothing could be delivered" in caplog.text
@@ -293,7 +293,7 @@ async def test_when_the_broker_stops_nothing_is_sent_to_whom_it_would_be_taken_f
     tmp_path: Path, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a client says in the very turn in which it is closed is obeyed, and answered."""
-    close = Connection.close
+    close = Session.close
     async with AsyncExitStack() as stack:
         async with running_broker(tmp_path / "d", sync="interval") as bound:
             client = await stack.enter_async_context(watching(bound.tcp_address))
@@ -302,12 +302,12 @@ async def test_when_the_broker_stops_nothing_is_sent_to_whom_it_would_be_taken_f
                 await publisher.publish("t", b"2")
             assert await client.here() == [b"1"]
 
-            def close_while_it_speaks(connection: Connection) -> None:
-                close(connection)
+            def close_while_it_speaks(session: Session) -> None:
+                close(session)
                 os.write(client.stream.socket.fileno(), b"FIN 0123456789abcdef\n")
-                connection.serve()
+                session.serve()
 
-            monkeypatch.setattr(Connection, "close", close_while_it_speaks)
+            monkeypatch.setattr(Session, "close", close_while_it_speaks)
         assert (await client.error()).startswith("E_FIN_FAILED")
     monkeypatch.undo()
     async with running_broker(tmp_path / "d") as bound, watching(bound.tcp_address) as client:

@@ -36,7 +36,7 @@ from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.ingest.publisher import Publisher
 from trio_nsq.broker.session.session import Session
-from trio_nsq.broker.state import channel
+from trio_nsq.broker.state import dispatcher
 from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
@@ -773,7 +773,7 @@ async def test_many_channels_are_served_a_few_in_each_round(tmp_path: Path, traf
 async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
 ) -> None:
-    monkeypatch.setattr(channel, "_CONSUMERS_AT_ONCE", 1)
+    monkeypatch.setattr(dispatcher, "_CONSUMERS_AT_ONCE", 1)
     pacing = Pacing(grants_per_turn=1)
     async with (
         running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 import trio
 import trio.testing
-from trio_nsq.broker.tcp.outbox import Outbox
 
 from broker.support import settle
+from trio_nsq.broker.session.send_buffer import SendBuffer
 
 RANDOM = Random(1)
 
@@ -49,13 +49,13 @@ def read_what_is_there(sock: socket.socket) -> None:
         pass
 
 
-def fill(outbox: Outbox) -> bytes:
+def fill(buffer: SendBuffer) -> bytes:
     """Put data and flush until the socket is full; returns what was put."""
     put = b""
-    while not outbox.full:
+    while not buffer.full:
         put += (part := RANDOM.randbytes(3001))
-        outbox.put(part)
-        outbox.flush()
+        buffer.put(part)
+        buffer.flush()
     return put
 
 
@@ -63,28 +63,28 @@ async def test_everything_arrives_in_order_though_the_socket_takes_it_in_pieces(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
-    outbox = Outbox(ours)
+    buffer = SendBuffer(ours)
     expected = b""
     async with trio.open_nursery() as nursery:
         for _ in range(3):  # full, empty, and full again
             results: list[bool] = []
 
             async def drain(results: list[bool]) -> None:
-                results.append(await outbox.drain())
+                results.append(await buffer.drain())
 
             nursery.start_soon(drain, results)
             await settle()
-            expected = fill(outbox)
+            expected = fill(buffer)
             for size in range(600):  # more parts than one system call takes, some of them empty
                 expected += (part := RANDOM.randbytes(size % 50))
-                outbox.put(memoryview(part) if size % 3 else part)
-            outbox.flush()
+                buffer.put(memoryview(part) if size % 3 else part)
+            buffer.flush()
             assert not results
             assert await read_all(theirs, len(expected)) == expected
-            await outbox.emptied()
+            await buffer.emptied()
             await settle()
             assert results == [True]
-            assert not outbox.full
+            assert not buffer.full
 
 
 async def test_socket_that_takes_nothing_for_too_long(
@@ -92,18 +92,18 @@ async def test_socket_that_takes_nothing_for_too_long(
 ) -> None:
     """The time is what is in force when the socket is full, and begins anew when it takes something."""
     ours, theirs = pair
-    outbox = Outbox(ours)
+    buffer = SendBuffer(ours)
     results: list[bool] = []
 
     async def drain() -> None:
-        results.append(await outbox.drain())
+        results.append(await buffer.drain())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drain)
         await settle()
-        outbox.patience_s = 2
-        fill(outbox)
-        outbox.put(bytes(1_000_000))
+        buffer.patience_s = 2
+        fill(buffer)
+        buffer.put(bytes(1_000_000))
         for _ in range(3):
             await settle()
             clock.jump(1.5)
@@ -117,31 +117,31 @@ async def test_socket_that_takes_nothing_for_too_long(
 
 async def test_lost_connection_ends_every_wait(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    outbox = Outbox(ours)
-    fill(outbox)
+    buffer = SendBuffer(ours)
+    fill(buffer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(outbox.emptied)
+        nursery.start_soon(buffer.emptied)
         await settle()
         theirs.close()
-        assert not await outbox.drain()
-    assert outbox.broken
-    outbox.put(b"x")
-    outbox.flush()  # goes nowhere
-    assert not await outbox.drain()
+        assert not await buffer.drain()
+    assert buffer.broken
+    buffer.put(b"x")
+    buffer.flush()  # goes nowhere
+    assert not await buffer.drain()
 
 
 async def test_congestion_counts_what_comes_while_the_socket_is_full(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
-    outbox = Outbox(ours)
-    size = len(fill(outbox))
+    buffer = SendBuffer(ours)
+    size = len(fill(buffer))
     for _ in range(4):
-        assert not outbox.congested
-        outbox.put(bytes(1024 * 1024))
-    outbox.put_encoded(b"x")
-    assert outbox.congested
+        assert not buffer.congested
+        buffer.put(bytes(1024 * 1024))
+    buffer.put_encoded(b"x")
+    assert buffer.congested
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_all, theirs, size + 4 * 1024 * 1024 + 1)
-        assert await outbox.drain()
-    assert not outbox.congested
+        assert await buffer.drain()
+    assert not buffer.congested

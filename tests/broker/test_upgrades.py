@@ -13,11 +13,11 @@ import trio
 import trio.testing
 from OpenSSL import SSL
 from snappy import StreamCompressor, StreamDecompressor
-from trio_nsq.broker.tcp.connection import Connection
 
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
 from trio_nsq.broker.errors import StartupError
+from trio_nsq.broker.session.session import Session
 from trio_nsq.protocol import OK_FRAME
 
 COMPRESSIONS = [None, "snappy", "deflate"]
@@ -189,19 +189,19 @@ async def test_what_is_missing_of_a_body_says_nothing_of_what_is_compressed(
 ) -> None:
     """Or it would be read byte by byte."""
     reads = 0
-    receive = Connection._receive_now
+    receive = Session.receive_now
 
-    def counted(connection: Connection) -> bytes:
+    def counted(session: Session) -> bytes:
         nonlocal reads
         reads += 1
-        return receive(connection)
+        return receive(session)
 
     packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
     command = pub("t", b"x" * 200_000)
     nothing = b"\0\0\0\xff\xff" * 20_000  # empty blocks
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await upgrade(client, None, "deflate")
-        monkeypatch.setattr(Connection, "_receive_now", counted)
+        monkeypatch.setattr(Session, "receive_now", counted)
         wire = packer.compress(command[:-1]) + packer.flush(zlib.Z_SYNC_FLUSH) + nothing
         wire += packer.compress(command[-1:]) + packer.flush(zlib.Z_SYNC_FLUSH)
         await client.stream.stream.send_all(wire)  # type: ignore[attr-defined]

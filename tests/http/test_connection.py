@@ -13,9 +13,10 @@ import httpx
 import pytest
 import trio
 from trio.testing import memory_stream_pair
-from trio_nsq.broker.tcp.poller import Poller
 
+from broker.support import QuietRounds
 from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
+from trio_nsq.reactor import Poller
 
 LIMIT_BYTES = 1000
 HOST = b"Host: localhost\r\n"
@@ -37,7 +38,7 @@ async def echo(request: Request) -> Response:
 
 
 def begin_ping(request: Request, then: Callable[[Response], None]) -> bool:
-    then(Response.text("OK"))
+    trio.lowlevel.current_trio_token().run_sync_soon(then, Response.text("OK"))
     return True
 
 
@@ -108,11 +109,11 @@ async def serving(
 ) -> AsyncIterator[int]:
     """A server on a port of its own. What escapes from a connection fails the test."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    poller = Poller(lambda: None, lambda: None) if POLLED else None
+    poller = Poller() if POLLED else None
     handle = partial(serve_connection, router=Router(routes), on_request=on_request, poller=poller)
     async with trio.open_nursery() as nursery:
         if poller is not None:
-            nursery.start_soon(poller.run)
+            nursery.start_soon(poller.run, QuietRounds())
         nursery.start_soon(trio.serve_listeners, handle, [listener])
         port: int = listener.socket.getsockname()[1]
         yield port

@@ -13,9 +13,10 @@ from functools import partial
 import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
-from trio_nsq.broker.tcp.poller import Poller
 
+from broker.support import QuietRounds
 from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
+from trio_nsq.reactor import Poller
 
 IDLE_S = 100.0
 REQUEST_S = 30.0
@@ -39,7 +40,7 @@ async def ping(request: Request) -> Response:
 
 
 def begin_ping(request: Request, then: Callable[[Response], None]) -> bool:
-    then(Response.text("OK"))
+    trio.lowlevel.current_trio_token().run_sync_soon(then, Response.text("OK"))
     return True
 
 
@@ -66,7 +67,7 @@ async def long(request: Request) -> Response:
 
 
 def begin_long(request: Request, then: Callable[[Response], None]) -> bool:
-    then(Response(body=LONG))
+    trio.lowlevel.current_trio_token().run_sync_soon(then, Response(body=LONG))
     return True
 
 
@@ -147,7 +148,7 @@ async def connected(
     theirs: trio.abc.HalfCloseableStream
     poller = None
     if POLLED:
-        poller = Poller(lambda: None, lambda: None)
+        poller = Poller()
         ours, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
     else:
         ours, theirs = lockstep_stream_pair() if lockstep else memory_stream_pair()
@@ -169,7 +170,7 @@ async def connected(
 
     async with trio.open_nursery() as nursery:
         if poller is not None:
-            nursery.start_soon(poller.run)
+            nursery.start_soon(poller.run, QuietRounds())
         nursery.start_soon(serve_to_the_end)
         async with ours:
             yield client

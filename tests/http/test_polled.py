@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from trio.testing import MockClock
-from trio_nsq.broker.tcp.poller import Poller
 
-from broker.support import open_files, open_files_before, settle
+from broker.support import QuietRounds, open_files, open_files_before, settle
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 from trio_nsq.http.polled import PolledConnection
+from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
 IDLE_S = 100.0
@@ -36,6 +36,7 @@ class Desk:
         connection: The client's end.
         ended: When the connection was closed, seconds by trio's clock since it was made.
         error: What escaped from it.
+        waiting: Those who are told the answers to what was begun and not answered.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,9 @@ class Desk:
         self.ended_s = 0.0
         self.error: Exception | None = None
         self.scope = trio.CancelScope()
-        self._then: deque[Callable[[Response], None]] = deque()
+        self.waiting: deque[Callable[[Response], None]] = deque()
         self.client: trio.SocketStream
+        self.poller = Poller()
         routes = [
             Route("POST", "/at-once", self.handle, LONG, begin=self.begin_at_once),
             Route("POST", "/later", self.handle, begin=self.begin_later),
@@ -66,17 +68,17 @@ class Desk:
 
     def begin_at_once(self, request: Request, then: Callable[[Response], None]) -> bool:
         self.begun.append(request.body)
-        then(Response(body=request.body))
+        self.poller.call_soon(then, Response(body=request.body))
         return True
 
     def begin_later(self, request: Request, then: Callable[[Response], None]) -> bool:
         self.begun.append(request.body)
-        self._then.append(then)
+        self.waiting.append(then)
         return True
 
     def begin_long(self, request: Request, then: Callable[[Response], None]) -> bool:
         self.begun.append(request.body)
-        then(Response(body=request.body * LONG))
+        self.poller.call_soon(then, Response(body=request.body * LONG))
         return True
 
     def begin_never(self, request: Request, then: Callable[[Response], None]) -> bool:
@@ -87,12 +89,12 @@ class Desk:
 
     def answer(self, status: int = 200) -> None:
         """Answer the first that waits."""
-        self._then.popleft()(Response(status, b"later"))
+        self.waiting.popleft()(Response(status, b"later"))
 
     def note(self, request: Request, status: int, seconds: float) -> None:
         self.reported.append((request.body, status))
 
-    async def serve(self, stream: trio.SocketStream, poller: Poller) -> None:
+    async def serve(self, stream: trio.SocketStream) -> None:
         start_s = trio.current_time()
         with self.scope:
             try:
@@ -100,7 +102,7 @@ class Desk:
                     stream,
                     self.router,
                     on_request=self.note,
-                    poller=poller,
+                    poller=self.poller,
                     idle_timeout_s=IDLE_S,
                     request_timeout_s=REQUEST_S,
                 )
@@ -155,10 +157,9 @@ async def sitting() -> AsyncIterator[Desk]:
     desk.client, theirs = (
         trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair()
     )
-    poller = Poller(lambda: None, lambda: None)
     async with trio.open_nursery() as nursery, desk.client:
-        nursery.start_soon(poller.run)
-        nursery.start_soon(desk.serve, theirs, poller)
+        nursery.start_soon(desk.poller.run, QuietRounds())
+        nursery.start_soon(desk.serve, theirs)
         await settle()  # the task takes what has come before it is heard
         yield desk
         nursery.cancel_scope.cancel()
@@ -403,7 +404,7 @@ async def test_a_request_that_begins_late_has_all_its_time_and_no_more(autojump_
 async def test_a_closed_connection_is_freed_at_once(path: str) -> None:
     async with sitting() as desk:
         await desk.send(post(path, b"1"))
-        if desk._then:
+        if desk.waiting:
             desk.answer()
         gc.collect()
         gc.disable()
