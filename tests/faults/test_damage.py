@@ -19,10 +19,11 @@ import trio.testing
 from broker.support import connected, dpub, running_broker
 from faults.disk import Image, read_image, write_image
 from faults.ledger import ChannelName, body_of
+from faults.power_cut import carry_forward_early
 from faults.scenario import HOUR_MS, PROBE, http, look
 from log.support import FILE_HEADER_BYTES, HastyFiles, segment_files
 from trio_nsq.broker import StartupError
-from trio_nsq.broker.storage import data_folder, retention
+from trio_nsq.broker.storage import data_folder
 from trio_nsq.log import DiskLog
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -111,7 +112,7 @@ async def data(fast_folder: Path) -> Data:
 def records_in(folder: Path) -> Iterator[Record]:
     """Where the messages of a topic lie; their numbers are their sequences."""
     log = DiskLog(folder)
-    segments = {segment.base_sequence: segment.path for segment in log._segments}
+    segments = {int(path.stem): path for path in segment_files(folder)}
     offset, path = FILE_HEADER_BYTES, segments[0]
     for header in log.headers(0):
         if header.base_sequence in segments:
@@ -324,9 +325,7 @@ CARRIED = {0, 5}
 @pytest.fixture
 async def carried(fast_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     """Thirty messages, of which all but two are finished, and these have been carried forward."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    carry_forward_early(monkeypatch)
     path = fast_folder / "d"
     async with running_broker(path, files=HastyFiles(), max_bytes_per_file=3000) as bound:
         async with connected(bound.tcp_address) as client:

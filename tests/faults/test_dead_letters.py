@@ -25,8 +25,8 @@ from broker.support import PATIENCE_S, RawClient, connected, mpub, running_broke
 from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import body_of
 from faults.load import Gone, connection
+from faults.power_cut import numbers_in
 from faults.scenario import NEVER, http, stats
-from faults.test_power_cut import numbers_in
 from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses

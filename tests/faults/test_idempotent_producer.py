@@ -21,8 +21,8 @@ import trio.testing
 
 from broker.support import connected, settle
 from faults.disk import Operation, RecordingFiles, disk_at, write_image
+from faults.power_cut import broker
 from faults.scenario import NEVER
-from faults.test_power_cut import broker
 from interop.peers import START_DEADLINE_S, Child, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses

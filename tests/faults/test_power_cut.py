@@ -10,22 +10,18 @@ import os
 import random
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import trio.testing
 
-from broker.support import running_broker, settle
+from broker.support import settle
 from faults.disk import Disk, Image, Operation, RecordingFiles, disk_at, write_image
-from faults.ledger import body_of
+from faults.power_cut import broker, carry_forward_early, numbers_in
 from faults.scenario import HOUR_MS, NEVER, Expectation, Scenario, Told, judge, look
 from log.support import HastyFiles
-from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.storage import data_folder, retention
-from trio_nsq.log import Files
+from trio_nsq.broker.storage import data_folder
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -48,31 +44,8 @@ def _clock_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is unfinished is carried forward soon, and however much it is."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
-
-
-def broker(
-    data_path: Path,
-    files: Files,
-    sync: str,
-    checkpoint_interval_ms: int = 1000,
-    keep: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
-) -> AbstractAsyncContextManager[BoundAddresses]:
-    """A broker with small files, and much to do to them."""
-    return running_broker(
-        data_path,
-        files=files,
-        sync=sync,
-        node_id=1,
-        max_bytes_per_file=3000,
-        checkpoint_interval_ms=checkpoint_interval_ms,
-        sync_timeout_ms=1500,
-        topic_defaults=keep,
-    )
+def _carry_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_forward_early(monkeypatch)
 
 
 async def record(
@@ -110,18 +83,6 @@ def synced(journal: Sequence[Operation]) -> dict[int, int]:
         elif operation.kind == "synced":
             found.update(dict.fromkeys(syncing.pop(handle), position + 1))
     return found
-
-
-def numbers_in(data: bytes) -> list[int]:
-    """The numbers of the messages in some records."""
-    candidates = [
-        int(data[at + 4 : at + 13])
-        for at in range(len(data) - 13)
-        if data[at + 4 : at + 13].isdigit() and data[at + 13 : at + 14] == b" "
-    ]
-    return [
-        number for number in candidates if len(body_of(number)).to_bytes(4, "big") + body_of(number) in data
-    ]
 
 
 def with_later(expected: Expectation, later: Told, now: int) -> Expectation:

@@ -15,11 +15,10 @@ import trio.testing
 from broker.support import connected, pub, settle
 from faults.disk import Operation, RecordingFiles, disk_at, write_image
 from faults.ledger import ChannelName, Published, body_of
+from faults.power_cut import broker, carry_forward_early
 from faults.scenario import HOUR_MS, Request, Told, http, judge, look, stats
-from faults.test_power_cut import broker
 from log.support import HastyFiles
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.verify import verify_topic
 
 KEEP = TopicSettings(retention_bytes=9000)
@@ -38,10 +37,7 @@ def clock() -> trio.testing.MockClock:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is unfinished is carried forward soon, and however much it is."""
-    monkeypatch.setattr(retention, "_PINNED_BYTES", 2000)
-    monkeypatch.setattr(retention, "_STRAGGLERS_SHARE", 1.0)
-    monkeypatch.setattr(retention, "_STRAGGLERS_BYTES_SHARE", 1.0)
+    carry_forward_early(monkeypatch)
 
 
 @dataclass

@@ -1,0 +1,52 @@
+"""For tests of power cuts and kills: a broker with small files, and what to look for in what it has written."""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from broker.support import running_broker
+from faults.ledger import body_of
+from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.broker.storage import retention
+from trio_nsq.log import Files
+
+
+def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let unfinished messages be carried forward soon, however many there are."""
+    monkeypatch.setattr(retention, "PINNED_BYTES", 2000)
+    monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 1.0)
+    monkeypatch.setattr(retention, "CARRIED_BYTES_SHARE", 1.0)
+
+
+def broker(
+    data_path: Path,
+    files: Files,
+    sync: str,
+    checkpoint_interval_ms: int = 1000,
+    keep: TopicSettings = TopicSettings(),  # noqa: B008 - it cannot be changed
+) -> AbstractAsyncContextManager[BoundAddresses]:
+    """A broker with small files, and much to do to them."""
+    return running_broker(
+        data_path,
+        files=files,
+        sync=sync,
+        node_id=1,
+        max_bytes_per_file=3000,
+        checkpoint_interval_ms=checkpoint_interval_ms,
+        sync_timeout_ms=1500,
+        topic_defaults=keep,
+    )
+
+
+def numbers_in(data: bytes) -> list[int]:
+    """The numbers of the messages in some records."""
+    candidates = [
+        int(data[at + 4 : at + 13])
+        for at in range(len(data) - 13)
+        if data[at + 4 : at + 13].isdigit() and data[at + 13 : at + 14] == b" "
+    ]
+    return [
+        number for number in candidates if len(body_of(number)).to_bytes(4, "big") + body_of(number) in data
+    ]
