@@ -5,8 +5,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +28,12 @@ from broker.support import (
     pub,
     running_broker,
     settle,
-    until,
 )
-from broker.test_output_buffering import Watched, watching
 from broker.test_upgrades import upgrade
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.ingest.publisher import Publisher
 from trio_nsq.broker.session.session import Session
-from trio_nsq.broker.state import dispatcher
 from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
@@ -654,155 +651,6 @@ async def test_what_can_wait_is_done_when_nobody_has_sent_anything() -> None:
         assert order[5:] == ["idle", "served", "idle"]
         nursery.cancel_scope.cancel()
     client.close()
-
-
-@pytest.fixture
-def clock() -> trio.testing.MockClock:
-    """A clock that stands still until a test moves it."""
-    return trio.testing.MockClock()
-
-
-class Traffic:
-    """While it `goes_on`, there is always somebody who sends something: nothing is done in pauses."""
-
-    goes_on = False
-    publisher: Publisher
-
-    async def begin(self) -> None:
-        """Let it go on from now on, when no thread has anything to tell any more: that would be a round of its own."""
-        await until(lambda: not self.publisher.is_busy)
-        self.goes_on = True
-
-
-@pytest.fixture
-def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    """That of a broker that is started afterwards."""
-    traffic = Traffic()
-    idle = Publisher.idle
-
-    def idle_in_pauses(self: Publisher) -> bool:
-        traffic.publisher = self
-        return not traffic.goes_on and idle(self)
-
-    monkeypatch.setattr(Publisher, "idle", idle_in_pauses)
-    return traffic
-
-
-@pytest.mark.parametrize("waiting_s", [0.0, 1000.0])
-async def test_deliveries_wait_for_a_pause_but_not_for_ever(
-    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic, waiting_s: float
-) -> None:
-    async with (
-        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(waiting_s=waiting_s)) as bound,
-        connected(bound.tcp_address) as client,
-        connected(bound.tcp_address) as consumer,
-    ):
-        await consumer.subscribe("t", "c", ready_count=100)
-        await client.publish("t", b"makes the file")
-        await consumer.message()
-        await settle()
-        clock.jump(0.3)  # so long after a message another goes at once
-        await traffic.begin()
-        await client.publish("t", b"body")
-        if waiting_s:
-            await settle()
-            with pytest.raises(BlockingIOError):
-                os.read(consumer.stream.socket.fileno(), 1)
-            traffic.goes_on = False
-            await client.send(b"NOP\n")
-        assert (await consumer.message()).body == b"body"
-
-
-async def test_deliveries_do_not_wait_longer_because_more_comes(
-    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic
-) -> None:
-    async with (
-        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(waiting_s=0.1)) as bound,
-        watching(bound.tcp_address, ready=2500) as consumer,
-        connected(bound.tcp_address) as client,
-    ):
-        await client.publish("t", b"makes the file")
-        assert await consumer.here()
-        clock.jump(0.3)  # so long after a message another goes at once
-        await traffic.begin()
-        for _ in range(100):  # which takes longer than that
-            await client.publish("t", b"body")
-            if await consumer.here():
-                return
-        raise AssertionError("it waits as long as more comes")
-
-
-@asynccontextmanager
-async def channels_of_t(address: str, count: int, **fields: Any) -> AsyncIterator[list[Watched]]:
-    """A consumer for each of so many channels, all of which have had a message."""
-    async with AsyncExitStack() as stack:
-        consumers = [
-            await stack.enter_async_context(watching(address, channel=f"c{n}", **fields))
-            for n in range(count)
-        ]
-        client = await stack.enter_async_context(connected(address))
-        await client.publish("t", b"makes the file")
-        for consumer in consumers:
-            assert await consumer.here()
-        yield consumers
-
-
-async def served_round_by_round(
-    client: RawClient, consumers: list[Watched], rounds: int, publish: bytes = pub("t", b"body")
-) -> list[int]:
-    """How many of these have got a message by the end of the round in which it is published, and of the next ones."""
-    served: list[int] = []
-    for command in [publish, *[b"NOP\n"] * (rounds - 1)]:
-        await client.send(command)
-        got = sum([bool(await consumer.here()) for consumer in consumers])
-        served.append(got + (served[-1] if served else 0))
-    return served
-
-
-async def test_many_channels_are_served_a_few_in_each_round(tmp_path: Path, traffic: Traffic) -> None:
-    async with (
-        running_broker(tmp_path / "d", sync="interval", pacing=Pacing(channels_per_turn=1)) as bound,
-        channels_of_t(bound.tcp_address, 4, output_buffer_size=-1) as consumers,
-        connected(bound.tcp_address) as client,
-    ):
-        await traffic.begin()
-        # One when it is stored, and one of those in line at the end of each round.
-        assert await served_round_by_round(client, consumers, 4) == [2, 3, 4, 4]
-
-
-async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: Traffic
-) -> None:
-    monkeypatch.setattr(dispatcher, "_CONSUMERS_AT_ONCE", 1)
-    pacing = Pacing(grants_per_turn=1)
-    async with (
-        running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,
-        AsyncExitStack() as stack,
-    ):
-        client = await stack.enter_async_context(connected(bound.tcp_address))
-        ones = [watching(bound.tcp_address, ready=2, output_buffer_size=-1) for _ in range(4)]
-        consumers = [await stack.enter_async_context(one) for one in ones]
-        await client.publish("t", *[b"makes the file"] * 4)
-        for consumer in consumers:
-            assert len(await consumer.here()) == 1
-        await traffic.begin()
-        bodies = mpub("t", *[b"body"] * 4)
-        assert await served_round_by_round(client, consumers, 4, bodies) == [2, 3, 4, 4]
-
-
-async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
-    tmp_path: Path, clock: trio.testing.MockClock, traffic: Traffic
-) -> None:
-    pacing = Pacing(waiting_s=0, turn_s=0.000_1)
-    async with (
-        running_broker(tmp_path / "d", sync="interval", pacing=pacing) as bound,
-        channels_of_t(bound.tcp_address, 3) as consumers,
-        connected(bound.tcp_address) as client,
-    ):
-        clock.jump(0.3)  # so long after a message another goes at once
-        await settle()
-        await traffic.begin()
-        assert await served_round_by_round(client, consumers, 4) == [1, 2, 3, 3]
 
 
 # ---------------------------------------------------------------------- beside other work at the log

@@ -1,0 +1,168 @@
+"""How deliveries are shared out over a poller's rounds: what waits, what stands in line, and for how long."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+import trio
+import trio.testing
+
+from broker.state import decode, next_record
+from broker.support import PATIENCE_S, a_delivery
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.delivery import Delivery
+from trio_nsq.broker.state.broker import Broker
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.consumer import Consumer
+from trio_nsq.log import MemoryLog
+from trio_nsq.pacing import Pacing
+from trio_nsq.protocol.messages import pack_messages
+from trio_nsq.reactor import Poller
+
+BUFFERED = (16_384, 250)
+"""output_buffer_size and output_buffer_timeout, in ms, as clients have them by default."""
+UNBUFFERED = (1, 0)
+
+
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still until a test moves it."""
+    return trio.testing.MockClock()
+
+
+class Client:
+    """A client of a channel, and what was sent to it."""
+
+    def __init__(self, channel: Channel, buffer: tuple[int, int], ready: int) -> None:
+        self.bodies: list[bytes] = []
+        self._delivered: list[bytes] = []
+        consumer = Consumer(60_000, self, None, *buffer)
+        channel.add(consumer)
+        consumer.ready_count = ready
+        channel.dispatcher.refresh(consumer)
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        self._delivered += [message.body for message in decode(frames)]
+
+    def send_delivered(self) -> None:
+        self.bodies += self._delivered
+        self._delivered = []
+
+    def close(self) -> None: ...
+
+
+class Rounds:
+    """A topic whose messages are delivered, in rounds that a test makes."""
+
+    def __init__(self, delivery: Delivery, broker: Broker, poller: Poller) -> None:
+        self._delivery = delivery
+        self._poller = poller
+        self._topic = broker.topic("t")
+        self._next_id = 1
+
+    def client(self, channel: str = "c", buffer: tuple[int, int] = UNBUFFERED, ready: int = 100) -> Client:
+        """A client of a channel."""
+        return Client(self._topic.add_channel(channel), buffer, ready)
+
+    def rested(self, clock: trio.testing.MockClock, clients: list[Client]) -> None:
+        """All have had a message, so long ago that a next one would go at once but for others that are served."""
+        self.round(b"before")
+        self.pause()
+        for client in clients:
+            assert client.bodies == [b"before"]
+            client.bodies.clear()
+        clock.jump(0.3)
+
+    def round(self, *bodies: bytes) -> None:
+        """A round in which this is published, and somebody always has something to send."""
+        self._poller.in_round = True
+        if bodies:
+            record = next_record(self._topic, pack_messages(bodies), self._next_id)
+            self._next_id += len(bodies)
+            self._topic.log.append([record], sync=False)
+            self._topic.accept([record])
+            self._delivery.deliver_published(self._topic)
+        self._delivery.end_round()
+        self._poller.in_round = False
+
+    def served_by_round(self, clients: list[Client], rounds: int, *bodies: bytes) -> list[int]:
+        """How many clients have got something by the end of the round in which this is published, and of the next."""
+        served: list[int] = []
+        for number in range(rounds):
+            self.round(*bodies if not number else ())
+            served.append(sum(bool(client.bodies) for client in clients))
+        return served
+
+    def pause(self) -> None:
+        """Nobody has anything to send, until everything is done."""
+        while self._delivery.idle():
+            pass
+
+
+@asynccontextmanager
+async def delivering(pacing: Pacing) -> AsyncIterator[Rounds]:
+    """One topic, whose log is in memory."""
+    options, poller = BrokerOptions(data_path=Path("/nowhere"), pacing=pacing), Poller()
+    broker = Broker(options, lambda name: MemoryLog())
+    async with trio.open_nursery() as nursery:
+        yield Rounds(a_delivery(broker, options, poller, nursery), broker, poller)
+
+
+async def test_deliveries_wait_for_a_pause(clock: trio.testing.MockClock) -> None:
+    async with delivering(Pacing(waiting_s=1000)) as rounds:
+        client = rounds.client(buffer=BUFFERED)
+        rounds.rested(clock, [client])
+        for _ in range(10):
+            rounds.round(b"x")
+            rounds.round()
+        assert client.bodies == []
+        rounds.pause()
+        assert client.bodies == [b"x"] * 10
+
+
+async def test_deliveries_do_not_wait_for_ever(clock: trio.testing.MockClock) -> None:
+    """Nor longer because more comes."""
+    async with delivering(Pacing(waiting_s=0)) as rounds:
+        client = rounds.client(buffer=BUFFERED)
+        rounds.rested(clock, [client])
+        rounds.round(b"x")
+        assert client.bodies == [b"x"]
+    async with delivering(Pacing(waiting_s=0.01)) as rounds:
+        client = rounds.client(buffer=(1_000_000_000, 250), ready=1_000_000_000)  # which nothing fills
+        rounds.rested(clock, [client])
+        began_s = perf_counter()
+        while not client.bodies:
+            rounds.round(b"x")
+            assert perf_counter() - began_s < PATIENCE_S
+
+
+async def test_deliveries_without_a_buffer_do_not_wait() -> None:
+    async with delivering(Pacing(waiting_s=1000)) as rounds:
+        client = rounds.client()
+        rounds.round(b"x")
+        assert client.bodies == [b"x"]
+
+
+async def test_many_channels_are_served_a_few_in_each_round() -> None:
+    async with delivering(Pacing(channels_per_turn=1)) as rounds:
+        clients = [rounds.client(f"c{n}") for n in range(4)]
+        # One when it is stored, and one of those in line at the end of each round.
+        assert rounds.served_by_round(clients, 4, b"x") == [2, 3, 4, 4]
+
+
+async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn() -> None:
+    async with delivering(Pacing(grants_per_turn=1)) as rounds:
+        clients = [rounds.client(ready=1) for _ in range(64)]
+        # So many at a time, whatever they get.
+        assert rounds.served_by_round(clients, 4, *[b"x"] * 64) == [32, 48, 64, 64]
+
+
+async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
+    clock: trio.testing.MockClock,
+) -> None:
+    async with delivering(Pacing(waiting_s=0, turn_s=0.000_000_1)) as rounds:
+        clients = [rounds.client(f"c{n}", buffer=BUFFERED) for n in range(3)]
+        rounds.rested(clock, clients)
+        assert rounds.served_by_round(clients, 4, b"x") == [1, 2, 3, 3]
