@@ -11,28 +11,28 @@ from broker.support import RawClient, connected, running_broker
 
 
 class Api:
-    """Requests to one broker."""
+    """Requests to one broker; `client` makes them, `tcp` speaks the V2 protocol."""
 
     def __init__(self, client: httpx.AsyncClient, tcp: RawClient) -> None:
-        self._client = client
+        self.client = client
         self.tcp = tcp
 
     async def post(self, path: str, body: bytes = b"", **query: Any) -> tuple[int, str]:
         """Status and error code (or text) of a POST."""
-        response = await self._client.post(path, params=query, content=body)
+        response = await self.client.post(path, params=query, content=body)
         if response.headers.get("content-type", "").startswith("application/json"):
             return response.status_code, response.json()["message"]
         return response.status_code, response.text
 
     async def get(self, path: str, **query: Any) -> httpx.Response:
         """A GET."""
-        return await self._client.get(path, params=query)
+        return await self.client.get(path, params=query)
 
     async def send(
         self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
     ) -> httpx.Response:
         """Any request."""
-        return await self._client.request(method, path, headers=headers, content=body)
+        return await self.client.request(method, path, headers=headers, content=body)
 
     async def stats(self, **query: Any) -> dict[str, Any]:
         """The JSON of /stats."""

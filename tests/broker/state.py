@@ -192,6 +192,8 @@ class Subscriber:
     """One client of a channel.
 
     Args:
+        fixture: The channel's broker.
+        channel: Whose messages it gets.
         ready: RDY.
         msg_timeout_ms: As negotiated.
         buffer: output_buffer_size and output_buffer_timeout, in ms; the default is not to wait.
@@ -209,7 +211,7 @@ class Subscriber:
         self.closed = False
         self.channel = channel
         self.consumer = Consumer(msg_timeout_ms, self, None, *buffer)
-        self._fixture = fixture
+        self.fixture = fixture
         channel.add(self.consumer)
         self.ready(ready)
 
@@ -235,7 +237,7 @@ class Subscriber:
 
     def receive(self) -> list[Received]:
         """Deliver what can be delivered; what came to this consumer."""
-        delivered = self._fixture.pump(self.channel)
+        delivered = self.fixture.pump(self.channel)
         return [message for to, received in delivered if to is self.consumer for message in received]
 
     def receive_bodies(self) -> list[bytes]:
@@ -245,15 +247,15 @@ class Subscriber:
     def finish(self, messages: Sequence[Received]) -> list[tuple[bytes, str]]:
         """FIN, in bulk. As `Channel.finish`."""
         lines = encode_finish([message.id for message in messages])
-        return self.channel.finish(self.consumer, lines, self._fixture.now_ns)
+        return self.channel.finish(self.consumer, lines, self.fixture.now_ns)
 
     def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
         """REQ. As `Channel.requeue`."""
-        return self.channel.requeue(self.consumer, message.id, delay_ms, self._fixture.now_ns)
+        return self.channel.requeue(self.consumer, message.id, delay_ms, self.fixture.now_ns)
 
     def touch(self, message: Received, max_msg_timeout_ms: int = 900_000) -> str | None:
         """TOUCH. As `Channel.touch`."""
-        return self.channel.touch(self.consumer, message.id, self._fixture.now_ns, max_msg_timeout_ms)
+        return self.channel.touch(self.consumer, message.id, self.fixture.now_ns, max_msg_timeout_ms)
 
     def leave(self) -> None:
         """Disconnect."""

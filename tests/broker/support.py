@@ -86,15 +86,16 @@ class RawClient:
 
     async def frame(self) -> tuple[int, bytes] | None:
         """The next frame's type and data; None when the broker has closed the connection."""
-        head = await self._exactly(8)
+        head = await self.exactly(8)
         if head is None:
             return None
         size, frame_type = unpack(">ii", head)
-        data = await self._exactly(size - 4)
+        data = await self.exactly(size - 4)
         assert data is not None, "the connection ended inside a frame"
         return frame_type, data
 
-    async def _exactly(self, size: int) -> bytes | None:
+    async def exactly(self, size: int) -> bytes | None:
+        """So many bytes, whatever they are; None when the broker has closed the connection."""
         with trio.fail_after(PATIENCE_S):
             while len(self._buffer) < size:
                 more = await self.stream.receive_some(65536)

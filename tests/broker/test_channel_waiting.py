@@ -11,7 +11,7 @@ BUFFER = (1000, 250)
 
 def waiting_for(*consumers: Subscriber) -> Fixture:
     """The broker of these; all that was published is delivered and finished."""
-    fixture = consumers[0]._fixture
+    fixture = consumers[0].fixture
     fixture.publish(*[b"before"] * len(consumers))
     for consumer, messages in fixture.pump(fixture.channel()):
         subscriber = next(each for each in consumers if each.consumer is consumer)

@@ -47,6 +47,10 @@ class ColdFiles(Files):
                 raise OSError(5, "Input/output error")
         return super().read(fd, size, offset)
 
+    def release(self) -> None:
+        """Let reads go on."""
+        self._go_on.set()
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Let reads wait for the end of this."""
@@ -61,7 +65,7 @@ class ColdFiles(Files):
 def files() -> Iterator[ColdFiles]:
     made = ColdFiles()
     yield made
-    made._go_on.set()
+    made.release()
 
 
 async def store(path: Path, topic: str = "a", count: int = 100, size: int = 0) -> None:

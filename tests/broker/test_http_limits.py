@@ -14,11 +14,11 @@ async def answer(client: RawClient) -> tuple[int, bytes]:
     """Status and body of the next answer."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
-        byte = await client._exactly(1)
+        byte = await client.exactly(1)
         assert byte is not None, "the connection ended"
         head += byte
     length = int(head.lower().partition(b"content-length:")[2].split()[0])
-    body = await client._exactly(length) if length else b""
+    body = await client.exactly(length) if length else b""
     assert body is not None
     return int(head.split()[1]), body
 
@@ -63,7 +63,7 @@ async def test_too_big_is_refused_before_it_has_come(tmp_path: Path, request_: b
         assert bound.http_address is not None
         async with connected(bound.http_address, request_) as client:
             assert await answer(client) == (413, b'{"message":"%b"}' % code)
-            assert await client._exactly(1) is None
+            assert await client.exactly(1) is None
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ async def test_body_is_asked_for_where_the_client_waits(tmp_path: Path) -> None:
         assert bound.http_address is not None
         request = post(PUB, b"Content-Length: 4", b"Expect: 100-continue")
         async with connected(bound.http_address, request) as client:
-            assert await client._exactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert await client.exactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
             await client.send(b"body")
             assert await answer(client) == (200, b"OK")

@@ -229,7 +229,7 @@ async def test_times_that_a_client_has(tmp_path: Path, clock: trio.testing.MockC
             await sending.send(publish("t", b"y")[:-1])
             await settle()
             clock.jump(REQUEST_TIMEOUT_S)
-            assert await sending._exactly(1) is None
+            assert await sending.exactly(1) is None
             await resting.send(PING)  # a second before its time is over
             assert await answer(resting) == OK
             files.hold("sync")
@@ -246,4 +246,4 @@ async def test_times_that_a_client_has(tmp_path: Path, clock: trio.testing.MockC
             assert await answer(resting) == OK
             await settle()
             clock.jump(IDLE_TIMEOUT_S)
-            assert await resting._exactly(1) is None
+            assert await resting.exactly(1) is None

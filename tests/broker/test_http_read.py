@@ -239,7 +239,7 @@ async def test_nothing_changes_for_channels_and_topics(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def streamed(api: Api, **query: Any) -> AsyncIterator[httpx.Response]:
-    async with api._client.stream("GET", "/topic/read", params={"topic": "t", **query}) as answer:
+    async with api.client.stream("GET", "/topic/read", params={"topic": "t", **query}) as answer:
         yield answer
 
 

@@ -30,7 +30,7 @@ async def send(
 ) -> tuple[int, str, str | None]:
     """One batch as binary /mpub; status, text or error code, and what is said of the batch."""
     content = pack(">i", len(bodies)) + b"".join(pack(">i", len(body)) + body for body in bodies)
-    client = api if isinstance(api, httpx.AsyncClient) else api._client
+    client = api if isinstance(api, httpx.AsyncClient) else api.client
     params: dict[str, Any] = {"topic": "t", "binary": "true", "producer": producer, "number": number} | query
     response = await client.post("/mpub", params=params, content=content)
     return response.status_code, _text(response), response.headers.get("NSQ-Batch")
@@ -110,7 +110,7 @@ async def test_every_way_to_publish_over_http_takes_a_number(tmp_path: Path) -> 
     async with running_api(tmp_path / "d") as api:
         for path, body, number in (("/pub", b"one", 1), ("/mpub", b"two\nthree\n", 2)):
             for expected in ("published", "repeated"):
-                answer = await api._client.post(
+                answer = await api.client.post(
                     path, params={"topic": "t", "producer": "p", "number": number}, content=body
                 )
                 assert (answer.status_code, answer.text) == (200, "OK")
@@ -121,7 +121,7 @@ async def test_every_way_to_publish_over_http_takes_a_number(tmp_path: Path) -> 
 async def test_without_a_number_all_is_as_it_was(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         for path in ("/pub", "/mpub"):
-            answer = await api._client.post(path, params={"topic": "t", "defer": HOUR_MS}, content=b"x")
+            answer = await api.client.post(path, params={"topic": "t", "defer": HOUR_MS}, content=b"x")
             assert (answer.text, answer.headers.get("NSQ-Batch")) == ("OK", None)
     log = DiskLog(tmp_path / "d" / "topics" / "t.topic")
     assert [(record.metadata, bool(record.due_ns)) for record in log.read(0)] == [(b"", True), (b"", False)]
@@ -259,7 +259,7 @@ async def test_all_that_waits_for_a_batch_fails_with_it(tmp_path: Path) -> None:
     files = FailingHeldFiles()
     async with running_api(tmp_path / "d", files=files) as api:
         await api.post("/pub", b"first", topic="t")
-        address = str(api._client.base_url.netloc, "ascii")
+        address = str(api.client.base_url.netloc, "ascii")
         files.hold("sync")
         files.fails = 1
         answers = await send_together(address, files, [5, 5, 6])
@@ -422,7 +422,7 @@ async def test_messages_that_are_carried_forward_go_without_their_batch(
 ) -> None:
     monkeypatch.setattr(retention, "PINNED_BYTES", 20_000)
     monkeypatch.setattr(retention, "CARRIED_MESSAGES_SHARE", 0.5)
-    monkeypatch.setattr(retention, "_TRY_AGAIN_NS", 1)  # a checkpoint may come before the last FIN
+    monkeypatch.setattr(retention, "TRY_AGAIN_NS", 1)  # a checkpoint may come before the last FIN
     async with running_api(tmp_path / "d", max_bytes_per_file=10_000, checkpoint_interval_ms=20) as api:
         await api.post("/channel/create", topic="t", channel="c")
         await send(api, 1, *(b"%04d" % n * 20 for n in range(100)))

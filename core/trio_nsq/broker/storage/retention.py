@@ -37,7 +37,7 @@ _FILES = 8
 _THREADS = 4
 """For reads alone: on a slow disk each takes long."""
 _LEAST_FILE_BYTES = 64 * 1024
-_LEAST_FILE_NS = 1_000_000_000
+LEAST_FILE_NS = 1_000_000_000
 """No new file is begun for less than this, however little is to be kept."""
 _BLOCK_BYTES = 4096
 """A file that is no larger takes up no more than the one that is begun for it."""
@@ -49,7 +49,7 @@ MAX_CARRIED_BYTES = 64 * 1024 * 1024
 """Unfinished messages are carried forward if at least PINNED_BYTES of files can be deleted then, if they are at most
 these shares of the messages and bytes in those files, and if they are at most so many: they are copied, and held in
 memory, in a second or two."""
-_TRY_AGAIN_NS = 30 * 1_000_000_000
+TRY_AGAIN_NS = 30 * 1_000_000_000
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000
 """Messages that wait are looked at this many times while one becomes too old, but not more often than this."""
@@ -95,7 +95,7 @@ def wants_new_file(files: Sequence[LogFileFacts], settings: TopicSettings, now_n
 
 
 def _new_file_ns(last: LogFileFacts, time_ms: int) -> int:
-    return last.first_ns + max(time_ms * _NS_PER_MS // _FILES, _LEAST_FILE_NS)
+    return last.first_ns + max(time_ms * _NS_PER_MS // _FILES, LEAST_FILE_NS)
 
 
 def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns: int) -> int | None:
@@ -264,7 +264,7 @@ class RetentionManager:
             logger.error("%s", exc)
             carried = False
         if not carried:
-            self._in_vain[topic] = now_ns + _TRY_AGAIN_NS
+            self._in_vain[topic] = now_ns + TRY_AGAIN_NS
             return 0
         logger.info(
             "TOPIC(%s): %s carried forward, to free %d bytes of log",
