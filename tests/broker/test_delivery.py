@@ -129,7 +129,7 @@ async def test_deliveries_do_not_wait_for_ever(clock: trio.testing.MockClock) ->
         rounds.rested(clock, [client])
         rounds.round(b"x")
         assert client.bodies == [b"x"]
-    async with delivering(Pacing(waiting_s=0.01)) as rounds:
+    async with delivering(Pacing(waiting_s=0.2)) as rounds:
         client = rounds.client(buffer=(1_000_000_000, 250), ready=1_000_000_000)  # which nothing fills
         rounds.rested(clock, [client])
         began_s = perf_counter()
