@@ -68,3 +68,27 @@ DONE = (200, "")
 def address(api: Api) -> str:
     """Where the broker of `api` listens."""
     return "%s:%d" % api.tcp.stream.socket.getpeername()[:2]
+
+
+async def raw_answer(client: RawClient) -> tuple[int, bytes]:
+    """Status and body of the next answer."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = await client.exactly(1)
+        assert byte is not None, "the connection ended"
+        head += byte
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    body = await client.exactly(length) if length else b""
+    assert body is not None
+    return int(head.split()[1]), body
+
+
+def raw_post(path: bytes, *headers: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
+    """The bytes of a request."""
+    lines = [method + b" " + path + b" HTTP/1.1", b"Host: x", *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def raw_post_with_length(path: bytes, body: bytes, method: bytes = b"POST") -> bytes:
+    """The same, with the length of its body."""
+    return raw_post(path, b"Content-Length: %d" % len(body), body=body, method=method)

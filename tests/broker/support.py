@@ -22,11 +22,13 @@ from trio_nsq.broker.delivery import Delivery
 from trio_nsq.broker.readers import Readers
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.timers import Timers
-from trio_nsq.log import Files
+from trio_nsq.log import DiskLog, Files
 from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
 """How long anything may take before a test fails instead of hanging; by the real clock unless the test's is a mock."""
+BOTH_SYNCS = pytest.mark.parametrize("sync", ["always", "interval"])
+"""For tests with both sync modes."""
 
 
 @asynccontextmanager
@@ -105,6 +107,11 @@ class RawClient:
                 self._buffer += more
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
+
+    def take_received(self) -> bytes:
+        """What has come and is no whole frame yet; it is the caller's from now on."""
+        received, self._buffer = self._buffer, b""
+        return received
 
     async def ok(self) -> None:
         """Expect OK; messages may come before it."""
@@ -372,3 +379,49 @@ async def refusal(data_path: Path, **options: Any) -> str:
         (error,) = error.exceptions
     assert isinstance(error, StartupError), error
     return str(error)
+
+
+class Watched(RawClient):
+    """Knows without waiting what has come."""
+
+    async def here(self) -> list[bytes]:
+        """The bodies of the messages that have come by now."""
+        await settle()
+        try:
+            while data := os.read(self.stream.socket.fileno(), 65536):
+                self._buffer += data
+        except BlockingIOError:
+            pass
+        bodies: list[bytes] = []
+        while self._early or self._buffer:
+            bodies.append((await self.message()).body)
+        return bodies
+
+
+@asynccontextmanager
+async def watching(
+    address: str, *, channel: str = "c", ready: int = 100, **fields: object
+) -> AsyncIterator[Watched]:
+    """A consumer of t."""
+    async with connected(address) as plain:
+        client = Watched(plain.stream)
+        await client.send(identify(**fields))
+        await client.ok()
+        await client.subscribe("t", channel, ready_count=ready)
+        await settle()
+        yield client
+
+
+async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> None:
+    """Keep a broker busy; runs until cancelled."""
+    while True:
+        await client.send(data)
+
+
+def record_counts(folder: Path, topic: str = "t") -> list[int]:
+    """How many messages each record of a stopped broker's topic has."""
+    log = DiskLog(folder / "topics" / f"{topic}.topic")
+    try:
+        return [header.count for header in log.headers(0)]
+    finally:
+        log.close()

@@ -16,7 +16,7 @@ from broker.auth_server import (
 )
 from broker.certificates import Certificates
 from broker.support import connected, dpub, identify, mpub, pub, running_broker, settle
-from broker.test_upgrades import negotiate, upgrade
+from broker.upgrading import negotiate, upgrade
 from trio_nsq.http import Response
 
 

@@ -44,6 +44,7 @@ async def test_client_that_stops_reading_is_closed_and_its_messages_go_to_others
     body = bytes(1_000_000)
     async with running_broker(tmp_path / "d", sync="interval") as bound:
         async with connected(bound.tcp_address) as stuck, connected(bound.tcp_address) as other:
+            stuck.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)  # or it takes more and more
             await stuck.send(identify(heartbeat_interval=2000))
             await stuck.ok()
             await stuck.subscribe("t", "c", ready_count=2500)

@@ -4,37 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.support import RawClient, connected, running_broker
+from broker.api import raw_answer, raw_post, raw_post_with_length
+from broker.support import connected, running_broker
 from trio_nsq.protocol import Limits
 
 LIMITS = Limits(max_msg_size=1000, max_body_size=3000)
 
 
-async def answer(client: RawClient) -> tuple[int, bytes]:
-    """Status and body of the next answer."""
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        byte = await client.exactly(1)
-        assert byte is not None, "the connection ended"
-        head += byte
-    length = int(head.lower().partition(b"content-length:")[2].split()[0])
-    body = await client.exactly(length) if length else b""
-    assert body is not None
-    return int(head.split()[1]), body
-
-
-def post(path: bytes, *headers: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
-    lines = [method + b" " + path + b" HTTP/1.1", b"Host: x", *headers]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-def with_length(path: bytes, body: bytes, method: bytes = b"POST") -> bytes:
-    return post(path, b"Content-Length: %d" % len(body), body=body, method=method)
-
-
 def chunked(path: bytes, *chunks: bytes) -> bytes:
     body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return post(path, b"Transfer-Encoding: chunked", body=body)
+    return raw_post(path, b"Transfer-Encoding: chunked", body=body)
 
 
 PUB, MPUB = b"/pub?topic=t", b"/mpub?topic=t"
@@ -43,13 +22,13 @@ PUB, MPUB = b"/pub?topic=t", b"/mpub?topic=t"
 @pytest.mark.parametrize(
     ("request_", "code"),
     [
-        (post(PUB, b"Content-Length: 1001"), b"MSG_TOO_BIG"),
-        (post(PUB, b"Content-Length: 99999999999999999"), b"MSG_TOO_BIG"),
-        (post(b"/pub", b"Content-Length: 1001"), b"MSG_TOO_BIG"),
-        (post(MPUB, b"Content-Length: 3001"), b"BODY_TOO_BIG"),
-        (post(MPUB + b"&binary=true", b"Content-Length: 3001"), b"BODY_TOO_BIG"),
-        (post(b"/config/log_level", b"Content-Length: 1001", method=b"PUT"), b"INVALID_VALUE"),
-        (post(PUB, b"Content-Length: 1001", b"Expect: 100-continue"), b"MSG_TOO_BIG"),
+        (raw_post(PUB, b"Content-Length: 1001"), b"MSG_TOO_BIG"),
+        (raw_post(PUB, b"Content-Length: 99999999999999999"), b"MSG_TOO_BIG"),
+        (raw_post(b"/pub", b"Content-Length: 1001"), b"MSG_TOO_BIG"),
+        (raw_post(MPUB, b"Content-Length: 3001"), b"BODY_TOO_BIG"),
+        (raw_post(MPUB + b"&binary=true", b"Content-Length: 3001"), b"BODY_TOO_BIG"),
+        (raw_post(b"/config/log_level", b"Content-Length: 1001", method=b"PUT"), b"INVALID_VALUE"),
+        (raw_post(PUB, b"Content-Length: 1001", b"Expect: 100-continue"), b"MSG_TOO_BIG"),
         (chunked(PUB, b"x" * 600, b"x" * 401), b"MSG_TOO_BIG"),
         (chunked(PUB, *[b"x"] * 1001), b"MSG_TOO_BIG"),
         (
@@ -62,16 +41,16 @@ async def test_too_big_is_refused_before_it_has_come(tmp_path: Path, request_: b
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, request_) as client:
-            assert await answer(client) == (413, b'{"message":"%b"}' % code)
+            assert await raw_answer(client) == (413, b'{"message":"%b"}' % code)
             assert await client.exactly(1) is None
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        with_length(PUB, b"x" * 1000),
+        raw_post_with_length(PUB, b"x" * 1000),
         chunked(PUB, b"x" * 600, b"x" * 400, b""),
-        with_length(MPUB, b"\n".join([b"x" * 999] * 3)),
+        raw_post_with_length(MPUB, b"\n".join([b"x" * 999] * 3)),
         chunked(MPUB, *[b"x" * 999 + b"\n"] * 3, b""),
     ],
 )
@@ -79,38 +58,38 @@ async def test_largest_is_taken_and_the_connection_goes_on(tmp_path: Path, reque
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, request_ * 2) as client:
-            assert await answer(client) == (200, b"OK")
-            assert await answer(client) == (200, b"OK")
+            assert await raw_answer(client) == (200, b"OK")
+            assert await raw_answer(client) == (200, b"OK")
             await client.send(request_)
-            assert await answer(client) == (200, b"OK")
+            assert await raw_answer(client) == (200, b"OK")
 
 
 async def test_refused_requests_do_not_end_the_connection(tmp_path: Path) -> None:
     requests = {
-        with_length(PUB, b""): (400, b"MSG_EMPTY"),
-        with_length(b"/pub", b"x"): (400, b"MISSING_ARG_TOPIC"),
-        with_length(b"/pub?topic=%7C", b"x"): (400, b"INVALID_TOPIC"),
-        with_length(PUB + b"&defer=x", b"x"): (400, b"INVALID_DEFER"),
-        with_length(MPUB, b"x" * 1001): (413, b"MSG_TOO_BIG"),
-        with_length(MPUB + b"&binary=1", b"x"): (413, b"BAD_BODY"),
-        with_length(b"/nowhere", b"x"): (404, b"NOT_FOUND"),
-        with_length(b"/info", b"x"): (405, b"METHOD_NOT_ALLOWED"),
-        with_length(b"/config/nope", b"x", method=b"PUT"): (400, b"INVALID_OPTION"),
+        raw_post_with_length(PUB, b""): (400, b"MSG_EMPTY"),
+        raw_post_with_length(b"/pub", b"x"): (400, b"MISSING_ARG_TOPIC"),
+        raw_post_with_length(b"/pub?topic=%7C", b"x"): (400, b"INVALID_TOPIC"),
+        raw_post_with_length(PUB + b"&defer=x", b"x"): (400, b"INVALID_DEFER"),
+        raw_post_with_length(MPUB, b"x" * 1001): (413, b"MSG_TOO_BIG"),
+        raw_post_with_length(MPUB + b"&binary=1", b"x"): (413, b"BAD_BODY"),
+        raw_post_with_length(b"/nowhere", b"x"): (404, b"NOT_FOUND"),
+        raw_post_with_length(b"/info", b"x"): (405, b"METHOD_NOT_ALLOWED"),
+        raw_post_with_length(b"/config/nope", b"x", method=b"PUT"): (400, b"INVALID_OPTION"),
     }
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
         async with connected(bound.http_address, b"".join(requests)) as client:
             for status, code in requests.values():
-                assert await answer(client) == (status, b'{"message":"%b"}' % code)
-            await client.send(with_length(PUB, b"x"))
-            assert await answer(client) == (200, b"OK")
+                assert await raw_answer(client) == (status, b'{"message":"%b"}' % code)
+            await client.send(raw_post_with_length(PUB, b"x"))
+            assert await raw_answer(client) == (200, b"OK")
 
 
 async def test_body_is_asked_for_where_the_client_waits(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d", limits=LIMITS) as bound:
         assert bound.http_address is not None
-        request = post(PUB, b"Content-Length: 4", b"Expect: 100-continue")
+        request = raw_post(PUB, b"Content-Length: 4", b"Expect: 100-continue")
         async with connected(bound.http_address, request) as client:
             assert await client.exactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
             await client.send(b"body")
-            assert await answer(client) == (200, b"OK")
+            assert await raw_answer(client) == (200, b"OK")

@@ -11,24 +11,26 @@ import pytest
 import trio
 import trio.testing
 
+from broker.api import raw_answer, raw_post, raw_post_with_length
 from broker.support import (
+    BOTH_SYNCS,
     FailingFiles,
     HeldFiles,
     RawClient,
     connected,
     open_files,
     pub,
+    record_counts,
     running_broker,
+    send_for_ever,
     settle,
 )
-from broker.test_http_limits import answer, post, with_length
-from broker.test_poller import BOTH, records, send_for_ever
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.api.endpoints import Endpoints
 from trio_nsq.http import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Request, Response
 
 OK = (200, b"OK")
-PING = post(b"/ping", method=b"GET")
+PING = raw_post(b"/ping", method=b"GET")
 
 
 @pytest.fixture
@@ -43,13 +45,13 @@ async def http(bound: BoundAddresses, *sent: bytes) -> AsyncIterator[RawClient]:
     assert bound.http_address is not None
     async with connected(bound.http_address, b"".join(sent)) as client:
         for _ in sent:
-            assert await answer(client) == OK
+            assert await raw_answer(client) == OK
         await settle()
         yield client
 
 
 def publish(topic: str, body: bytes) -> bytes:
-    return with_length(b"/pub?topic=" + topic.encode(), body)
+    return raw_post_with_length(b"/pub?topic=" + topic.encode(), body)
 
 
 async def bodies(bound: BoundAddresses, topic: str, count: int) -> list[bytes]:
@@ -59,7 +61,7 @@ async def bodies(bound: BoundAddresses, topic: str, count: int) -> list[bytes]:
         return [(await client.message()).body for _ in range(count)]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: Endpoints, request: Request) -> Response:
         raise ZeroDivisionError
@@ -70,48 +72,48 @@ async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: py
         binary = pack(">ii", 2, 1) + b"4" + pack(">i", 1) + b"5"
         for request in (
             publish("t", b"1"),
-            with_length(b"/mpub?topic=t", b"2\n3\n"),
-            with_length(b"/mpub?topic=t&binary=true", binary),
+            raw_post_with_length(b"/mpub?topic=t", b"2\n3\n"),
+            raw_post_with_length(b"/mpub?topic=t&binary=true", binary),
         ):
             await client.send(request)
-            assert await answer(client) == OK
+            assert await raw_answer(client) == OK
         assert await bodies(bound, "t", 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_what_asks_for_more_than_to_be_stored_or_is_wrong(tmp_path: Path, sync: str) -> None:
     async with running_broker(tmp_path / "d", sync=sync) as bound, http(bound) as client:
         numbered = b"/pub?topic=t&producer=p&number=1"
         requests = {
-            with_length(b"/mpub?topic=none", b"\n\n"): OK,
+            raw_post_with_length(b"/mpub?topic=none", b"\n\n"): OK,
             publish("t", b"1"): OK,
-            with_length(numbered, b"2"): OK,
+            raw_post_with_length(numbered, b"2"): OK,
             publish("t", b"3"): OK,
-            with_length(b"/pub?topic=t&defer=3600000", b"deferred"): OK,
-            with_length(b"/mpub?topic=t&binary=1", b"bad"): (413, b'{"message":"BAD_BODY"}'),
+            raw_post_with_length(b"/pub?topic=t&defer=3600000", b"deferred"): OK,
+            raw_post_with_length(b"/mpub?topic=t&binary=1", b"bad"): (413, b'{"message":"BAD_BODY"}'),
             publish("t", b""): (400, b'{"message":"MSG_EMPTY"}'),
             publish("$", b"x"): (400, b'{"message":"INVALID_TOPIC"}'),
-            with_length(b"/mpub?topic=t&defer=1", b"4"): OK,  # as in nsqd, not deferred
-            with_length(numbered, b"again"): OK,
+            raw_post_with_length(b"/mpub?topic=t&defer=1", b"4"): OK,  # as in nsqd, not deferred
+            raw_post_with_length(numbered, b"again"): OK,
             publish("t", b"5"): OK,
         }
         for request, expected in requests.items():
             await client.send(request)
-            assert await answer(client) == expected
+            assert await raw_answer(client) == expected
             await settle()
         assert await bodies(bound, "t", 5) == [b"1", b"2", b"3", b"4", b"5"]
-    assert records(tmp_path / "d") == [1] * 6
+    assert record_counts(tmp_path / "d") == [1] * 6
     assert [path.name for path in (tmp_path / "d" / "topics").iterdir()] == ["t.topic"]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: str) -> None:
     count = 600 if sync == "interval" else 200  # here each waits for a thread
     async with running_broker(tmp_path / "d", sync=sync) as bound, http(bound) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.send, b"".join(publish("ab"[n % 2], b"%d" % n) for n in range(count)))
             for _ in range(count):
-                assert await answer(client) == OK
+                assert await raw_answer(client) == OK
         assert await bodies(bound, "b", count // 2) == [b"%d" % n for n in range(1, count, 2)]
 
 
@@ -130,8 +132,8 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
                 sock.send(request)
         await other.ok()
         for client in clients:
-            assert await answer(client) == OK
-    assert records(tmp_path / "d") == [1] * 5 + [5]
+            assert await raw_answer(client) == OK
+    assert record_counts(tmp_path / "d") == [1] * 5 + [5]
 
 
 async def test_what_is_behind_a_publish_waits_for_the_log_and_others_do_not(tmp_path: Path) -> None:
@@ -139,24 +141,24 @@ async def test_what_is_behind_a_publish_waits_for_the_log_and_others_do_not(tmp_
     async with running_broker(tmp_path / "d", files=files) as bound:
         async with http(bound, publish("t", b"makes the file")) as client, http(bound) as other:
             files.hold("sync")
-            info = post(b"/topic/producer?topic=t&producer=p", method=b"GET")
+            info = raw_post(b"/topic/producer?topic=t&producer=p", method=b"GET")
             await client.send(publish("t", b"x") + PING + info + publish("t", b"y"))
             await files.reached()
             await client.send(publish("t", b"z"))
             await other.send(PING + publish("t", b"joins y") + PING)
-            assert await answer(other) == OK
+            assert await raw_answer(other) == OK
             await settle()
             with socket.socket(fileno=os.dup(client.stream.socket.fileno())) as sock:
                 with pytest.raises(BlockingIOError):
                     sock.recv(1, socket.MSG_DONTWAIT)
             files.release()
-            assert [await answer(client) for _ in range(5)] == [
+            assert [await raw_answer(client) for _ in range(5)] == [
                 OK, OK, (200, b'{"producer":"p","number":null}'), OK, OK
             ]  # fmt: skip
-            assert [await answer(other) for _ in range(2)] == [OK, OK]
+            assert [await raw_answer(other) for _ in range(2)] == [OK, OK]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_a_client_that_leaves_before_its_answer_has_published(tmp_path: Path, sync: str) -> None:
     files = HeldFiles()
     async with running_broker(tmp_path / "d", files=files, sync=sync) as bound:
@@ -172,13 +174,13 @@ async def test_a_client_that_leaves_before_its_answer_has_published(tmp_path: Pa
                 leaver.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             files.release()
             await other.send(publish("t", b"after"))
-            assert await answer(other) == OK
+            assert await raw_answer(other) == OK
             await settle()
             assert open_files() == before
-    assert sum(records(tmp_path / "d")) >= 2 + (sync == "always")
+    assert sum(record_counts(tmp_path / "d")) >= 2 + (sync == "always")
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_a_publish_that_the_disk_refuses_is_told_why_and_the_connection_goes_on(
     tmp_path: Path, sync: str
 ) -> None:
@@ -188,12 +190,12 @@ async def test_a_publish_that_the_disk_refuses_is_told_why_and_the_connection_go
             files.full_after = 0
             await client.send(publish("t", b"3") * 2 + PING)
             for status in (503, 503, 500):
-                told = await answer(client)
+                told = await raw_answer(client)
                 assert told[0] == status
                 assert b"No space left on device" in told[1]
             files.full_after = None
             await client.send(publish("t", b"4"))
-            assert await answer(client) == OK
+            assert await raw_answer(client) == OK
             assert await bodies(bound, "t", 3) == [b"1", b"2", b"4"]
 
 
@@ -205,7 +207,7 @@ async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_pa
                 nursery.start_soon(send_for_ever, greedy, PING * 1000)
                 for _ in range(8):
                     await other.send(publish("t", b"x"))
-                    assert await answer(other) == OK
+                    assert await raw_answer(other) == OK
                     await third.publish("t", b"x")
                 nursery.cancel_scope.cancel()
 
@@ -225,25 +227,25 @@ async def test_times_that_a_client_has(tmp_path: Path, clock: trio.testing.MockC
             clock.jump(REQUEST_TIMEOUT_S - 1)
             await settle()
             await sending.send(b"y")
-            assert await answer(sending) == OK
+            assert await raw_answer(sending) == OK
             await sending.send(publish("t", b"y")[:-1])
             await settle()
             clock.jump(REQUEST_TIMEOUT_S)
             assert await sending.exactly(1) is None
             await resting.send(PING)  # a second before its time is over
-            assert await answer(resting) == OK
+            assert await raw_answer(resting) == OK
             files.hold("sync")
             await resting.send(publish("t", b"z"))
             await files.reached()
             clock.jump(10 * IDLE_TIMEOUT_S)
             await settle()
             files.release()
-            assert await answer(resting) == OK
+            assert await raw_answer(resting) == OK
             await settle()
             clock.jump(IDLE_TIMEOUT_S - 1)
             await settle()
             await resting.send(PING)
-            assert await answer(resting) == OK
+            assert await raw_answer(resting) == OK
             await settle()
             clock.jump(IDLE_TIMEOUT_S)
             assert await resting.exactly(1) is None

@@ -9,9 +9,9 @@ from struct import pack
 import pytest
 import trio
 
+from broker.api import raw_answer, raw_post_with_length
 from broker.state import Fixture
 from broker.support import connected, running_broker
-from broker.test_http_limits import answer, with_length
 from trio_nsq.broker.state.record_metadata import batch_number
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
@@ -66,12 +66,12 @@ async def test_a_batch_number_is_in_the_first_record_only(tmp_path: Path) -> Non
     path = b"/mpub?topic=t&binary=true&producer=p&number=7"
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
         for _ in range(2):
-            await client.send(with_length(path, body))
-            assert await answer(client) == OK
+            await client.send(raw_post_with_length(path, body))
+            assert await raw_answer(client) == OK
     assert [batch_number(record.metadata) for record in stored(tmp_path)] == [("p", 7), None]
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
-        await client.send(with_length(path, body))
-        assert await answer(client) == OK
+        await client.send(raw_post_with_length(path, body))
+        assert await raw_answer(client) == OK
     assert [record.count for record in stored(tmp_path)] == [MOST, 1]
 
 
@@ -119,8 +119,8 @@ async def test_others_have_their_turn_while_a_large_mpub_is_read(tmp_path: Path,
             for _ in range(3):  # the machine may slow down a step; one that is too long is so each time
                 steps = _Steps()
                 trio.lowlevel.add_instrument(steps)
-                await client.send(with_length(path, body))
-                assert await answer(client) == OK
+                await client.send(raw_post_with_length(path, body))
+                assert await raw_answer(client) == OK
                 trio.lowlevel.remove_instrument(steps)
                 if steps.longest_s < max(0.05, steps.total_s / 8):
                     return
@@ -138,17 +138,17 @@ async def test_a_large_mpub_that_is_wrong_at_its_end_is_not_stored(tmp_path: Pat
             binary(*bodies, b""),
             pack(">i", len(bodies) + 1) + binary(*bodies)[4:],
         ):
-            await client.send(with_length(b"/mpub?topic=t&binary=true", wrong))
-            assert await answer(client) == (413, b'{"message":"BAD_MESSAGE"}')
-        await client.send(with_length(b"/mpub?topic=t", b"ab\n" * 50_000 + b"x" * (1024 * 1024 + 1)))
-        assert await answer(client) == (413, b'{"message":"MSG_TOO_BIG"}')
+            await client.send(raw_post_with_length(b"/mpub?topic=t&binary=true", wrong))
+            assert await raw_answer(client) == (413, b'{"message":"BAD_MESSAGE"}')
+        await client.send(raw_post_with_length(b"/mpub?topic=t", b"ab\n" * 50_000 + b"x" * (1024 * 1024 + 1)))
+        assert await raw_answer(client) == (413, b'{"message":"MSG_TOO_BIG"}')
     assert stored(tmp_path) == []
 
 
 async def test_lines_of_a_large_mpub(tmp_path: Path) -> None:
     lines = [b"%d" % n * (n % 7) for n in range(50_000)]
     async with running_broker(tmp_path) as bound, connected(bound.http_address or "", b"") as client:
-        await client.send(with_length(b"/mpub?topic=t", b"\n".join(lines)))
-        assert await answer(client) == OK
+        await client.send(raw_post_with_length(b"/mpub?topic=t", b"\n".join(lines)))
+        assert await raw_answer(client) == OK
     found = [body for record in stored(tmp_path) for body in record.messages.bodies()]
     assert found == [line for line in lines if line]

@@ -14,12 +14,13 @@ import trio.testing
 from broker.support import (
     RawClient,
     TopicsFiles,
+    Watched,
     connected,
-    identify,
     pub,
     running_broker,
     settle,
     until,
+    watching,
 )
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.session.session import Session
@@ -30,37 +31,6 @@ from trio_nsq.broker.state.dispatcher import Dispatcher, Grant
 def clock() -> trio.testing.MockClock:
     """A clock that stands still until a test moves it."""
     return trio.testing.MockClock()
-
-
-class Watched(RawClient):
-    """Knows without waiting what has come."""
-
-    async def here(self) -> list[bytes]:
-        """The bodies of the messages that have come by now."""
-        await settle()
-        try:
-            while data := os.read(self.stream.socket.fileno(), 65536):
-                self._buffer += data
-        except BlockingIOError:
-            pass
-        bodies: list[bytes] = []
-        while self._early or self._buffer:
-            bodies.append((await self.message()).body)
-        return bodies
-
-
-@asynccontextmanager
-async def watching(
-    address: str, *, channel: str = "c", ready: int = 100, **fields: object
-) -> AsyncIterator[Watched]:
-    """A consumer of t."""
-    async with connected(address) as plain:
-        client = Watched(plain.stream)
-        await client.send(identify(**fields))
-        await client.ok()
-        await client.subscribe("t", channel, ready_count=ready)
-        await settle()
-        yield client
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ import trio.testing
 
 from broker.api import running_api
 from broker.support import (
+    BOTH_SYNCS,
     PATIENCE_S,
     HeldFiles,
     QuietRounds,
@@ -26,10 +27,12 @@ from broker.support import (
     identify,
     mpub,
     pub,
+    record_counts,
     running_broker,
+    send_for_ever,
     settle,
 )
-from broker.test_upgrades import upgrade
+from broker.upgrading import upgrade
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.ingest.publisher import Publisher
@@ -39,21 +42,10 @@ from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.spare_room import SpareRoom
-from trio_nsq.log import DiskLog, Files, MemoryLog
+from trio_nsq.log import Files, MemoryLog
 from trio_nsq.pacing import Pacing
 from trio_nsq.protocol.messages import pack_messages
 from trio_nsq.reactor import PolledEndpoint, Poller
-
-BOTH = pytest.mark.parametrize("sync", ["always", "interval"])
-
-
-def records(folder: Path, topic: str = "t") -> list[int]:
-    """How many messages each record of a stopped broker's topic has."""
-    log = DiskLog(folder / "topics" / f"{topic}.topic")
-    try:
-        return [header.count for header in log.headers(0)]
-    finally:
-        log.close()
 
 
 async def oks(client: RawClient, count: int) -> None:
@@ -322,11 +314,6 @@ async def test_a_client_that_always_has_more_does_not_keep_others_waiting(tmp_pa
                 nursery.cancel_scope.cancel()
 
 
-async def send_for_ever(client: RawClient, data: bytes = b"NOP\n" * 100_000) -> None:
-    while True:
-        await client.send(data)
-
-
 # ---------------------------------------------------------------------- answers
 
 
@@ -371,7 +358,7 @@ async def test_a_flood_of_nops_is_one_command(tmp_path: Path) -> None:
                 await one.ok()
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_ten_thousand_pipelined_publishes_to_two_topics_in_turn(tmp_path: Path, sync: str) -> None:
     """Neither do calls pile up, nor is anything lost or out of order."""
     async with running_broker(tmp_path / "d", sync=sync) as bound:
@@ -399,7 +386,7 @@ async def test_ten_thousand_pipelined_publishes_to_two_ephemeral_topics(tmp_path
             await oks(client, 10_000)
 
 
-@BOTH
+@BOTH_SYNCS
 @pytest.mark.parametrize("unix", [False, True])
 async def test_what_comes_together_with_the_end_is_obeyed_and_answered(
     tmp_path: Path, sync: str, unix: bool
@@ -419,11 +406,11 @@ async def test_what_comes_together_with_the_end_is_obeyed_and_answered(
                 await stream.send_eof()
                 await oks(client, 3)
                 assert await client.frame() is None
-    assert sum(records(tmp_path / "d")) == 40
+    assert sum(record_counts(tmp_path / "d")) == 40
 
 
 @pytest.mark.parametrize("survives", [False, True])
-@BOTH
+@BOTH_SYNCS
 async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, survives: bool) -> None:
     async with running_api(tmp_path / "d", sync=sync) as api:
         await api.post("/topic/create", topic="t")
@@ -443,8 +430,8 @@ async def test_commands_behind_a_refused_publish(tmp_path: Path, sync: str, surv
                 await oks(client, 2)
                 assert await client.error() == "E_INVALID invalid command NOPE"
             assert await client.frame() is None
-    assert sum(records(tmp_path / "d", "u")) == 1 + survives
-    assert sum(records(tmp_path / "d")) == survives
+    assert sum(record_counts(tmp_path / "d", "u")) == 1 + survives
+    assert sum(record_counts(tmp_path / "d")) == survives
 
 
 async def test_a_subscription_behind_a_refused_publish(tmp_path: Path) -> None:
@@ -470,10 +457,10 @@ async def test_what_clients_publish_in_one_round_is_one_record(tmp_path: Path) -
                 sock.send(pub("t", b"x"))
         for client in clients:
             await client.ok()
-    assert records(tmp_path / "d") == [1] * 5 + [5]
+    assert record_counts(tmp_path / "d") == [1] * 5 + [5]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,7 +483,7 @@ async def test_a_client_that_may_have_sent_more_is_left_to_the_poller(
         assert not handed_over
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_what_comes_while_the_log_stores_is_read_afterwards(tmp_path: Path, sync: str) -> None:
     files = HeldFiles()
     async with (
@@ -529,7 +516,7 @@ async def test_commands_that_come_while_the_log_stores_wait_for_it(tmp_path: Pat
             assert [(await client.message()).body for _ in range(2)] == [b"makes the file", b"x"]
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_publishes_behind_a_new_file_wait_and_keep_their_order(tmp_path: Path, sync: str) -> None:
     """A log that begins a file by itself is at it in a thread."""
     options: dict[str, Any] = {"max_bytes_per_file": 2000, "sync": sync}
@@ -562,7 +549,7 @@ async def test_a_client_that_leaves_during_a_commit_takes_nothing_with_it(tmp_pa
             files.release()
             await other.publish("t", b"after")
             await settle()
-    assert sum(records(tmp_path / "d")) == 3
+    assert sum(record_counts(tmp_path / "d")) == 3
 
 
 # ---------------------------------------------------------------------- what threads have to tell, and what can wait
@@ -667,7 +654,7 @@ class HeldLog(MemoryLog):
         assert self.go_on.wait(PATIENCE_S)
 
 
-@BOTH
+@BOTH_SYNCS
 async def test_what_is_published_while_a_file_is_begun_is_stored_afterwards(
     tmp_path: Path, sync: Literal["always", "interval"]
 ) -> None:

@@ -12,7 +12,7 @@ from broker.auth_server import answer, authenticated, authorization, running_aut
 from broker.auth_server import options as auth_options
 from broker.certificates import Certificates
 from broker.support import connected
-from broker.test_upgrades import negotiate, upgrade
+from broker.upgrading import negotiate, upgrade
 from trio_nsq.broker.monitoring.process import ProcessFigures
 
 MEMORY = [

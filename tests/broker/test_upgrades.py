@@ -12,10 +12,11 @@ import pytest
 import trio
 import trio.testing
 from OpenSSL import SSL
-from snappy import StreamCompressor, StreamDecompressor
+from snappy import StreamCompressor
 
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, RawClient, connected, identify, mpub, pub, running_broker, settle
+from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker, settle
+from broker.upgrading import compress, negotiate, start_tls, start_tls_and_read, upgrade
 from trio_nsq.broker.errors import StartupError
 from trio_nsq.broker.session.session import Session
 from trio_nsq.protocol import OK_FRAME
@@ -26,88 +27,6 @@ COMPRESSIONS = [None, "snappy", "deflate"]
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-class CompressedStream:
-    """What is sent and received goes through these, chunk by chunk."""
-
-    def __init__(
-        self,
-        stream: Any,
-        received: bytes,
-        encode: Callable[[bytes], bytes],
-        decode: Callable[[bytes], bytes],
-    ) -> None:
-        self.stream, self._encode, self._decode = stream, encode, decode
-        self._received = received
-
-    async def send_all(self, data: bytes) -> None:
-        await self.stream.send_all(self._encode(data))
-
-    async def receive_some(self, _max_bytes: int) -> bytes:
-        while data := self._received or bytes(await self.stream.receive_some(65536)):
-            self._received = b""
-            if plain := self._decode(data):
-                return plain
-        return b""
-
-
-def compress(client: RawClient, kind: str) -> None:
-    """Go on compressed, with what has come already, too."""
-    encode: Callable[[bytes], bytes]
-    decode: Callable[[bytes], bytes]
-    if kind == "snappy":
-        encode, decode = StreamCompressor().add_chunk, StreamDecompressor().decompress
-    else:
-        packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-        decode = zlib.decompressobj(-zlib.MAX_WBITS).decompress
-
-        def encode(data: bytes) -> bytes:
-            return packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
-
-    received, client._buffer = client._buffer, b""
-    client.stream = CompressedStream(client.stream, received, encode, decode)  # type: ignore[assignment]
-
-
-async def negotiate(client: RawClient, **fields: object) -> dict[str, Any]:
-    """IDENTIFY; the reply."""
-    await client.send(identify(feature_negotiation=True, **fields))
-    frame = await client.frame()
-    assert frame is not None
-    assert frame[0] == 0, frame
-    reply: dict[str, Any] = json.loads(frame[1])
-    return reply
-
-
-async def start_tls(client: RawClient, context: ssl.SSLContext) -> None:
-    """The handshake alone; the stream is encrypted afterwards."""
-    stream = trio.SSLStream(client.stream, context, server_hostname="127.0.0.1")
-    await stream.do_handshake()
-    client.stream = stream  # type: ignore[assignment]
-
-
-async def start_tls_and_read(client: RawClient, context: ssl.SSLContext) -> None:
-    """In TLS 1.3 a client hears that it is refused only when it reads."""
-    await start_tls(client, context)
-    await client.frame()
-
-
-async def upgrade(client: RawClient, context: ssl.SSLContext | None, kind: str | None) -> None:
-    """IDENTIFY and all that follows, the OKs included."""
-    reply = await negotiate(
-        client, tls_v1=context is not None, snappy=kind == "snappy", deflate=kind == "deflate"
-    )
-    assert (reply["tls_v1"], reply["snappy"], reply["deflate"]) == (
-        context is not None,
-        kind == "snappy",
-        kind == "deflate",
-    )
-    if context is not None:
-        await start_tls(client, context)
-        await client.ok()
-    if kind is not None:
-        compress(client, kind)
-        await client.ok()
 
 
 @pytest.mark.parametrize("kind", COMPRESSIONS)
@@ -238,7 +157,7 @@ async def test_a_little_that_becomes_a_lot_of_commands_is_obeyed_bit_by_bit(
             assert not last.exists()
             text = b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"
             expected = (pack(">ii", 4 + len(text), 1) + text) * (count - 1) + OK_FRAME
-            received = bytearray(client._buffer)
+            received = bytearray(client.take_received())
             with trio.fail_after(PATIENCE_S):
                 while len(received) < len(expected):
                     received += await client.stream.receive_some(65536)
@@ -258,7 +177,7 @@ async def test_nothing_around_a_handshake_is_lost(tmp_path: Path, certificates: 
         async with connected(bound.tcp_address) as client:
             await client.send(identify(feature_negotiation=True, tls_v1=True) + outgoing.read())
             await client.frame()
-            incoming.write(client._buffer)
+            incoming.write(client.take_received())
             with trio.fail_after(PATIENCE_S):
                 done = False
                 while not done:
