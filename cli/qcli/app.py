@@ -30,7 +30,7 @@ _MODULES = {
     "stat": "qcli.commands.stat.command",
     "topic": "qcli.commands.topic",
     "channel": "qcli.commands.channel.command",
-    "dlq": "qcli.commands.dlq",
+    "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli.support import Cli, Running
 from qcli.commands.serve.command import command
-from qcli.commands.serve.options import broker_options
+from qcli.commands.serve.settings import broker_options
 from trio_nsq.broker import BrokerOptions
 
 FREE_PORTS = ("--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")

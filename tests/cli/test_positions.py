@@ -7,8 +7,8 @@ import pytest
 
 from cli.support import Cli
 from cli.test_generated import CONTEXTS
-from qcli.broker.positions import BrokerPosition
-from qcli.framework.log_positions import position
+from qcli.broker.position_options import BrokerPosition
+from qcli.framework.positions import position
 from trio_nsq.broker.positions import parse_position
 
 

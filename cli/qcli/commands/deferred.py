@@ -15,9 +15,9 @@ from ..framework.command import DocumentedCommand, DocumentedGroup, Example, opt
 from ..framework.completion import complete_channel
 from ..framework.errors import Failure
 from ..framework.exit_codes import ExitCode
-from ..framework.log_positions import moment
 from ..framework.output import json_lines, plain_table, talk, write
 from ..framework.params import Source, channel_source, message_id
+from ..framework.positions import moment
 
 _WHAT = "list of deferred messages"
 _AT_ONCE = 500

@@ -12,7 +12,7 @@ from ..framework.command import DocumentedCommand, DocumentedGroup, Example, out
 from ..framework.exit_codes import ExitCode
 from ..framework.output import json_lines, plain_table, write
 from .shared.admin_action import Action, action_command
-from .shared.settings import settings_commands
+from .shared.stored_settings import settings_commands
 
 _ACTIONS = [
     Action(

@@ -15,7 +15,7 @@ from ...framework.exit_codes import ExitCode
 from ...framework.output import json_lines, write
 from ...framework.params import Source, topic_name
 from ..shared.admin_action import Action, action_command
-from ..shared.settings import settings_commands
+from ..shared.stored_settings import settings_commands
 from .seek import command as seek
 
 _ACTIONS = [

@@ -14,7 +14,7 @@ from ...framework.command import DocumentedCommand, Example, option, output_form
 from ...framework.errors import Failure, translate
 from ...framework.exit_codes import ExitCode
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.file_progress import progress_bar
+from ...terminal.progress_bar import progress_bar
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
 

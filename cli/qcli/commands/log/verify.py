@@ -11,7 +11,7 @@ import click
 from ...framework.command import DocumentedCommand, Example, output_format
 from ...framework.exit_codes import ExitCode
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.file_progress import progress_bar
+from ...terminal.progress_bar import progress_bar
 from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places
 

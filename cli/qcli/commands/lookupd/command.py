@@ -10,8 +10,8 @@ from ...framework.command import Example, GoFlagsCommand, version_option
 from ...framework.daemon.config_file import CONFIG
 from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
 from ...framework.exit_codes import ExitCode
-from ..serve.options import LOG_LEVELS
-from .options import SETTINGS, lookupd_options
+from ..serve.settings import LOG_LEVELS
+from .settings import SETTINGS, lookupd_options
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.options import LookupdOptions

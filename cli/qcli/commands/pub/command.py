@@ -283,8 +283,8 @@ def _shows_progress(request: _Request) -> bool:
 async def _publish(request: _Request) -> Outcome:
     import trio
 
-    from ...framework.reading import READ_BYTES, Pace
     from ...framework.signals import watch_signals
+    from .input import READ_BYTES, Pace
     from .publish import Publication
 
     quiet_library()
@@ -305,7 +305,7 @@ async def _publish(request: _Request) -> Outcome:
             )
             await nursery.start(watch_signals, publication.stop)
             if _shows_progress(request):
-                from ...terminal.progress import show_progress
+                from ...terminal.progress_line import show_progress
 
                 nursery.start_soon(show_progress, publication.outcome)
             await publication.run(request.files, RATED_READ_BYTES if request.rate else READ_BYTES)

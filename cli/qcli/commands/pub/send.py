@@ -16,7 +16,7 @@ from ...broker.broker_http import BrokerHTTP
 from ...broker.connection_options import Connecting
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
-from ..shared.bulk import tls_files
+from ..shared.engine import tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.client import Producer

@@ -12,8 +12,8 @@ import click
 
 from ...broker.address_options import http_address, tcp_address, works_in_bulk
 from ...broker.connection_options import tcp_connection
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import BrokerPosition, check_range, time_of
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import BrokerPosition, check_range, time_of
 from ...framework.command import DocumentedCommand, Example, option
 from ...framework.completion import complete_topic
 from ...framework.errors import Failure
@@ -446,7 +446,7 @@ def _replay_files(
     form: str,
     quiet: bool,
 ) -> int:
-    from ..shared.bulk import check_extra
+    from ..shared.engine import check_extra
 
     if engine == "inline" and master is not None:
         raise click.UsageError("--engine inline and --master exclude each other.")

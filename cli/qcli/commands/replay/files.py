@@ -18,7 +18,7 @@ from ...broker.connection_options import Connecting, refuse_plain_http
 from ...framework.errors import Failure, Terminated, no_tls, unreachable, wants_https
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, json_lines, rate, size, talk, write
-from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
+from ..shared.engine import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.spark.replay.job import ReplayJob

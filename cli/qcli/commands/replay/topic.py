@@ -31,9 +31,9 @@ from ...framework.output import (
     write,
 )
 from ...framework.params import without_scheme
-from ...framework.reading import Pace
 from ...framework.signals import watch_signals
-from .topic_messages import Replay, ReplayOutcome, Spacing
+from ..pub.input import Pace
+from .publish import Replay, ReplayOutcome, Spacing
 
 _MAX_BYTES = 2**30
 """Whether a message is too long is for the broker to say, whose limit we do not know."""
@@ -113,7 +113,7 @@ async def _replay(request: TopicRequest) -> ReplayOutcome:
                     )
                     await nursery.start(watch_signals, replay.stop)
                     if not request.quiet and talks_to_live_terminal():
-                        from ...terminal.progress import show_progress
+                        from ...terminal.progress_line import show_progress
 
                         nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
                     await replay.run()

@@ -13,7 +13,7 @@ from ...framework.command import Example, GoFlagsCommand, version_option
 from ...framework.daemon.config_file import CONFIG
 from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
 from ...framework.exit_codes import ExitCode
-from .options import LOG_LEVELS, SETTINGS, broker_options
+from .settings import LOG_LEVELS, SETTINGS, broker_options
 
 if TYPE_CHECKING:
     from trio_nsq.broker import BoundAddresses

@@ -19,8 +19,8 @@ from ...broker.address_options import (
     tcp_addresses,
 )
 from ...broker.connection_options import Connecting, refuse_plain_http, tcp_connection
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import check_range, from_option, to_option
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import check_range, from_option, to_option
 from ...framework.command import DocumentedCommand, Example, option, output_format
 from ...framework.completion import complete_source
 from ...framework.errors import leaves, no_lookupd, not_connected

@@ -18,14 +18,14 @@ from ...broker.address_options import (
     works_in_bulk,
 )
 from ...broker.connection_options import tcp_connection
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import BrokerPosition, check_range
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import BrokerPosition, check_range
 from ...framework import params
 from ...framework.command import DocumentedCommand, Example, option, several
 from ...framework.completion import complete_topic
 from ...framework.exit_codes import ExitCode
 from ...framework.params import topic_name
-from .channel_options import check_consuming, consumes, given, receiving_options
+from .consume_options import check_consuming, consumes, given, receiving_options
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
@@ -299,7 +299,7 @@ def command(
     if given("every_ms") and not follow:
         raise click.UsageError("--every is for --follow: without it there is one round.")
 
-    from ..shared.bulk import check_extra
+    from ..shared.engine import check_extra
 
     check_extra("to-parquet")
 
@@ -313,8 +313,8 @@ def command(
     from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
     from trio_nsq.spark.export.request import ExportRequest, FileOptions
 
-    from .channel_export import Receiving
-    from .log_export import Running, export
+    from .export_run import Running, export
+    from .spool_run import Receiving
 
     body = BodyFormat.TEXT if text else BodyFormat.JSON if as_json else BodyFormat.BINARY
     level = 1 if compression_level is None and compression == "zstd" else compression_level

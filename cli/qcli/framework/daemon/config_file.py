@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from ...commands.serve.options import CONFIGURATION, FILE, Setting
+from ...commands.serve.settings import CONFIGURATION, FILE, Setting
 from ..errors import Failure
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ...commands.serve.options import LOG_LEVELS, Setting
+from ...commands.serve.settings import LOG_LEVELS, Setting
 from ..command import REPEATED, alike
 from ..errors import Failure
 from ..output import talk

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...framework.params import tcp_listen_address
-from ..serve.options import (
+from ..serve.settings import (
     ADDRESSES,
     DURATION,
     FILE,

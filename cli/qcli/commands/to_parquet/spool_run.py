@@ -14,8 +14,8 @@ from ...broker.connection_options import Connecting
 from ...framework.errors import Failure, Terminated, leaves, not_connected
 from ...framework.exit_codes import ExitCode
 from ...framework.output import hear_library, quiet_library, talk
-from ..shared.bulk import progress
-from .log_export import Running, Work
+from ..shared.engine import progress
+from .export_run import Running, Work
 
 if TYPE_CHECKING:
     from trio_nsq.protocol import NSQError

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from ..framework.command import option
-from ..framework.log_positions import NOTHING_BETWEEN, NOW, position
 from ..framework.params import long_duration
+from ..framework.positions import NOTHING_BETWEEN, NOW, position
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

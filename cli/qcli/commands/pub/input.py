@@ -9,7 +9,7 @@ import sys
 
 import trio
 
-from .errors import Failure
+from ...framework.errors import Failure
 
 READ_BYTES = 256 * 1024
 PIPE_BYTES = 1024 * 1024

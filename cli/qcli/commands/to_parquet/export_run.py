@@ -14,7 +14,7 @@ from ...broker.connection_options import Connecting
 from ...framework.errors import Failure, Terminated, no_lookupd, reason_of, unreachable
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, json_lines, rate, size, talk, write
-from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
+from ..shared.engine import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.job import ExportJob
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trio_nsq.spark.export.task import ExportTask
     from trio_nsq.spark.runtime.engine import Engine
 
-    from .channel_export import Receiving
+    from .spool_run import Receiving
 
 LOOKUPD_TIMEOUT_S = 5.0
 _RETRY_S = 5.0
@@ -71,7 +71,7 @@ def export(request: ExportRequest, running: Running) -> int:
         if running.receiving is None:
             work = Work(stack.enter_context(open_export(request, addresses)), running, stack)
         else:
-            from .channel_export import SpoolWork, meet_brokers
+            from .spool_run import SpoolWork, meet_brokers
 
             if request.spool is not None and not request.spool.exists():
                 meet_brokers(addresses)
