@@ -8,8 +8,8 @@ import click
 
 from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 from .broker.connection_options import VARIABLES
-from .framework.command import did_you_mean
-from .framework.completion import TIMEOUT_VARIABLE
+from .broker.name_completion import TIMEOUT_VARIABLE
+from .framework.suggestions import did_you_mean
 
 _PREFIX = "QCLI_"
 _OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})

@@ -7,7 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from qcli.commands.pub.input import Input, Pace, open_input
+from qcli.commands.pub.input import Input, open_input
+from qcli.commands.shared.rate_limiter import Pace
 from qcli.framework.errors import Failure
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..framework.command import option
+from ..framework.options import option
 from ..framework.params import long_duration
 from ..framework.positions import NOTHING_BETWEEN, NOW, position
 

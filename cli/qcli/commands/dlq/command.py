@@ -11,10 +11,11 @@ from ...broker.address_options import asks_broker
 from ...broker.fan_out import by_broker, from_each, on_broker, on_each
 from ...broker.json_api import get_json, get_json_lines, post_json
 from ...broker.message_bodies import body_of, with_bodies
-from ...framework.command import DocumentedCommand, DocumentedGroup, Example, option, output_format
-from ...framework.completion import complete_source, complete_topic_with
+from ...broker.name_completion import complete_source, complete_topic_with
+from ...framework.command import DocumentedCommand, DocumentedGroup, Example
 from ...framework.errors import Failure, NotThere
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, talk, write
 from ...framework.params import Source, message_id, source, topic_name
 from ...framework.positions import moment

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import RawOutput, body_field, json_lines, talk
 from ...framework.params import delimiter
 from ...framework.positions import NOTHING_BETWEEN, Position, moment, position

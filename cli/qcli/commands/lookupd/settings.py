@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.params import tcp_listen_address
-from ..serve.settings import (
+from ...framework.daemon.setting import (
     ADDRESSES,
     DURATION,
     FILE,
@@ -24,6 +23,7 @@ from ..serve.settings import (
     Setting,
     field_names,
 )
+from ...framework.params import tcp_listen_address
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.options import LookupdOptions

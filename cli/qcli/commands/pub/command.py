@@ -28,10 +28,11 @@ from ...broker.address_options import (
     tcp_addresses,
 )
 from ...broker.connection_options import Connecting, tcp_connection
-from ...framework.command import DocumentedCommand, Example, option
-from ...framework.completion import complete_topic
+from ...broker.name_completion import complete_topic
+from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure, not_connected
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option
 from ...framework.output import count_of, quiet_library, size, talk, talks_to_live_terminal
 from ...framework.output import rate as per_second
 from ...framework.params import delimiter, duration_text, long_duration, topic_name
@@ -284,7 +285,8 @@ async def _publish(request: _Request) -> Outcome:
     import trio
 
     from ...framework.signals import watch_signals
-    from .input import READ_BYTES, Pace
+    from ..shared.rate_limiter import Pace
+    from .input import READ_BYTES
     from .publish import Publication
 
     quiet_library()

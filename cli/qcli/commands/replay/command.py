@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...broker.address_options import http_address, tcp_address, works_in_bulk
+from ...broker.address_options import http_address, tcp_address
 from ...broker.connection_options import tcp_connection
+from ...broker.name_completion import complete_topic
 from ...broker.position_options import NOTE as POSITIONS
 from ...broker.position_options import BrokerPosition, check_range, time_of
-from ...framework.command import DocumentedCommand, Example, option
-from ...framework.completion import complete_topic
+from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option
 from ...framework.params import Source, source, topic_name
+from ..shared.engine import engine_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -314,7 +316,7 @@ def destination(text: str) -> str:
     show_envvar=True,
     help="Where jobs are written down; if it is not given, in ~/.local/state/qcli/replay.",
 )
-@works_in_bulk("Files and broker have", "report")
+@engine_options("Files and broker have", "report")
 @click.pass_context
 def command(
     ctx: click.Context,

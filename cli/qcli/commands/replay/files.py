@@ -18,7 +18,8 @@ from ...broker.connection_options import Connecting, refuse_plain_http
 from ...framework.errors import Failure, Terminated, no_tls, unreachable, wants_https
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, json_lines, rate, size, talk, write
-from ..shared.engine import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
+from ...terminal.progress_bar import message_progress
+from ..shared.engine import better_engine, failure_of, said_by_library, spark_engine
 
 if TYPE_CHECKING:
     from trio_nsq.spark.replay.job import ReplayJob
@@ -116,7 +117,7 @@ class _Work:
         self._job = job
         self._running = running
         self._stack = stack
-        self._tls = tls_files(Connecting.of_command())
+        self._tls = Connecting.of_command().tls_files()
         self._engine_name: str | None = None
         self._spark: SparkEngine | None = None
         self._begun_s = time.monotonic()
@@ -137,7 +138,7 @@ class _Work:
         tasks = job.tasks(at_once, save_results=local, dry_run=self._running.dry_run, tls=self._tls)
         self._begun_s = time.monotonic()
         try:
-            with progress(sum(task.messages for task in tasks), quiet) as advance:
+            with message_progress(sum(task.messages for task in tasks), quiet) as advance:
                 job.run(engine, tasks, advance)
         except (KeyboardInterrupt, Terminated) as stop:
             self._report()

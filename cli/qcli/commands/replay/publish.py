@@ -18,7 +18,7 @@ from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
 from ...broker.topic_log import is_for_all, note_gap
 from ...framework.exit_codes import ExitCode
-from ..pub.input import Pace
+from ..shared.rate_limiter import Pace
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000

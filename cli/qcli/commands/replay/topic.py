@@ -32,7 +32,7 @@ from ...framework.output import (
 )
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
-from ..pub.input import Pace
+from ..shared.rate_limiter import Pace
 from .publish import Replay, ReplayOutcome, Spacing
 
 _MAX_BYTES = 2**30

@@ -1,24 +1,67 @@
-"""What commands that work on a lot of messages share: who does the work, and how far it has come."""
+"""Engines for commands that can run in this process or on Spark: options, the choice of one, and errors."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...broker.connection_options import Connecting
+import click
+
 from ...framework.errors import Failure
-from ...framework.output import count_of, plain_terminal, rate, size, talks_to_live_terminal
+from ...framework.options import option, output_format
+from ...framework.output import count_of, size
 
 if TYPE_CHECKING:
-    from trio_nsq.client.connection.tls import TLSFiles
-    from trio_nsq.spark.runtime.engine import Advance
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 SPARK_WORTH_BYTES = 4 * 1024**3
 """With less to be read, this process is done before Spark has begun and caught up."""
-_REFRESH_S = 0.2
+
+
+WORK = "Who does the work"
+
+
+def engine_options(reachable: str, told: str) -> Callable[[_F], _F]:
+    """Who does the work, and what is said of it, for a command that may hand it to Spark.
+
+    Args:
+        reachable: What has to be reachable from wherever Spark's tasks are.
+        told: What `--quiet` leaves out besides the progress.
+    """
+    options: tuple[Callable[[_F], _F], ...] = (
+        option(
+            WORK,
+            "--engine",
+            type=click.Choice(["auto", "inline", "spark"]),
+            default="auto",
+            show_default=True,
+            help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done "
+            "sooner; standard error says which.",
+        ),
+        option(
+            WORK,
+            "--master",
+            metavar="URL",
+            help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. "
+            f"{reachable} to be reachable from everywhere.",
+        ),
+        output_format(
+            "text: a summary for people, on standard error. json: an object on standard output, see below.",
+            "text",
+            "json",
+        ),
+        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {told}; errors only."),
+    )
+
+    def add(command: _F) -> _F:
+        for each in reversed(options):  # the last decorator is the first option
+            command = each(command)
+        return command
+
+    return add
 
 
 def check_extra(command: str) -> None:
@@ -32,18 +75,6 @@ def check_extra(command: str) -> None:
             f"{command} needs the extra 'spark', which is not installed ({error}): {install_hint('spark')}. "
             "With pyarrow alone, pip install pyarrow, --engine inline works."
         ) from error
-
-
-def tls_files(connecting: Connecting) -> TLSFiles:
-    """What tasks are told of how to speak https."""
-    from trio_nsq.client.connection.tls import TLSFiles
-
-    return TLSFiles(
-        connecting.tls_root_ca_file,
-        connecting.tls_cert,
-        connecting.tls_key,
-        connecting.tls_insecure_skip_verify,
-    )
 
 
 def said_by_library(error: Exception) -> Failure:
@@ -69,40 +100,6 @@ def failure_of(error: Exception, failures: Callable[[], AbstractContextManager[N
         return Failure(f"{where}{failure.strerror or failure}.")
     except Exception:
         raise error from None
-
-
-@contextmanager
-def progress(total: int | None, quiet: bool) -> Iterator[Advance]:
-    """Show a bar on standard error while the block runs, if that is a terminal; None: nobody knows how long it gets."""
-    if quiet or not talks_to_live_terminal():
-        yield lambda _messages, _size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("messages, {task.fields[read]}, {task.fields[speed]} messages/s"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, no_color=plain_terminal())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
-        shown = bar.add_task("", total=total, read="0 B", speed="0")
-        begun_s = shown_s = time.monotonic()
-        messages = read = 0
-
-        def advance(more: int, more_bytes: int) -> None:
-            nonlocal messages, read, shown_s
-            messages += more
-            read += more_bytes
-            now_s = time.monotonic()
-            if now_s - shown_s >= _REFRESH_S:
-                shown_s = now_s
-                speed = rate(messages / (now_s - begun_s))
-                bar.update(shown, completed=messages, read=size(read), speed=speed, refresh=True)
-
-        yield advance
 
 
 # ---------------------------------------------------------------------- engines

@@ -10,9 +10,10 @@ import click
 from ...broker.address_options import asks_broker
 from ...broker.fan_out import by_broker, from_each, on_each
 from ...broker.json_api import get_json, put_json
-from ...framework.command import DocumentedCommand, Example, did_you_mean, option, output_format
-from ...framework.completion import complete_channel, complete_topic
+from ...broker.name_completion import complete_channel, complete_topic
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import count_of, json_lines, write
 from ...framework.params import (
     BYTES_PER_UNIT,
@@ -23,6 +24,7 @@ from ...framework.params import (
     retention_time,
     topic_name,
 )
+from ...framework.suggestions import did_you_mean
 from ...terminal.confirm import make_sure
 
 DEFAULT = "default"

@@ -19,12 +19,13 @@ from ...broker.address_options import (
     tcp_addresses,
 )
 from ...broker.connection_options import Connecting, refuse_plain_http, tcp_connection
+from ...broker.name_completion import complete_source
 from ...broker.position_options import NOTE as POSITIONS
 from ...broker.position_options import check_range, from_option, to_option
-from ...framework.command import DocumentedCommand, Example, option, output_format
-from ...framework.completion import complete_source
+from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import leaves, no_lookupd, not_connected
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import RawOutput, hear_library, quiet_library
 from ...framework.params import Source, delimiter, positive_duration, source, without_scheme
 

@@ -10,7 +10,7 @@ from trio_nsq.log import RecordBatch
 
 from ...broker.topic_log import is_for_all, note_beginning, note_gap
 from ...framework.output import RawOutput, body_field, json_lines
-from .channel_messages import Printer
+from .printer import Printer
 
 RenderLog = Callable[[str, Sequence[RecordBatch], int], bytes]
 """Makes the output for the first messages of batches: topic, batches, how many."""

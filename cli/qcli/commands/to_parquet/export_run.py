@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION
-from ...broker.connection_options import Connecting
-from ...framework.errors import Failure, Terminated, no_lookupd, reason_of, unreachable
+from ...framework.errors import Failure, Terminated
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, json_lines, rate, size, talk, write
-from ..shared.engine import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
+from ...terminal.progress_bar import message_progress
+from ..shared.engine import better_engine, failure_of, spark_engine
+from .discovery import find_brokers
+from .errors import library_errors
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.job import ExportJob
@@ -23,113 +23,31 @@ if TYPE_CHECKING:
     from trio_nsq.spark.export.task import ExportTask
     from trio_nsq.spark.runtime.engine import Engine
 
-    from .spool_run import Receiving
+    from .options import ToParquetOptions
 
-LOOKUPD_TIMEOUT_S = 5.0
 _RETRY_S = 5.0
 """So long after a failed round at the latest the next one is begun."""
 GO_ON = "The same command goes on from there."
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """What the command line says of how it is to go.
-
-    Attributes:
-        addresses: Where brokers are, over HTTP, or over TCP if a channel is consumed; unless discovery services say.
-        lookupd_addresses: Discovery services, if any.
-        engine: `auto`, `inline` or `spark`.
-        master: Of Spark; None: local, or what spark-submit says.
-        every_s: From the beginning of one round to the next; None: there is one only.
-        form: `text` or `json`.
-        quiet: Say nothing but errors.
-        receiving: How a channel is consumed; None: it is not, logs are read.
-    """
-
-    addresses: tuple[str, ...]
-    lookupd_addresses: tuple[str, ...]
-    engine: str
-    master: str | None
-    every_s: float | None
-    form: str
-    quiet: bool
-    receiving: Receiving | None = None
-
-
-def export(request: ExportRequest, running: Running) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        Failure: It did not go well.
-    """
-    from trio_nsq.spark.export.job import open_export
-
-    connecting = Connecting.of_command()
-    request = dataclasses.replace(request, tls=tls_files(connecting))
-    with _failures(), ExitStack() as stack:
-        addresses = _find_brokers(running, request.topic)
-        if running.receiving is None:
-            work = Work(stack.enter_context(open_export(request, addresses)), running, stack)
-        else:
-            from .spool_run import SpoolWork, meet_brokers
-
-            if request.spool is not None and not request.spool.exists():
-                meet_brokers(addresses)
-            work = SpoolWork(stack.enter_context(open_export(request, ())), running, stack)
-        try:
-            if running.every_s is None:
-                return work.once(addresses)
-            return work.follow(addresses, running.every_s)
-        except (KeyboardInterrupt, Terminated) as stop:
-            work.job.remove_temporary_files()
-            work.conclude()
-            return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn what the library raises inside into failures."""
-    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-    from trio_nsq.protocol import NSQError
-
-    from ...broker.topic_log import not_readable
-    from ...framework.params import Source
-
-    try:
-        yield
-    except RequestRefused as error:
-        failure = not_readable(error.address, Source(error.topic, None), error.status, error.text)
-        if error.text == "NOT_FOUND":
-            hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
-            failure = Failure(f"{failure.message} {hint}", failure.exit_code)
-        raise failure from error
-    except BrokerUnreachable as error:
-        reason = error.reason
-        if error.cause is not None and not isinstance(error.cause, TimeoutError):
-            reason = reason_of(error.cause)
-        raise unreachable(error.address, HTTP_OPTION, reason) from error
-    except NSQError as error:
-        raise said_by_library(error) from error
-
-
-class Work:
+class ExportRun:
     """One run of the command.
 
     Args:
         job: What it works on.
-        running: See there.
+        options: The command line.
         stack: What is to be closed at its end.
     """
 
-    def __init__(self, job: ExportJob, running: Running, stack: ExitStack) -> None:
+    def __init__(self, job: Export, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
-        self._running = running
+        self._options = options
         self._stack = stack
         self._engine_name = ""
         self._engine: Engine | None = None
         self._damaged = False
-        self._gaps_told = 0
-        self._rounds_told = 0
+        self._gaps_reported = 0
+        self._rounds_reported = 0
         self._heading = ""
         self._begun_s = time.monotonic()
 
@@ -152,11 +70,11 @@ class Work:
         try:
             self._rounds(addresses, every_s, total)
         except (KeyboardInterrupt, Terminated):
-            several = self._rounds_told > 1 or (self._rounds_told and self._is_news())
+            several = self._rounds_reported > 1 or (self._rounds_reported and self._is_news())
             # A program that adds up the records of rounds would count one of all of them twice.
-            if several and self._running.form != "json":
-                total.merge(self.job.result)
-                self.job.result, self._begun_s, self._rounds_told = total, begun_s, 0
+            if several and self._options.form != "json":
+                total.merge(self.job.outcome)
+                self.job.outcome, self._begun_s, self._rounds_reported = total, begun_s, 0
                 self._heading = "In all: "
             raise
         except Exception as error:
@@ -180,15 +98,17 @@ class Work:
                 if not failing:
                     talk(f"Warning: {error}; trying again.")
                 failing = True
-            outcome, self.job.result, self._gaps_told = self.job.result, type(total)(), 0
+            outcome, self.job.outcome, self._gaps_reported = self.job.outcome, type(total)(), 0
             total.merge(outcome)
             # One that failed is tried again soon: what is missing will be told then.
-            if outcome.ranges or (not failing and (outcome.missing or not self._rounds_told)):
-                self._rounds_told += 1  # before it is: an interruption meanwhile must not have it told again
+            if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
+                self._rounds_reported += (
+                    1  # before it is: an interruption meanwhile must not have it told again
+                )
                 self.report(outcome)
             self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
-                addresses = _find_brokers(self._running, self.job.request.topic)
+                addresses = find_brokers(self._options)
             except Failure as failure:  # those that were known will do
                 talk(f"Warning: {failure}")
 
@@ -205,14 +125,14 @@ class Work:
     def _export(self, addresses: Sequence[str]) -> None:
         """Plan, and do what was planned."""
         tasks = self.job.plan(addresses)
-        self._tell_gaps()
+        self._report_gaps()
         if not tasks:
             self.job.run(lambda *_: None, [], lambda *_: None)
             return
         engine = self._engine or self._choose(tasks)
-        with progress(sum(task.span.length for task in tasks), self._running.quiet) as advance:
+        with message_progress(sum(task.span.length for task in tasks), self._options.quiet) as advance:
             self.job.run(engine, tasks, advance)
-        self._tell_gaps()
+        self._report_gaps()
 
     # ------------------------------------------------------------------ engines
 
@@ -220,28 +140,28 @@ class Work:
         """The engine of this and all further rounds."""
         from trio_nsq.spark.runtime.engine import run_inline
 
-        wanted = self._running.engine
+        wanted = self._options.engine
         why = ""
         if wanted == "auto":
             wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
         self._engine_name = wanted
-        if why and not self._running.quiet:
+        if why and not self._options.quiet:
             talk(f"Note: engine {wanted}: {why}.")
         if wanted == "inline":
             self._engine = run_inline
         else:
-            self._engine = self._stack.enter_context(spark_engine(self._running.master))
+            self._engine = self._stack.enter_context(spark_engine(self._options.master))
         return self._engine
 
     # ------------------------------------------------------------------ what is said
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         from ...broker.topic_log import note_gap
 
-        gaps = self.job.result.gaps
-        for broker, first, end, reason in gaps[self._gaps_told :]:
+        gaps = self.job.outcome.gaps
+        for broker, first, end, reason in gaps[self._gaps_reported :]:
             self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
-        self._gaps_told = len(gaps)
+        self._gaps_reported = len(gaps)
 
     def _is_news(self) -> bool:
         """Whether the outcome has anything in it."""
@@ -249,32 +169,32 @@ class Work:
 
     def conclude(self) -> None:
         """Say how far it came when it was interrupted, unless a round's report has just said the same; how to go on."""
-        if self._is_news() or not self._rounds_told:
+        if self._is_news() or not self._rounds_reported:
             self.report()
-        if not self._running.quiet:
+        if not self._options.quiet:
             talk(GO_ON)
 
     def report(self, outcome: ExportResult | None = None) -> None:
         """Say what became of it so far, or of a round that is over."""
         outcome, request = outcome or self.job.result, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
-        if self._running.form == "json":
+        if self._options.form == "json":
             fields = dataclasses.asdict(outcome)
             for name in ("gaps", "planned_messages", "planned_ranges", "planned_bytes"):
                 del fields[name]
             head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
-        elif not self._running.quiet:
+        elif not self._options.quiet:
             talk(self._heading + _summary(request, outcome, elapsed_s))
 
     def _partial(self, error: Exception) -> Failure:
         """A failure after some of it was done."""
         from trio_nsq.spark.broker_log import LogReplaced
 
-        self._tell_gaps()
+        self._report_gaps()
         if self._is_news():  # else a round before has said all
             self.report()
-        message = failure_of(error, _failures).message
+        message = failure_of(error, library_errors).message
         return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
 
 
@@ -301,49 +221,3 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
 
 
 # ---------------------------------------------------------------------- discovery
-
-
-def _find_brokers(running: Running, topic: str) -> Sequence[str]:
-    """The brokers' addresses. Raises Failure: no discovery service names any."""
-    if not running.lookupd_addresses:
-        return running.addresses
-    return _ask_lookupds(running.lookupd_addresses, topic, over_tcp=running.receiving is not None)
-
-
-def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> list[str]:
-    """The HTTP or TCP addresses of all brokers that have a topic.
-
-    Raises:
-        Failure: There is none, or nobody knows.
-    """
-    import trio
-
-    from trio_nsq.lookup.query import LookupFailed, lookup_topic
-    from trio_nsq.protocol.address import format_address
-
-    from ...framework.signals import run_until_signal
-
-    found: dict[str, None] = {}
-    failures: list[LookupFailed] = []
-
-    async def ask(address: str) -> None:
-        try:
-            for broker in await lookup_topic(address, topic, timeout_s=LOOKUPD_TIMEOUT_S):
-                port = broker.tcp_port if over_tcp else broker.http_port
-                found[format_address(broker.broadcast_address, port)] = None
-        except LookupFailed as failure:
-            failures.append(failure)
-
-    async def ask_all() -> None:
-        async with trio.open_nursery() as nursery:
-            for address in addresses:
-                nursery.start_soon(ask, address)
-
-    run_until_signal(ask_all)
-    if len(failures) == len(addresses):
-        raise no_lookupd(failures[0].address, failures[0].reason)
-    for failure in failures:
-        talk(f"Warning: {failure}; brokers that only it knows are left out.")
-    if not found:
-        raise Failure(f"No broker that the discovery services name has topic {topic}.")
-    return sorted(found)

@@ -14,8 +14,8 @@ from ...broker.connection_options import Connecting
 from ...framework.errors import Failure, Terminated, leaves, not_connected
 from ...framework.exit_codes import ExitCode
 from ...framework.output import hear_library, quiet_library, talk
-from ..shared.engine import progress
-from .export_run import Running, Work
+from ...terminal.progress_bar import message_progress
+from .export_run import ExportRun
 
 if TYPE_CHECKING:
     from trio_nsq.protocol import NSQError
@@ -24,24 +24,13 @@ if TYPE_CHECKING:
     from trio_nsq.spark.spool.collect import StopReason
     from trio_nsq.spark.spool.spool import Spool
 
+    from .options import ToParquetOptions
+
 _FILES_AT_ONCE = 4
 """So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Receiving:
-    """What the command line says of how messages are received.
-
-    Attributes:
-        idle_s: Unless it goes on: end after so long without a message that was there before.
-        max_in_flight: Messages under way at most.
-    """
-
-    idle_s: float
-    max_in_flight: int
-
-
-def meet_brokers(addresses: Sequence[str]) -> None:
+def check_reachable(addresses: Sequence[str]) -> None:
     """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
     from trio_nsq.client import ConnectionFailed, Producer
 
@@ -58,27 +47,25 @@ def meet_brokers(addresses: Sequence[str]) -> None:
         raise not_connected(failure.address, TCP_OPTION, failure) from failure
 
 
-class SpoolWork(Work):
-    """Work of which each round begins with receiving; see `Work`."""
+class SpoolExportRun(ExportRun):
+    """An export of which each round begins with receiving; see `ExportRun`."""
 
-    def __init__(self, job: ExportJob, running: Running, stack: ExitStack) -> None:
-        if running.engine == "auto":  # Spark would not have caught up before the spool is full
-            running = dataclasses.replace(running, engine="inline")
-        elif running.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
+    def __init__(self, job: Export, options: ToParquetOptions, stack: ExitStack) -> None:
+        if options.engine == "auto":  # Spark would not have caught up before the spool is full
+            options = dataclasses.replace(options, engine="inline")
+        elif options.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
             raise Failure(
                 "A spool is on this machine's disk, and spark-submit has others work: --engine inline."
             )
-        super().__init__(job, running, stack)
+        super().__init__(job, options, stack)
         assert job.spool is not None
-        assert running.receiving is not None
         self._spool: Spool = job.spool
-        self._receiving: Receiving = running.receiving
         self._connection = Connecting.of_command().options()
         self._began_ns = time.time_ns()
         self._end: StopReason | None = None
         self._signal: ExitCode | None = None  # what came while messages were received
         self._connected = False
-        if not running.quiet:
+        if not options.quiet:
             talk(
                 f"Note: {job.request.topic}/{job.request.channel} is consumed, through the spool {self._spool.folder}: "
                 "at least once."
@@ -99,11 +86,11 @@ class SpoolWork(Work):
         try:
             self._export_spool()  # what an earlier run, or round, did not come to
             self._receive(addresses)
-            if self._running.every_s is not None:
+            if self._options.interval_s is not None:
                 self._begun_s = time.monotonic()  # a rate is to tell of the export, and not of the waiting
             self._export_spool()
         except Exception:
-            self._tell_waiting()
+            self._report_spooled()
             raise
         if self._signal is not None:
             raise KeyboardInterrupt if self._signal is ExitCode.INTERRUPTED else Terminated
@@ -117,12 +104,12 @@ class SpoolWork(Work):
             super()._pause(until_s, failing)
 
     def conclude(self) -> None:
-        """See `Work`."""
+        """See `ExportRun`."""
         super().conclude()
-        self._tell_waiting()
+        self._report_spooled()
 
-    def _tell_waiting(self) -> None:
-        if self._spool.messages and not self._running.quiet:
+    def _report_spooled(self) -> None:
+        if self._spool.messages and not self._options.quiet:
             talk(f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel.")
 
     # ------------------------------------------------------------------ receiving
@@ -145,7 +132,7 @@ class SpoolWork(Work):
             quiet_library()
         failure: NSQError | None = None
         try:
-            with progress(None, self._running.quiet) as advance:
+            with message_progress(None, self._options.quiet) as advance:
                 trio.run(self._receive_some, addresses, advance)
         except* NSQError as group:
             failure = next(leaf for leaf in leaves(group) if isinstance(leaf, NSQError))
@@ -164,27 +151,27 @@ class SpoolWork(Work):
 
         from ...framework.signals import watch_signals
 
-        request, running, receiving = self.job.request, self._running, self._receiving
+        request, options = self.job.request, self._options
         assert request.channel is not None
         consumer = Consumer(
             request.topic,
             request.channel,
             nsqd_tcp_addresses=addresses,
-            lookupd_http_addresses=running.lookupd_addresses,
-            max_in_flight=max(len(addresses), min(FIRST_IN_FLIGHT, receiving.max_in_flight)),
+            lookupd_http_addresses=options.lookupd_addresses,
+            max_in_flight=max(len(addresses), min(FIRST_IN_FLIGHT, options.max_in_flight)),
             **self._connection,
         )
         spool_bytes = _FILES_AT_ONCE * request.target_bytes
-        if running.every_s is None:
-            until = CollectLimits(
+        if options.interval_s is None:
+            until = Until(
                 spool_bytes,
-                idle_s=receiving.idle_s,
+                idle_s=options.idle_timeout_ms / 1000,
                 began_ns=self._began_ns,
                 connections=len(addresses),
             )
         else:
-            until = CollectLimits(spool_bytes, time_s=running.every_s, connections=len(addresses))
-        collecting = Collector(self._spool, consumer, until, receiving.max_in_flight, advance)
+            until = Until(spool_bytes, time_s=options.interval_s, connections=len(addresses))
+        collecting = Collecting(self._spool, consumer, until, options.max_in_flight, advance)
         connecting = trio.CancelScope()
 
         def stop(code: ExitCode) -> None:
@@ -200,12 +187,12 @@ class SpoolWork(Work):
             with connecting:
                 async with consumer:
                     connected = True
-                    self._hear()
+                    self._show_warnings()
                     self._end = await collecting.run()
                     self.job.result.repeated += collecting.repeated
             nursery.cancel_scope.cancel()
 
-    def _hear(self) -> None:
+    def _show_warnings(self) -> None:
         """Pass on what the library warns of, from the first connection on."""
         if not self._connected:
             self._connected = True
