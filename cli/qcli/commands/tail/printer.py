@@ -12,6 +12,7 @@ import trio
 from ...framework.errors import OutputClosed
 from ...framework.exit_codes import ExitCode
 from ...framework.output import RawOutput, hear_library, talk, talks_to_terminal
+from .options import TailOptions
 
 LAST_WRITE_S = 0.5
 """How long a write that is under way may go on after a signal."""
@@ -24,19 +25,22 @@ class Printer(Generic[Source]):
     """Writes messages, wherever they come from, until there is a reason to end.
 
     Args:
-        output: Where to.
-        count: End after so many messages; None: never.
-        idle_timeout_s: End after so long without a message; infinite: never.
+        options: The command line.
 
     Attributes:
+        as_json: Whether messages are written as JSON, and not raw.
+        messages_left: How many are still wanted; infinite: all.
         stopped: The exit code of the signal that came, if one did.
     """
 
-    def __init__(self, output: RawOutput, *, count: int | None, idle_timeout_s: float) -> None:
+    def __init__(self, options: TailOptions) -> None:
         self.stopped: ExitCode | None = None
-        self._output = output
-        self._left = math.inf if count is None else count
-        self._idle_timeout_s = idle_timeout_s
+        self.as_json = options.form == "json"
+        self.messages_left = math.inf if options.count is None else options.count
+        self._delimiter = options.delimiter
+        self._print_topic = options.print_topic
+        self._idle_timeout_s = options.idle_timeout_s
+        self._output = RawOutput()
         self._scope = trio.CancelScope()
         self._lock = trio.Lock()  # one batch at a time: messages of several topics do not mix
         self._write_scope = trio.CancelScope()
@@ -90,13 +94,18 @@ class Printer(Generic[Source]):
         """
         async with self._lock:
             self._scope.deadline = math.inf
-            count = int(min(available, self._left))
+            count = int(min(available, self.messages_left))
             await self._write(render(count))
-            self._left -= count
-            if not self._left:
+            self.messages_left -= count
+            if not self.messages_left:
                 self._scope.cancel()
             self._scope.deadline = trio.current_time() + self._idle_timeout_s
         return count
+
+    def raw(self, topic: str, bodies: Sequence[bytes]) -> bytes:
+        """The output for at least one message of a topic: bodies as they are, each followed by the delimiter."""
+        prefix = f"{topic} | ".encode() if self._print_topic else b""
+        return prefix + (self._delimiter + prefix).join(bodies) + self._delimiter
 
     async def _write(self, data: bytes) -> None:
         if self._output.never_blocks:
