@@ -67,7 +67,6 @@ _TLS_OVER_HTTP = option(
     help="What encrypts a TCP connection. Over HTTP the address has to say it: see refuse_plain_http.",
 )
 
-
 _HTTPS_OPTIONS = (
     _option(
         "--tls-root-ca-file",

@@ -19,7 +19,6 @@ from .connection_options import Connecting
 TIMEOUT_MS = 500
 """A person is waiting at a prompt; no names are better than late ones."""
 
-
 TIMEOUT_VARIABLE = "QCLI_COMPLETION_TIMEOUT"
 """Another time, for brokers that are far away."""
 

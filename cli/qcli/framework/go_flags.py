@@ -14,7 +14,6 @@ from .options import GroupedOption
 REPEATED = "qcli.repeated"
 """In a context's `meta`: what a `GoFlagsCommand` is to log about options that were given several times."""
 
-
 _GO_FLAG = re.compile(r"--?(?P<name>[^-=][^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 

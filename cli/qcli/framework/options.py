@@ -14,9 +14,7 @@ from trio_nsq._version import __version__
 
 OTHER_OPTIONS = "Options"
 
-
 CONNECTION_OPTIONS = "Connection"
-
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Options = TypeVar("_Options")

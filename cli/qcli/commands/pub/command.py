@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 LIMITS = Limits()
 
-
 INPUT, SENDING = "Input", "Sending"
 
 

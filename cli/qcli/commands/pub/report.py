@@ -16,7 +16,6 @@ from .options import PubOptions
 if TYPE_CHECKING:
     from .publish import BrokerOutcome, Outcome
 
-
 _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 

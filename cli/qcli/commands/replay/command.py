@@ -30,7 +30,6 @@ from .options import ReplayOptions
 if TYPE_CHECKING:
     pass
 
-
 SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 
 

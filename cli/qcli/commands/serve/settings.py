@@ -53,7 +53,6 @@ from ...framework.params import (
 if TYPE_CHECKING:
     from trio_nsq.broker import BrokerOptions
 
-
 TIMES = "Message timeouts"
 LIMITS = "What clients may ask for"
 TLS = "TLS"

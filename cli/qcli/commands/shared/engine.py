@@ -20,7 +20,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 SPARK_WORTH_BYTES = 4 * 1024**3
 """With less to be read, this process is done before Spark has begun and caught up."""
 
-
 WORK = "Who does the work"
 
 

@@ -17,7 +17,6 @@ from .options import TailOptions
 LAST_WRITE_S = 0.5
 """How long a write that is under way may go on after a signal."""
 
-
 Source = TypeVar("Source", bound="AbstractAsyncContextManager[Any]")
 
 

@@ -11,7 +11,6 @@ from ...framework.output import talk
 if TYPE_CHECKING:
     from .options import ToParquetOptions
 
-
 LOOKUPD_TIMEOUT_S = 5.0
 
 

@@ -21,25 +21,18 @@ from ..params import (
 if TYPE_CHECKING:
     pass
 
-
 PREFIX = "QCLI_"
 """What the names of environment variables begin with."""
 
-
 LOG_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
-
 
 MIB = 1024**2
 
-
 ADDRESSES = "Addresses"
-
 
 STORAGE = "Storage"
 
-
 CONFIGURATION = "Configuration"
-
 
 LOGGING = "Logging"
 
@@ -70,39 +63,27 @@ def _duration(convert: Any) -> Kind:
 
 TEXT = Kind(click.STRING, "TEXT")
 
-
 HOST = Kind(optional_text, "HOST")
-
 
 FILE = Kind(PathOrNothing(dir_okay=False), "FILE")
 
-
 FOLDER = Kind(PathOrNothing(file_okay=False), "FOLDER")
-
 
 BOOLEAN = Kind(Boolean(), "[=BOOL]", (bool, str), "true or false")
 
-
 COUNT = _number(Integer(min=0))
-
 
 POSITIVE = _number(Integer(min=1))
 
-
 COUNT_BYTES = _number(Integer(min=0), "BYTES")
-
 
 POSITIVE_BYTES = _number(Integer(min=1), "BYTES")
 
-
 PORT = _number(Integer(0, 65535), "PORT")
-
 
 DURATION = _duration(duration)
 
-
 POSITIVE_DURATION = _duration(positive_duration)
-
 
 LISTEN = "HOST:PORT|PATH"
 
