@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import ssl
 
     from trio_nsq.client.connection.options import ConnectionOptions
-    from trio_nsq.spark.broker_log import TLSFiles
+    from trio_nsq.client.connection.tls import TLSFiles
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -190,7 +190,7 @@ class Connecting:
 
     def tls_files(self) -> TLSFiles:
         """What a Spark task, or another thread, speaks https with."""
-        from trio_nsq.spark.broker_log import TLSFiles
+        from trio_nsq.client.connection.tls import TLSFiles
 
         return TLSFiles(self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify)
 

@@ -214,7 +214,7 @@ def _publisher(
     try:
         if not BrokerHTTP(http_address, connecting).listens_at(tcp_address):
             return None
-        publisher = BatchPublisher(
+        publisher = IdempotentProducer(
             http_address, topic, f"qcli-pub:{uuid4().hex}", connecting.tls_files(), patience_s=0
         )
         publisher.last_number()

@@ -48,7 +48,7 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
         if options.dry_run:
             jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
         else:
-            forget_old_jobs(jobs, time.time())
+            remove_old_jobs(jobs, time.time())
         job = stack.enter_context(open_job(jobs, options.job, request))
         return _FilesReplay(job, options, stack).run()
 
@@ -105,7 +105,7 @@ class _FilesReplay:
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
         at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
-        tasks = job.tasks(at_once, notes=local, dry_run=self._options.dry_run, tls=self._tls)
+        tasks = job.tasks(at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls)
         self._begun_s = time.monotonic()
         try:
             with message_progress(sum(task.messages for task in tasks), quiet) as advance:
@@ -152,7 +152,7 @@ class _FilesReplay:
         else:
             job.plan(None)
         if begins and not quiet and not self._options.dry_run:
-            outcome = job.outcome
+            outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
             talk(f"Note: job {job.name}: {what}. If it is interrupted, '{self._going_on()}' goes on.")
 
@@ -174,7 +174,7 @@ class _FilesReplay:
     def _choose_engine(self) -> Engine:
         from trio_nsq.spark.runtime.engine import run_inline
 
-        job, outcome = self._job, self._job.outcome
+        job, outcome = self._job, self._job.result
         wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:
             wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
@@ -216,7 +216,7 @@ class _FilesReplay:
 
     def _report(self) -> None:
         """Say what became of it."""
-        outcome, options, request = self._job.outcome, self._options, self._job.request
+        outcome, options, request = self._job.result, self._options, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
         for each in outcome.examples if not options.quiet else ():
             talk(f"Note: not published, as it is longer than --max-msg-size: {each}.")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @contextmanager
 def library_errors() -> Iterator[None]:
     """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
-    from trio_nsq.spark.broker_log import BrokerUnreachable, RequestRefused
 
     from ...broker.topic_log import not_readable
     from ...framework.params import Source

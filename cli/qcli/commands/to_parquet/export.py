@@ -42,6 +42,6 @@ def export(options: ToParquetOptions) -> int:
                 return run.once(addresses)
             return run.follow(addresses, options.interval_s)
         except (KeyboardInterrupt, Terminated) as stop:
-            run.job.sweep()
+            run.job.remove_temporary_files()
             run.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED

@@ -39,7 +39,7 @@ class ExportRun:
         stack: What is to be closed at its end.
     """
 
-    def __init__(self, job: Export, options: ToParquetOptions, stack: ExitStack) -> None:
+    def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
         self._options = options
         self._stack = stack
@@ -73,8 +73,8 @@ class ExportRun:
             several = self._rounds_reported > 1 or (self._rounds_reported and self._is_news())
             # A program that adds up the records of rounds would count one of all of them twice.
             if several and self._options.form != "json":
-                total.merge(self.job.outcome)
-                self.job.outcome, self._begun_s, self._rounds_reported = total, begun_s, 0
+                total.merge(self.job.result)
+                self.job.result, self._begun_s, self._rounds_reported = total, begun_s, 0
                 self._heading = "In all: "
             raise
         except Exception as error:
@@ -98,7 +98,7 @@ class ExportRun:
                 if not failing:
                     talk(f"Warning: {error}; trying again.")
                 failing = True
-            outcome, self.job.outcome, self._gaps_reported = self.job.outcome, type(total)(), 0
+            outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
             # One that failed is tried again soon: what is missing will be told then.
             if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
@@ -158,7 +158,7 @@ class ExportRun:
     def _report_gaps(self) -> None:
         from ...broker.topic_log import note_gap
 
-        gaps = self.job.outcome.gaps
+        gaps = self.job.result.gaps
         for broker, first, end, reason in gaps[self._gaps_reported :]:
             self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_reported = len(gaps)

@@ -16,8 +16,8 @@ from ...framework import params
 from ...framework.options import given, given_flags
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.job import ExportRequest
     from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.export.request import ExportRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +165,10 @@ class ToParquetOptions:
 
     def request(self) -> ExportRequest:
         """What the library is asked to export."""
-        from trio_nsq.spark.export.job import ExportRequest
-        from trio_nsq.spark.export.layout import Body, Layout, Partition
-        from trio_nsq.spark.export.task import FileOptions
+        from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
+        from trio_nsq.spark.export.request import ExportRequest, FileOptions
 
-        body = Body.TEXT if self.text else Body.JSON if self.as_json else Body.BINARY
+        body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
         level = self.compression_level
         if level is None and self.compression == "zstd":
             level = 1
@@ -179,7 +178,7 @@ class ToParquetOptions:
             first=self.first or "earliest",
             end=self.end or "latest",
             channel=self.channel,
-            layout=Layout(Partition(self.partition_by), body),
+            layout=Layout(PartitionBy(self.partition_by), body),
             json_fields=self.columns or (),
             options=FileOptions(self.compression, level, self.row_group_bytes),
             target_bytes=self.target_bytes,

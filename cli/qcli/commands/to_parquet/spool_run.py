@@ -50,7 +50,7 @@ def check_reachable(addresses: Sequence[str]) -> None:
 class SpoolExportRun(ExportRun):
     """An export of which each round begins with receiving; see `ExportRun`."""
 
-    def __init__(self, job: Export, options: ToParquetOptions, stack: ExitStack) -> None:
+    def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         if options.engine == "auto":  # Spark would not have caught up before the spool is full
             options = dataclasses.replace(options, engine="inline")
         elif options.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -163,15 +163,15 @@ class SpoolExportRun(ExportRun):
         )
         spool_bytes = _FILES_AT_ONCE * request.target_bytes
         if options.interval_s is None:
-            until = Until(
+            until = CollectLimits(
                 spool_bytes,
                 idle_s=options.idle_timeout_ms / 1000,
                 began_ns=self._began_ns,
                 connections=len(addresses),
             )
         else:
-            until = Until(spool_bytes, time_s=options.interval_s, connections=len(addresses))
-        collecting = Collecting(self._spool, consumer, until, options.max_in_flight, advance)
+            until = CollectLimits(spool_bytes, time_s=options.interval_s, connections=len(addresses))
+        collecting = Collector(self._spool, consumer, until, options.max_in_flight, advance)
         connecting = trio.CancelScope()
 
         def stop(code: ExitCode) -> None:
