@@ -41,14 +41,13 @@ WITHIN = {
     "trio_nsq.log.files": {"errors"},
     "trio_nsq.log.segment": {"errors", "files", "records"},
     "trio_nsq.log.disk": {"errors", "files", "interface", "records", "segment"},
+    "qcli.framework": set(),
     "qcli.terminal": {"framework"},
+    "qcli.broker": {"framework"},
 }
 """What some packages import of the package that they are in, besides themselves."""
 
 KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset({"qcli.commands.stat.command", "qcli.commands.stat.live"}),
-    frozenset({"qcli.commands.tail.command", "qcli.commands.tail.private_channel"}),
-    frozenset({"qcli.commands.to_parquet.channel_export", "qcli.commands.to_parquet.log_export"}),
     frozenset(
         {
             "trio_nsq.broker.dead_letters",
