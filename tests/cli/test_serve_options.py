@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from cli.serving import FREE_PORTS, hear_until_ready, options, refusal, serving
-from cli.support import DEADLINE_S, Cli
+from cli.support import DEADLINE_S, FREE_PORTS, Cli, hear_until_ready, options, refusal, serving
 from interop.peers import nsqd_program, qcli_serve
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.broker.name_completion import TIMEOUT_VARIABLE

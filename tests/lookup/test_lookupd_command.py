@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.serving import hear_until_ready
-from cli.support import DEADLINE_S, Cli, Running
+from cli.support import DEADLINE_S, Cli, Running, hear_until_ready
 from interop.peers import nsqlookupd_example_config, nsqlookupd_program
 from qcli.commands.lookupd.command import command
 from qcli.commands.lookupd.settings import SETTINGS, lookupd_options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -164,3 +164,15 @@ class LazyGroup(DocumentedGroup):
         command = importlib.import_module(self._modules[cmd_name]).command
         assert isinstance(command, click.Command)
         return command
+
+
+def contexts_below(ctx: click.Context) -> Iterator[click.Context]:
+    """The context of a command, and of every command below it; imports them all."""
+    yield ctx
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            command = ctx.command.get_command(ctx, name)
+            assert command is not None
+            yield from contexts_below(
+                click.Context(command, info_name=name, parent=ctx, **command.context_settings)
+            )
