@@ -19,7 +19,7 @@ from qcli.commands.lookupd.command import command
 from qcli.commands.lookupd.settings import SETTINGS, lookupd_options
 from qcli.framework.errors import Failure
 from qcli.framework.params import duration
-from trio_nsq.lookup.options import LookupdOptions
+from trio_nsq.lookup.service.options import LookupdOptions
 
 
 @pytest.fixture(autouse=True)

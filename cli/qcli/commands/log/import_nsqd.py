@@ -110,7 +110,7 @@ def _refuse_ours(path: Path) -> None:
     """Raises Failure if the folder is that of a broker of ours."""
     from trio_nsq.broker.storage.data_folder import BROKER_FILE, NSQD_FILE
     from trio_nsq.nsqd_import import ImportRefused
-    from trio_nsq.nsqd_import.folder import lock
+    from trio_nsq.nsqd_import.nsqd_folder import lock
 
     if (path / NSQD_FILE).exists() or not ((path / BROKER_FILE).exists() or is_data_folder(path)):
         return

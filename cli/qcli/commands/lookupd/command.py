@@ -16,8 +16,8 @@ from ...framework.options import version_option
 from .settings import SETTINGS, lookupd_options
 
 if TYPE_CHECKING:
-    from trio_nsq.lookup.options import LookupdOptions
-    from trio_nsq.lookup.server import LookupdAddresses
+    from trio_nsq.lookup.service.options import LookupdOptions
+    from trio_nsq.lookup.service.server import LookupdAddresses
 
 
 @click.command(
@@ -82,7 +82,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     import trio
 
-    from trio_nsq.lookup.server import serve
+    from trio_nsq.lookup.service.server import serve
 
     from ...framework.daemon.log_format import log_to_stderr
 

@@ -26,7 +26,7 @@ from ...framework.daemon.setting import (
 from ...framework.params import tcp_listen_address
 
 if TYPE_CHECKING:
-    from trio_nsq.lookup.options import LookupdOptions
+    from trio_nsq.lookup.service.options import LookupdOptions
 
 PRODUCERS = "Producers"
 IGNORED = "Accepted from nsqlookupd, without effect here"
@@ -107,6 +107,6 @@ SETTINGS = [
 
 def lookupd_options(values: dict[str, Any]) -> LookupdOptions:
     """Put values, by field, where the service expects them; those that are no fields of it are left alone."""
-    from trio_nsq.lookup.options import LookupdOptions
+    from trio_nsq.lookup.service.options import LookupdOptions
 
     return LookupdOptions(**{name: values[name] for name in field_names(LookupdOptions) & values.keys()})

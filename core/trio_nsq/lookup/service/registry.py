@@ -1,32 +1,31 @@
-"""Who has which topics and channels. Pure: time is a parameter, in seconds of a clock that never jumps.
+"""Which producers have which topics and channels. Pure: time is a parameter, in seconds of a monotonic clock.
 
-A topic or channel is known because a producer has it, because somebody made it over HTTP, or because a producer had
-it once: so consumers and new producers know that it is in use, while nobody has it. It is forgotten when it is
-deleted; an ephemeral one when the last producer that had it is gone.
+A topic or channel is known because a producer has it, because it was created over HTTP, or because a
+producer had it before. It is removed when it is deleted; an ephemeral one when its last producer disconnects.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..protocol import NSQError, is_ephemeral
-from ..protocol.address import format_address
-from .protocol import PeerInfo
+from ...protocol import NSQError, is_ephemeral
+from ...protocol.address import format_address
+from ..protocol import PeerInfo
 
 
 class TooMany(NSQError):
-    """A producer has registered as much as it may."""
+    """A producer has reached its limit of registrations."""
 
 
 @dataclass(eq=False, slots=True)
 class Producer:
-    """A broker, for as long as its connection lasts. Only the registry changes it.
+    """A connected broker. Only the registry changes it.
 
     Attributes:
         remote_address: `host:port` of its end of the connection.
-        info: What it says of itself.
+        info: From its IDENTIFY.
         last_seen: When it last pinged, or identified itself.
-        channels: The names of what it has registered: channels by topic.
-        registrations: How many these are, topics and channels.
+        channels: The names that it has registered: channels by topic.
+        registrations: The number of its topics and channels.
     """
 
     remote_address: str
@@ -36,7 +35,7 @@ class Producer:
     registrations: int = 0
 
     def is_node(self, name: str) -> bool:
-        """Whether a request for a tombstone means it: `host:port`, an IPv6 host with or without brackets."""
+        """Whether `host:port` in a tombstone request is this producer; an IPv6 host with or without brackets."""
         host, port = self.info.broadcast_address, self.info.http_port
         return name in (format_address(host, port), f"{host}:{port}")
 
@@ -45,8 +44,8 @@ class _Topic:
     """One topic.
 
     Attributes:
-        producers: Who has it, and since when it bears a tombstone; None: it bears none.
-        channels: Who has each channel; all of them have the topic, too.
+        producers: Those that have it, and when each got a tombstone; None if it has none.
+        channels: The producers of each channel; all of them have the topic, too.
     """
 
     def __init__(self) -> None:
@@ -58,12 +57,12 @@ class Registry:
     """The state of a discovery service.
 
     Args:
-        inactive_timeout_s: A producer not seen for longer is not told to anybody.
-        tombstone_lifetime_s: How long a producer with a tombstone on a topic is not told to consumers of the topic.
+        inactive_timeout_s: A producer not seen for longer is not returned.
+        tombstone_lifetime_s: How long `lookup` does not return a producer with a tombstone.
         max_registrations: Topics and channels of one producer.
 
     Attributes:
-        on_names_changed: Called when a topic or channel that is to outlive a restart is new, or deleted.
+        on_names_changed: Called when a topic or channel that is not ephemeral is new, or deleted.
     """
 
     def __init__(
@@ -80,32 +79,32 @@ class Registry:
         self._topics: dict[str, _Topic] = {}
         self._producers: dict[Producer, None] = {}
 
-    # ------------------------------------------------------------------ what producers say
+    # ------------------------------------------------------------------ from producers
 
     def identify(self, remote_address: str, info: PeerInfo, now: float) -> Producer:
-        """A producer has connected."""
+        """Add a producer that has connected."""
         producer = Producer(remote_address, info, now)
         self._producers[producer] = None
         return producer
 
     def ping(self, producer: Producer, now: float) -> None:
-        """It is still there."""
+        """Record that a producer is alive."""
         producer.last_seen = now
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
-        """It has a topic, or a channel and with it its topic.
+        """Register a producer's topic, or a channel and its topic.
 
         Returns:
-            Whether that is news.
+            Whether it is new.
 
         Raises:
-            TooMany: It has registered as much as it may.
+            TooMany: The producer has reached its limit.
         """
         own = producer.channels.get(topic)
         if own is not None and (channel is None or channel in own):
             return False
-        news = (own is None) + (channel is not None)
-        if producer.registrations + news > self._max_registrations:
+        new = (own is None) + (channel is not None)
+        if producer.registrations + new > self._max_registrations:
             raise TooMany(f"REGISTER exceeds the limit of {self._max_registrations} topics and channels")
         if own is None:
             self._make_topic(topic).producers[producer] = None
@@ -118,7 +117,7 @@ class Registry:
         return True
 
     def unregister(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
-        """It has a channel no more, or a topic and with it all of its channels. Returns whether it had."""
+        """Remove a producer's channel, or its topic with all channels. Returns whether it had it."""
         own = producer.channels.get(topic)
         if own is None or (channel is not None and channel not in own):
             return False
@@ -139,54 +138,54 @@ class Registry:
         return True
 
     def disconnect(self, producer: Producer) -> None:
-        """Its connection has ended: it has nothing any more."""
+        """Remove a producer whose connection has ended."""
         for topic in [*producer.channels]:
             self.unregister(producer, topic)
         del self._producers[producer]
 
-    # ------------------------------------------------------------------ what administrators say
+    # ------------------------------------------------------------------ from administrators
 
     def create(self, topic: str, channel: str | None = None) -> None:
-        """Make a topic known, or a channel and with it its topic."""
+        """Create a topic, or a channel and its topic."""
         self._make_topic(topic)
         if channel is not None:
             self._make_channel(topic, channel)
 
     def delete_topic(self, topic: str) -> bool:
-        """Forget a topic with its channels, whoever has them, until somebody registers it anew.
+        """Delete a topic with its channels, until a producer registers it again.
 
         Returns:
-            Whether it was known.
+            Whether it existed.
         """
         entry = self._topics.pop(topic, None)
         if entry is None:
             return False
         for producer in entry.producers:
             producer.registrations -= 1 + len(producer.channels.pop(topic))
-        self._note_names(topic)
+        self._names_changed(topic)
         return True
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Forget a channel, likewise."""
+        """Delete a channel, until a producer registers it again. Returns whether it existed."""
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
         for producer in entry.channels.pop(channel):
             producer.channels[topic].remove(channel)
             producer.registrations -= 1
-        self._note_names(topic, channel)
+        self._names_changed(topic, channel)
         return True
 
     def tombstone(self, topic: str, node: str, now: float) -> bool:
-        """Hide a topic's producer from consumers, who would bring the topic back while it is being deleted there.
+        """Hide a topic's producer from consumers, which would create the topic again while it is being deleted there.
 
         Args:
             topic: The name, known or not.
             node: The producer, `broadcast_address:http_port`.
-            now: From when on.
+            now: The time.
 
         Returns:
-            Whether there is such a producer.
+            Whether there is this producer.
         """
         entry = self._topics.get(topic)
         found = [producer for producer in entry.producers if producer.is_node(node)] if entry else []
@@ -195,7 +194,7 @@ class Registry:
             entry.producers[producer] = now
         return bool(found)
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -207,34 +206,34 @@ class Registry:
         return sorted(entry.channels) if entry is not None else []
 
     def lookup(self, topic: str, now: float) -> list[Producer] | None:
-        """Who has a topic and may be told; None if it is not known."""
+        """Return the active producers of a topic without a tombstone; None if the topic is not known."""
         entry = self._topics.get(topic)
         if entry is None:
             return None
         return [
             producer
             for producer, tombstoned_at in entry.producers.items()
-            if self._is_active(producer, now) and not self._counts(tombstoned_at, now)
+            if self._is_active(producer, now) and not self._is_tombstoned(tombstoned_at, now)
         ]
 
     def nodes(self, now: float) -> Iterator[tuple[Producer, dict[str, bool]]]:
-        """All active producers; each with its topics, and whether it bears a tombstone there."""
+        """Yield each active producer with its topics, and whether it has a tombstone there."""
         for producer in self._producers:
             if self._is_active(producer, now):
                 yield (
                     producer,
                     {
-                        topic: self._counts(self._topics[topic].producers[producer], now)
+                        topic: self._is_tombstoned(self._topics[topic].producers[producer], now)
                         for topic in sorted(producer.channels)
                     },
                 )
 
     def registrations(self) -> Iterator[tuple[str, Producer, float | None]]:
-        """Everything that is registered, in nsqlookupd's terms.
+        """Yield all registrations, in nsqlookupd's form.
 
         Yields:
-            `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; since when it bears a tombstone there, be
-            it over or not, or None.
+            `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; when it got a tombstone there, expired
+            or not, or None.
         """
         for producer in self._producers:
             yield "client::", producer, None
@@ -246,7 +245,7 @@ class Registry:
                     yield f"channel:{topic}:{channel}", producer, None
 
     def durable_names(self) -> dict[str, list[str]]:
-        """The channels of each topic that are to outlive a restart: those that are not ephemeral."""
+        """Return the topics and channels that are saved: those that are not ephemeral."""
         return {
             topic: [name for name in entry.channels if not is_ephemeral(name)]
             for topic, entry in self._topics.items()
@@ -254,7 +253,7 @@ class Registry:
         }
 
     def load(self, names: Mapping[str, list[str]]) -> None:
-        """Make known what `durable_names` told."""
+        """Create the topics and channels that `durable_names` returned."""
         for topic, channels in names.items():
             self.create(topic)
             for channel in channels:
@@ -266,22 +265,22 @@ class Registry:
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic()
-            self._note_names(name)
+            self._names_changed(name)
         return topic
 
     def _make_channel(self, topic: str, name: str) -> set[Producer]:
         channels = self._topics[topic].channels
         if name not in channels:
             channels[name] = set()
-            self._note_names(topic, name)
+            self._names_changed(topic, name)
         return channels[name]
 
-    def _note_names(self, *names: str) -> None:
+    def _names_changed(self, *names: str) -> None:
         if not any(map(is_ephemeral, names)):
             self.on_names_changed()
 
     def _is_active(self, producer: Producer, now: float) -> bool:
         return now - producer.last_seen <= self._inactive_timeout_s
 
-    def _counts(self, tombstoned_at: float | None, now: float) -> bool:
+    def _is_tombstoned(self, tombstoned_at: float | None, now: float) -> bool:
         return tombstoned_at is not None and now - tombstoned_at < self._tombstone_lifetime_s

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.limits import MINUTE_MS, SECOND_MS
+from ...protocol.limits import MINUTE_MS, SECOND_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
     [ "  V1" ]  then commands: VERB[ SP param]* LF;  after IDENTIFY  [ int32 size ][ JSON ]
 
-Which command may come when is decided here, too: whoever reads knows whether the broker has said who it is.
+The reader also checks the order of commands: it knows whether IDENTIFY was read.
 """
 
 from dataclasses import dataclass
 from struct import Struct
 from typing import Literal, TypeAlias, TypeVar
 
-from ..protocol import CommandError, is_valid_name
-from ..protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
-from .protocol import MAGIC_V1, PeerInfo, Register, Unregister
+from ...protocol import CommandError, is_valid_name
+from ...protocol.limits import MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
+from ..protocol import MAGIC_V1, PeerInfo, Register, Unregister
 
 _SIZE = Struct(">i")
 _BLANKS = " \t\n\v\f\r"
@@ -21,12 +21,12 @@ _C = TypeVar("_C", Register, Unregister)
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The broker is still there."""
+    """The broker is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """The broker says who it is; all but the host name is there."""
+    """The broker identifies itself; every field but the host name is set."""
 
     info: PeerInfo
 
@@ -35,7 +35,7 @@ Command: TypeAlias = Ping | Identify | Register | Unregister
 
 
 class CommandReader:
-    """Cuts what one broker sends into commands."""
+    """Decodes the bytes of one broker into commands."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -45,15 +45,15 @@ class CommandReader:
         self._ended = False
 
     def receive_data(self, data: bytes) -> None:
-        """Take in what was received; nothing for the end of it."""
+        """Add received bytes; empty at the end of the connection."""
         self._buffer += data
         self._ended = not data
 
     def next_command(self) -> Command | None:
-        """The next command; None if it is not there yet.
+        """Return the next command; None if more bytes are needed.
 
         Raises:
-            CommandError: It is none, or may not come now. The broker is sent the error, and the connection ends.
+            CommandError: It is invalid, or not legal now. The broker gets the error, and the connection ends.
         """
         if self._expects == "magic" and not self._take_magic():
             return None
@@ -136,6 +136,6 @@ class CommandReader:
         return Identify(info)
 
     def _wait(self, failure: str) -> None:
-        """More has to come; if it cannot, that is an error."""
+        """Raise CommandError if the connection has ended; otherwise more bytes are needed."""
         if self._ended:
             raise CommandError("E_BAD_BODY", failure)

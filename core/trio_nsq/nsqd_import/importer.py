@@ -18,12 +18,12 @@ from ..log import DiskLog, Files
 from ..log.inspection.findings import Finding
 from ..log.inspection.verify import Progress
 from ..untrusted_json import decode_json
-from .building import BodyReader, ChannelPlan, LogWriter, topic_state
 from .diskqueue import Queue
 from .errors import ImportRefused
-from .folder import NsqdFolder, lock
-from .merging import MergedMessage, Merger
-from .metadata import TopicMetadata
+from .merger import MergedMessage, Merger
+from .nsqd_folder import NsqdFolder, lock
+from .nsqd_metadata import TopicMetadata
+from .topic_builder import BodyReader, ChannelBuilder, LogWriter, topic_state
 
 ORIGIN_FILE = "imported.json"
 """{"format": 1, "nsqd_data_path": P, "fingerprint": F}: where a topic came from, and `NsqdFolder.fingerprint`."""
@@ -196,9 +196,9 @@ def _lay_out(
     distributed: Merger,
     waiting: Merger,
     store: Callable[[MergedMessage], None],
-) -> list[ChannelPlan]:
+) -> list[ChannelBuilder]:
     """Pass all messages to `store`, those in channels first, and count; returns the state of each channel."""
-    plans = [ChannelPlan() for _ in topic.channels]
+    plans = [ChannelBuilder() for _ in topic.channels]
     for message in distributed.merged():
         store(message)
         for copy in message.copies:

@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..listening import StartupError
-from ..log import Files
-from ..protocol import is_valid_name
-from ..untrusted_json import decode_json
+from ...listening import StartupError
+from ...log import Files
+from ...protocol import is_valid_name
+from ...untrusted_json import decode_json
 
 FORMAT = 1
 FILE_NAME = "lookupd.json"

@@ -8,33 +8,32 @@ from functools import partial
 
 import trio
 
-from .._version import __version__
-from ..http import peer_of, serve_connection
-from ..http.request_log import log_request
-from ..listening import Listening, listen, loopback_host, port_of
-from ..log import Files
-from ..protocol import CommandError, quote
-from ..under_trio import require_trio
-from ..wording import count_of
+from ..._version import __version__
+from ...http import peer_of, serve_connection
+from ...http.request_log import log_request
+from ...listening import Listening, listen, loopback_host, port_of
+from ...log import Files
+from ...protocol import CommandError, quote
+from ...under_trio import require_trio
+from ...wording import count_of
+from ..protocol import OK, PeerInfo, Register, encode_response
 from .commands import Command, CommandReader, Identify, Ping
 from .http_api import make_router
 from .names_file import NamesFile
 from .options import LookupdOptions
-from .protocol import OK, PeerInfo, Register, encode_response
 from .registry import Producer, Registry, TooMany
 
 logger = logging.getLogger("trio_nsq.lookup")
 
 GREETING_TIMEOUT_S = 60.0
-"""How long a connection may take to say who it is, whatever else it says, and how long at least it may be silent after
-that."""
+"""The time for a connection's IDENTIFY, and the shortest limit of its silence after that."""
 LINGER_S = 1.0
-"""How long what a broker still sends is read and dropped after an error: closing with unread input resets the
-connection, and the reset can overtake the error."""
+"""How long input is read and dropped after an error: closing a connection with unread input resets it, and the reset
+can overtake the error."""
 SAVE_INTERVAL_S = 0.2
-"""Between two writes of the names, for all may be registered at once."""
+"""The shortest time between two writes of the names: many may be registered at once."""
 SAVE_RETRY_S = 10.0
-"""Before the next attempt to write them after one that failed."""
+"""The time before a failed write is repeated."""
 
 _RECEIVE_BYTES = 64 * 1024
 
@@ -53,18 +52,18 @@ async def serve(
     files: Files | None = None,
     task_status: trio.TaskStatus[LookupdAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a discovery service until cancelled; then save what is to be kept, and close all connections.
+    """Run a discovery service until cancelled; then save the names, and close all connections.
 
     Args:
-        options: See there.
-        files: The file system its folder lies in; None is the real one.
+        options: Its settings.
+        files: The file system; a test may replace it.
         task_status: Told the bound addresses once clients can connect.
 
     Raises:
         StartupError: It cannot start; the text is for the person who started it.
         RuntimeError: This is no trio task.
     """
-    require_trio("trio_nsq.lookup.server.serve")
+    require_trio("trio_nsq.lookup.service.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     registry = Registry(
         inactive_timeout_s=options.inactive_producer_timeout_ms / 1000,
@@ -78,12 +77,12 @@ async def serve(
             names_file.try_to_save(names)
             registry.load(names)
             logger.info("DB: found %s in %s", count_of(len(registry.topics()), "topic"), names_file.path)
-        saver = _Saver(registry, names_file)
+        saver = _NamesSaver(registry, names_file)
         try:
             await _listen_and_serve(options, registry, saver, task_status)
         finally:
             with trio.CancelScope(shield=True):
-                await saver.save_the_last()
+                await saver.save_last_changes()
     finally:
         if names_file is not None:
             names_file.close()
@@ -93,7 +92,7 @@ async def serve(
 async def _listen_and_serve(
     options: LookupdOptions,
     registry: Registry,
-    saver: "_Saver",
+    saver: "_NamesSaver",
     task_status: trio.TaskStatus[LookupdAddresses],
 ) -> None:
     opened: dict[str, Listening] = {}
@@ -102,7 +101,7 @@ async def _listen_and_serve(
         opened["HTTP"] = await listen("--http-address", options.http_address)
         bound = LookupdAddresses(opened["TCP"].address, opened["HTTP"].address)
         identity = PeerInfo(
-            # The host name may stand for an address at which nobody listens then.
+            # On loopback the host name would be the wrong address.
             broadcast_address=options.broadcast_address
             or loopback_host(bound.http_address)
             or socket.gethostname(),
@@ -119,7 +118,7 @@ async def _listen_and_serve(
             try:
                 await serve_connection(stream, router, on_request=partial(log_request, logger))
             except Exception:
-                # A mistake of ours: it must not reach the other clients.
+                # A bug must not affect the other clients.
                 logger.exception("HTTP: internal error")
 
         async with trio.open_nursery() as nursery:
@@ -136,13 +135,13 @@ async def _listen_and_serve(
 
 
 class BrokerServer:
-    """Serves brokers, and whoever else registers.
+    """Serves brokers and other clients that register.
 
     Args:
-        registry: What they change.
-        identity: What they are told in answer to IDENTIFY.
-        silence_s: How long one may take from one command to the end of the next; then it counts as gone, and its
-            connection is closed. Until it has said who it is it has `GREETING_TIMEOUT_S`.
+        registry: Changed by their commands.
+        identity: The response to IDENTIFY.
+        silence_s: The longest time between two commands; after it the connection is closed. Before IDENTIFY it is
+            `GREETING_TIMEOUT_S`.
     """
 
     def __init__(self, registry: Registry, identity: PeerInfo, *, silence_s: float) -> None:
@@ -151,7 +150,7 @@ class BrokerServer:
         self._silence_s = silence_s
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """Serve one of them until it leaves, errs or is silent for too long; then it is forgotten."""
+        """Serve a client until it disconnects, fails or is silent for too long; then remove it from the registry."""
         peer = peer_of(stream)
         logger.info("TCP: new client(%s)", peer)
         client = _Client(self._registry, self._identity, peer)
@@ -162,12 +161,12 @@ class BrokerServer:
                 if watchdog.cancelled_caught:
                     logger.warning("CLIENT(%s): closed, nothing heard for too long", peer)
         except trio.BrokenResourceError:
-            pass  # it has gone
+            pass  # the connection is lost
         except Exception:
-            # A mistake of ours: it must not reach the other clients.
+            # A bug must not affect the other clients.
             logger.exception("TCP: client(%s): internal error", peer)
         finally:
-            client.forget()
+            client.disconnect()
             logger.info("PROTOCOL(V1): [%s] exiting ioloop", peer)
 
     async def _converse(
@@ -182,15 +181,15 @@ class BrokerServer:
             error: CommandError | None = None
             try:
                 while (command := reader.next_command()) is not None:
-                    replies.append(encode_response(client.obey(command, trio.current_time())))
+                    replies.append(encode_response(client.execute(command, trio.current_time())))
             except CommandError as exc:
                 error = exc
                 replies.append(encode_response(exc.wire))
-            if replies and client.producer is not None:  # until then no PING gives it more time
+            if replies and client.producer is not None:  # before IDENTIFY a PING does not extend it
                 watchdog.deadline = trio.current_time() + self._silence_s
             if error is not None:
                 logger.error("[%s] - %s", client.peer, quote(str(error)))
-                client.forget()  # before the client can have noticed that it was refused
+                client.disconnect()  # before the client can see the error
             await stream.send_all(b"".join(replies))
             if error is not None:
                 await _linger(stream)
@@ -206,7 +205,7 @@ async def _linger(stream: trio.SocketStream) -> None:
 
 
 class _Client:
-    """What one connection has come to."""
+    """The state of one connection."""
 
     def __init__(self, registry: Registry, identity: PeerInfo, peer: str) -> None:
         self.peer = peer
@@ -214,8 +213,8 @@ class _Client:
         self._registry = registry
         self._identity = identity
 
-    def obey(self, command: Command, now: float) -> bytes:
-        """Do what a command says; returns the answer. Raises CommandError."""
+    def execute(self, command: Command, now: float) -> bytes:
+        """Execute a command and return the response. Raises CommandError."""
         if isinstance(command, Identify):
             info = command.info
             where, version = quote(info.broadcast_address), quote(info.version)
@@ -239,44 +238,44 @@ class _Client:
             logger.info("DB: client(%s) %s", self.peer, command)
         return OK
 
-    def forget(self) -> None:
-        """The producer, if it was one, has nothing any more. Forgetting again does nothing."""
+    def disconnect(self) -> None:
+        """Remove the producer, if it was one, from the registry. It may be called again."""
         if self.producer is not None:
             logger.info("DB: client(%s) is gone, %d registrations", self.peer, self.producer.registrations)
             self._registry.disconnect(self.producer)
             self.producer = None
 
 
-class _Saver:
-    """Keeps the names on disk as they are in the registry, if there is a file for them."""
+class _NamesSaver:
+    """Writes the names in the registry to the file, if there is one, when they change."""
 
     def __init__(self, registry: Registry, names_file: NamesFile | None) -> None:
         self._registry = registry
         self._file = names_file
         self._changed = trio.Event()
         if names_file is not None:
-            registry.on_names_changed = self._note
+            registry.on_names_changed = self._mark_changed
 
-    def _note(self) -> None:
+    def _mark_changed(self) -> None:
         self._changed.set()
 
     async def run(self) -> None:
-        """Write whenever something has changed."""
+        """Write the names whenever they have changed."""
         while True:
             await self._changed.wait()
             await trio.sleep(SAVE_INTERVAL_S if await self._save() else SAVE_RETRY_S)
 
-    async def save_the_last(self) -> None:
-        """Write what has changed since the last time; if that fails, that is only logged."""
+    async def save_last_changes(self) -> None:
+        """Write changed names for the last time; a failure is logged."""
         if self._changed.is_set():
             await self._save()
 
     async def _save(self) -> bool:
-        assert self._file is not None  # or nothing would have been noted
+        assert self._file is not None  # otherwise nothing is marked as changed
         self._changed = trio.Event()
         names = self._registry.durable_names()
         try:
-            with trio.CancelScope(shield=True):  # a cancelled write would count as done
+            with trio.CancelScope(shield=True):  # a cancelled write would be taken for done
                 await trio.to_thread.run_sync(self._file.save, names)
         except OSError as exc:
             logger.error("DB: cannot write %s: %s", self._file.path, exc.strerror)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.state import Fixture, Received
-from log.support import HastyFiles
+from log.support import HastyFiles, open_descriptors
 from nsqd_import.nsqd_files import FIRST_ID, START_NS, Queued, write_queue
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.log import DiskLog
-from trio_nsq.nsqd_import.building import BodyReader, ChannelPlan, LogWriter, topic_state
 from trio_nsq.nsqd_import.diskqueue import Queue, QueueFiles, list_queues
-from trio_nsq.nsqd_import.merging import MergedMessage, Merger
-from trio_nsq.nsqd_import.metadata import ChannelMetadata, TopicMetadata
+from trio_nsq.nsqd_import.merger import MergedMessage, Merger
+from trio_nsq.nsqd_import.nsqd_metadata import ChannelMetadata, TopicMetadata
+from trio_nsq.nsqd_import.topic_builder import BodyReader, ChannelBuilder, LogWriter, topic_state
 
 CHANNELS = ("a", "b", "c")
 TOPIC = TopicMetadata("topic", False, tuple(ChannelMetadata(name, False) for name in CHANNELS))
@@ -39,7 +39,7 @@ def build(folder: Path, queues: list[list[Queued]], run_keys: int) -> Fixture:
     log = DiskLog(folder / "log", files=HastyFiles())
     writer = LogWriter(log)
     bodies = BodyReader(sources)
-    plans = [ChannelPlan() for _ in CHANNELS]
+    plans = [ChannelBuilder() for _ in CHANNELS]
     for message in distributed.merged():
         for copy in message.copies:
             plans[copy.queue - 1].add(writer.next_sequence, copy.attempts)
@@ -167,8 +167,13 @@ def test_many_files_are_not_all_open_at_once(tmp_path: Path) -> None:
     merger = Merger()
     merger.add(0, Queue(files).read())
     reader = BodyReader([files])
-    assert [reader.read(message) for message in merger.merged()] == [b"message %d" % n for n in range(200)]
-    assert len(reader._open) <= 64
+    before = open_descriptors()
+    most = 0
+    for number, message in enumerate(merger.merged()):
+        assert reader.read(message) == b"message %d" % number
+        most = max(most, open_descriptors() - before)
+    assert number == 199
+    assert most == 64
     reader.close()
     merger.close()
     assert QueueFiles().size_bytes == 0

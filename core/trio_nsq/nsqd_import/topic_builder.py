@@ -1,4 +1,4 @@
-"""Making a topic of ours of merged messages: its log, and the state of its channels over it."""
+"""Building a topic from merged messages: its log, and the state of its channels."""
 
 import os
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from ..log import DiskLog, RecordBatch
 from ..protocol import pack_messages
 from .diskqueue import QueueFiles
 from .errors import ImportRefused
-from .merging import MergedMessage
-from .metadata import TopicMetadata
+from .merger import MergedMessage
+from .nsqd_metadata import TopicMetadata
 
 _APPEND_BYTES = 1024 * 1024
 _RECORD_BYTES = 256 * 1024
-_OPEN_FILES = 64
+MAX_OPEN_FILES = 64
 
 
-class ChannelPlan:
-    """The state of a channel, made up while its messages, and those it does not have, go by in order.
+class ChannelBuilder:
+    """Builds the state of a channel from its messages, in order.
 
     Attributes:
         messages: How many it has.
         attempted: How many of them were delivered before.
-        unfinished: [sequence, attempts] of those: they come like what timed out, first, or by turns with the others.
+        unfinished: [sequence, attempts] of those: they are delivered like timed-out messages.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ChannelPlan:
         self._holes: list[tuple[int, int]] = []
 
     def add(self, sequence: int, attempts: int) -> None:
-        """Have the message of this sequence, which is larger than all that were passed before."""
+        """Add the message of this sequence, which is larger than all before."""
         self.messages += 1
         if attempts:
             self.attempted += 1
@@ -49,10 +49,10 @@ class ChannelPlan:
         self._next_fresh = sequence + 1
 
     def state(self, end: int) -> dict[str, Any]:
-        """What of `Channel.snapshot` is known.
+        """Return the fields of `Channel.snapshot` that the messages determine.
 
         Args:
-            end: The sequence after the last message that went by.
+            end: The sequence after the topic's last message.
         """
         if self._cursor is None:
             return {"cursor": end, "holes": [], "unfinished": self.unfinished}
@@ -61,10 +61,10 @@ class ChannelPlan:
 
 
 class LogWriter:
-    """Writes messages, one after the other, into a log; each keeps its id and its time.
+    """Writes messages into a log with their ids and timestamps.
 
-    Messages share a record only if they share the time and their ids follow each other, for a record has one time
-    and one first id. The broker joins small records when it reads them.
+    A record has one timestamp and one first id: messages share it only if they have the same timestamp and consecutive
+    ids. The broker joins small records when it reads them.
 
     Args:
         log: Empty.
@@ -74,7 +74,7 @@ class LogWriter:
         self._log = log
         self._records: list[RecordBatch] = []
         self._records_bytes = 0
-        # The record that is being made.
+        # The record under construction.
         self._bodies: list[bytes] = []
         self._bodies_bytes = 0
         self._first_id = self._timestamp_ns = self._base_sequence = 0
@@ -117,17 +117,19 @@ class LogWriter:
             self._records_bytes = 0
 
     def close(self) -> None:
-        """Return when all is on stable storage. Raises LogWriteError."""
+        """Write the rest, and return when all is on stable storage. Raises LogWriteError."""
         self._end_record()
         self._append()
         self._log.sync()
 
 
 class BodyReader:
-    """Reads the bodies of queues again, wherever they lie.
+    """Reads the bodies of messages from the files of their queues.
 
     Args:
         queues: The files of each queue, by its number.
+
+    At most `MAXMAX_OPEN_FILES` files are open.
     """
 
     def __init__(self, queues: Sequence[QueueFiles]) -> None:
@@ -135,7 +137,7 @@ class BodyReader:
         self._open: dict[tuple[int, int], int] = {}
 
     def read(self, message: MergedMessage) -> bytes:
-        """The body of a message. Raises OSError; ImportRefused if it is no longer there."""
+        """Read the body of a message. Raises OSError, and ImportRefused if the file was cut."""
         queue, _, number, offset = message.copies[0]
         body = os.pread(self._fd(queue, number), message.size, offset)
         if len(body) < message.size:
@@ -145,37 +147,37 @@ class BodyReader:
     def _fd(self, queue: int, number: int) -> int:
         fd = self._open.get((queue, number))
         if fd is None:
-            if len(self._open) >= _OPEN_FILES:
+            if len(self._open) >= MAX_OPEN_FILES:
                 self.close()
             fd = os.open(self._queues[queue].data[number], os.O_RDONLY | os.O_CLOEXEC)
             self._open[queue, number] = fd
         return fd
 
     def close(self) -> None:
-        """Give the files back; `read` opens them again."""
+        """Close the files; `read` opens them again."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
 
 
 def topic_state(
-    topic: TopicMetadata, log: DiskLog, plans: Sequence[ChannelPlan], point: int
+    topic: TopicMetadata, log: DiskLog, channels: Sequence[ChannelBuilder], point: int
 ) -> dict[str, Any]:
-    """The state with which a broker takes the topic up.
+    """Build the saved state of the topic.
 
     Args:
-        topic: What nsqd says of it.
-        log: All its messages.
-        plans: The state of each of its channels, in their order.
-        point: The high watermark: messages from there on have not been given to the channels.
+        topic: nsqd's metadata.
+        log: Its messages.
+        channels: The state of each of its channels, in their order.
+        point: The high watermark: messages from there on are in no channel.
     """
     ours = Topic(topic.name, log, BatchCache(0), 0)
-    ours.paused = True  # lest what waits be distributed
+    ours.paused = True  # otherwise waiting messages would move to the channels
     for channel in topic.channels:
         ours.add_channel(channel.name).paused = channel.paused
-    # A snapshot knows what else has to be in there.
+    # The snapshot has the remaining fields.
     state = ours.snapshot() | {"paused": topic.paused, "distribution_point": point}
     state["channels"] = [
-        channel | plan.state(point) for channel, plan in zip(state["channels"], plans, strict=True)
+        channel | builder.state(point) for channel, builder in zip(state["channels"], channels, strict=True)
     ]
     return state

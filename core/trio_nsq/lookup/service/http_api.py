@@ -8,10 +8,10 @@ from typing import Any
 
 import trio
 
-from .._version import __version__
-from ..http import HTTPError, Request, Response, Route, Router
-from ..http.arguments import channel_names, given, valid_name
-from ..protocol import quote
+from ..._version import __version__
+from ...http import HTTPError, Request, Response, Route, Router
+from ...http.arguments import channel_names, given, valid_name
+from ...protocol import quote
 from .registry import Producer, Registry
 
 logger = logging.getLogger("trio_nsq.lookup")
