@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli
-from spark.processes import jvm_of
-from spark.support import bodies_in, fill
+from spark.support import bodies_in, fill, jvm_of
 from trio_nsq.client.errors import RequestRefused
 from trio_nsq.spark.broker_log import BrokerLog
 

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from cli.support import Cli
-from spark.replay_support import as_export, stored, write_parquet
-from spark.support import HOUR_NS, NOON_NS
+from spark.support import HOUR_NS, NOON_NS, as_export, bodies_in, write_parquet
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.replay.files import open_files
 from trio_nsq.spark.replay.filter import FilterError, select_rows
@@ -73,7 +72,7 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
         job.run(engine, job.tasks(engine.slots), lambda *_: None)
         assert (job.result.published, job.result.before) == (rows, 0)
         assert job.result.left_out == 8000 - rows
-    found = stored(qcli, topic)
+    found = bodies_in(qcli.http_address, topic)
     assert len(set(found)) == len(found) == rows
     assert {body[:2] for body in found} == {b"1-", b"2-"}
     with open_job(tmp_path / "jobs", "gone", gone) as job:
@@ -97,5 +96,5 @@ def test_many_pieces(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path)
         told: list[int] = []
         job.run(engine, tasks, lambda messages, _: told.append(messages))
         assert (job.result.published, job.result.pieces_done) == (50, len(tasks))
-    found = Counter(body[:4] for body in stored(qcli, topic))
+    found = Counter(body[:4] for body in bodies_in(qcli.http_address, topic))
     assert found == Counter(b"%d-%d-" % (index, n) for index in range(5) for n in range(10))
