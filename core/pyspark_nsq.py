@@ -1,6 +1,6 @@
-"""Lets Spark find the data source `nsq` by its name: it imports every module that is called `pyspark_*`.
+"""Registers the data source `nsq`: Spark imports every module whose name begins with `pyspark_`.
 
-If one of these cannot be imported, Spark finds no source of any of them: nothing heavy belongs here.
+If one of these modules cannot be imported, Spark finds none of their data sources, so it imports no heavy packages.
 """
 
 from trio_nsq.spark.data_source import NsqDataSource as DefaultSource

@@ -12,10 +12,11 @@ from typing import NoReturn
 import click
 
 from .environment import notices
-from .framework.command import Example, LazyGroup, version_option
+from .framework.command import Example, LazyGroup
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
 from .framework.errors import Failure, OutputClosed, Terminated, leaves, translate
 from .framework.exit_codes import ExitCode
+from .framework.options import version_option
 from .framework.output import settle_streams, talk
 
 _MODULES = {
@@ -30,7 +31,7 @@ _MODULES = {
     "stat": "qcli.commands.stat.command",
     "topic": "qcli.commands.topic",
     "channel": "qcli.commands.channel.command",
-    "dlq": "qcli.commands.dlq",
+    "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import click
 
 from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
 from .broker.connection_options import VARIABLES
-from .framework.command import did_you_mean
-from .framework.completion import TIMEOUT_VARIABLE
+from .broker.name_completion import TIMEOUT_VARIABLE
+from .framework.command import contexts_below
+from .framework.suggestions import did_you_mean
 
 _PREFIX = "QCLI_"
 _OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})
@@ -25,19 +26,9 @@ def notices(names: Iterable[str], root: click.Command) -> list[str]:
     ours = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
     if not ours:
         return []
-    known = {*_OF_MOST_COMMANDS, *_variables(click.Context(root))}
+    params = [param for ctx in contexts_below(click.Context(root)) for param in ctx.command.params]
+    known = {*_OF_MOST_COMMANDS, *(param.envvar for param in params if isinstance(param.envvar, str))}
     return [
         f"Note: the variable {name} means nothing to qcli{did_you_mean(name, sorted(known))}."
         for name in sorted(ours - known)
     ]
-
-
-def _variables(ctx: click.Context) -> Iterator[str]:
-    """Those of a command, and of all below it."""
-    for param in ctx.command.params:
-        if isinstance(param.envvar, str):
-            yield param.envvar
-    if isinstance(ctx.command, click.Group):
-        for name in ctx.command.list_commands(ctx):
-            if command := ctx.command.get_command(ctx, name):
-                yield from _variables(click.Context(command, parent=ctx))

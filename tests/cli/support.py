@@ -1,4 +1,12 @@
-"""Runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit."""
+"""What the tests of the commands share.
+
+- `Cli` runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit.
+- `serving`, `refusal`, `options` and `hear_until_ready` run `qcli serve`, or only read its command line.
+- `fail_messages` is a consumer that can process nothing.
+- `all_contexts` are all commands there are; `only_ours` marks tests of what only our broker can do.
+"""
+
+from __future__ import annotations
 
 import fcntl
 import http.client
@@ -7,6 +15,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -15,13 +24,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from pathlib import Path
+from struct import unpack
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import pytest
 
 from trio_nsq.protocol import pack_messages
 
+if TYPE_CHECKING:
+    import click
+
+    from trio_nsq.broker import BrokerOptions
+
 DEADLINE_S = 30.0
 """Far above what anything here takes; only a hanging command gets there."""
+
+only_ours = pytest.mark.skipif(
+    os.environ.get("QCLI_TEST_BROKER") == "nsqd", reason="nsqd has no log that could be read"
+)
+"""For tests of what only our broker can do."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ class Cli:
     @contextmanager
     def running(
         self, *args: str, stdin: int | IO[bytes] | None = subprocess.PIPE, stdout: int = subprocess.PIPE
-    ) -> Iterator["Running"]:
+    ) -> Iterator[Running]:
         """Run a command beside the test; killed at the end if it still runs."""
         process = subprocess.Popen(
             command_line(*args),
@@ -112,7 +135,7 @@ class Cli:
         return found
 
     @contextmanager
-    def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator["Terminal"]:
+    def on_terminal(self, *args: str, rows: int = 24, columns: int = 120, **env: str) -> Iterator[Terminal]:
         """Run a command on a terminal of its own; killed at the end if it still runs."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
@@ -247,3 +270,81 @@ def read_exactly(fd: int, size: int) -> bytes:
 def lines(bodies: Sequence[bytes]) -> bytes:
     """Bodies as `tail` writes them."""
     return b"".join(body + b"\n" for body in bodies)
+
+
+FREE_PORTS = ("--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+
+
+@contextmanager
+def serving(tmp_path: Path, *flags: str, **env: str) -> Iterator[Running]:
+    """A broker on free ports, with its data in `tmp_path`, unless flags say otherwise."""
+    nowhere = Cli("127.0.0.1:1", "127.0.0.1:1", env)
+    with nowhere.running("serve", "--data-path", str(tmp_path / "data"), *FREE_PORTS, *flags) as broker:
+        yield broker
+
+
+def hear_until_ready(broker: Running) -> list[str]:
+    """What it says until it is ready, that included."""
+    heard = [broker.hear_line()]
+    while not heard[-1].startswith("ready"):
+        heard.append(broker.hear_line())
+    return heard
+
+
+def refusal(tmp_path: Path, *flags: str, code: int = 1) -> str:
+    """The one line that says why the broker does not start, before which only the log, or the usage, may stand."""
+    with serving(tmp_path, *flags) as broker:
+        result = broker.end()
+    assert (result.code, result.out) == (code, b""), result.err
+    errors = [
+        line
+        for line in result.err.splitlines()
+        if not line.startswith(("[qcli] ", "Usage: ", "Try ")) and line
+    ]
+    assert len(errors) == 1
+    assert errors[0].startswith("Error: ")
+    return errors[0]
+
+
+def all_contexts() -> list[click.Context]:
+    """The context of the root command, and of every command below it."""
+    import click
+
+    from qcli.app import root
+    from qcli.framework.command import contexts_below
+
+    return list(contexts_below(click.Context(root, info_name="qcli", **root.context_settings)))
+
+
+def options(*args: str) -> BrokerOptions:
+    """What the broker is told for these flags, and this process's environment."""
+    from qcli.commands.serve.command import command
+    from qcli.commands.serve.settings import broker_options
+
+    with command.make_context("serve", list(args)) as ctx:
+        return broker_options(ctx.params)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        assert piece, "the broker closed the connection"
+        data += piece
+    return data
+
+
+def fail_messages(tcp_address: str, topic: str, channel: str, count: int) -> None:
+    """Send back so many messages of a channel, as they come."""
+    host, _, port = tcp_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(f"  V2SUB {topic} {channel}\nRDY 1\n".encode())
+        while count:
+            size, frame_type = unpack(">ii", _read_exactly(sock, 8))
+            data = _read_exactly(sock, size - 4)
+            if frame_type == 2:
+                sock.sendall(b"REQ %s 0\n" % data[10:26])
+                count -= 1
+        sock.sendall(b"CLS\n")
+        while _read_exactly(sock, unpack(">ii", _read_exactly(sock, 8))[0] - 4) != b"CLOSE_WAIT":
+            pass

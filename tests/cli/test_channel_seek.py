@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.ours import only_ours
-from cli.support import Cli
+from cli.support import Cli, only_ours
 from interop.peers import Broker, qcli_serve
 
 pytestmark = only_ours

@@ -9,9 +9,7 @@ import pytest
 
 from broker.auth_server import AuthServer, answer, authorization, threaded_auth_server
 from broker.certificates import Certificates
-from cli.ours import only_ours
-from cli.serving import hear_until_ready, serving
-from cli.support import Cli, Run
+from cli.support import Cli, Run, hear_until_ready, only_ours, serving
 from interop.peers import Broker, qcli_lookupd, qcli_serve
 from trio_nsq.http import Request, Response
 

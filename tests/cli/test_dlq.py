@@ -2,8 +2,7 @@
 
 import pytest
 
-from cli.failing import fail_messages
-from cli.support import Cli
+from cli.support import Cli, fail_messages
 from interop.peers import Broker
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.test_generated import CONTEXTS
+from cli.support import all_contexts
 from qcli.app import root
 from qcli.framework.command import DocumentedCommand
 from qcli.framework.errors import Failure
@@ -47,7 +47,7 @@ LINES = [
         *((page.name, documented_lines(page)) for page in PAGES),
         *(
             (ctx.command_path, (example.line for example in ctx.command.examples))
-            for ctx in CONTEXTS
+            for ctx in all_contexts()
             if isinstance(ctx.command, DocumentedCommand)
         ),
     ]

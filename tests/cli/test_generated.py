@@ -5,12 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from cli.support import all_contexts
 from qcli.app import root
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.framework.command import DocumentedCommand
@@ -21,17 +21,7 @@ from qcli.generate.manpages import man_pages
 REPOSITORY = Path(__file__).parents[2]
 
 
-def tree(ctx: click.Context) -> Iterator[click.Context]:
-    """The context of a command, and of all below it."""
-    yield ctx
-    if isinstance(ctx.command, click.Group):
-        for name in ctx.command.list_commands(ctx):
-            command = ctx.command.get_command(ctx, name)
-            assert command is not None
-            yield from tree(click.Context(command, info_name=name, parent=ctx, **command.context_settings))
-
-
-CONTEXTS = list(tree(click.Context(root, info_name="qcli", **root.context_settings)))
+CONTEXTS = all_contexts()
 everywhere = pytest.mark.parametrize("ctx", CONTEXTS, ids=[ctx.command_path for ctx in CONTEXTS])
 
 

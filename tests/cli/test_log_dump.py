@@ -11,7 +11,7 @@ import pytest
 from cli.support import Cli, Run, lines
 from interop.peers import qcli_serve
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
-from qcli.framework.log_positions import Position, moment, position
+from qcli.framework.positions import Position, moment, position
 from trio_nsq.broker.state.record_metadata import metadata_for_batch
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.ours import only_ours
-from cli.support import Cli, Run
+from cli.support import Cli, Run, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours

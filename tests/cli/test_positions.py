@@ -5,10 +5,9 @@ import time
 import click
 import pytest
 
-from cli.support import Cli
-from cli.test_generated import CONTEXTS
-from qcli.broker.positions import BrokerPosition
-from qcli.framework.log_positions import position
+from cli.support import Cli, all_contexts
+from qcli.broker.position_options import BrokerPosition
+from qcli.framework.positions import position
 from trio_nsq.broker.positions import parse_position
 
 
@@ -72,7 +71,7 @@ def test_the_words_are_completed(qcli: Cli) -> None:
 def test_now_is_the_end_in_every_command() -> None:
     assert convert("now") == convert("latest") == "latest"
     assert position("now") == position("latest")
-    for ctx in CONTEXTS:
+    for ctx in all_contexts():
         for param in ctx.command.params:
             if param.metavar == "POSITION":
                 assert isinstance(param.type, BrokerPosition) or param.type("now") == position("now"), param

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.framework.output import rate
 

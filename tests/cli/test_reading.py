@@ -7,8 +7,9 @@ import pytest
 import trio
 import trio.testing
 
+from qcli.commands.pub.input import Input, open_input
+from qcli.commands.shared.rate_limiter import Pace
 from qcli.framework.errors import Failure
-from qcli.framework.reading import Input, Pace, open_input
 
 
 async def test_a_pipe_is_read_without_blocking_the_loop() -> None:

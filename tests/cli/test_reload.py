@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cli.serving import hear_until_ready, serving
-from cli.support import DEADLINE_S, Cli, Running
+from cli.support import DEADLINE_S, Cli, Running, hear_until_ready, serving
 
 
 def certify(folder: Path, name: str) -> None:

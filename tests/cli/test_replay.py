@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
 
 pytestmark = only_ours

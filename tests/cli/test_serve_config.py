@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cli.serving import hear_until_ready, options, refusal, serving
+from cli.support import hear_until_ready, options, refusal, serving
 from interop.peers import nsqd_example_config
-from qcli.commands.serve.options import SETTINGS
+from qcli.commands.serve.settings import SETTINGS
 from qcli.framework.errors import Failure
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.protocol import Limits

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from cli.serving import FREE_PORTS, hear_until_ready, options, refusal, serving
-from cli.support import DEADLINE_S, Cli
+from cli.support import DEADLINE_S, FREE_PORTS, Cli, hear_until_ready, options, refusal, serving
 from interop.peers import nsqd_program, qcli_serve
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
+from qcli.broker.name_completion import TIMEOUT_VARIABLE
 from qcli.commands.serve.command import command
-from qcli.commands.serve.options import SETTINGS
-from qcli.framework.completion import TIMEOUT_VARIABLE
+from qcli.commands.serve.settings import SETTINGS
 from qcli.framework.errors import Failure
 from qcli.framework.params import duration
 from trio_nsq.broker import BrokerOptions

@@ -7,7 +7,7 @@ import pytest
 
 from cli.support import Cli, Run
 from interop.peers import Broker, nsqd
-from qcli.commands.shared.settings import SETTINGS
+from qcli.commands.shared.stored_settings import SETTINGS
 from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.ours import only_ours
-from cli.support import Cli, Result, Run, lines
+from cli.support import Cli, Result, Run, lines, only_ours
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
-from qcli.framework.command import GoFlagsCommand
 from qcli.framework.exit_codes import ExitCode
+from qcli.framework.go_flags import GoFlagsCommand
 
 
 @pytest.fixture(scope="module")

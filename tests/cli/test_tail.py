@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.ours import only_ours
-from cli.support import Cli, lines
+from cli.support import Cli, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
 
 

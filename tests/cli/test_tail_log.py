@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.state import damage
-from cli.ours import only_ours
-from cli.support import Cli, Run, lines
+from cli.support import Cli, Run, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.broker.topic_log import is_for_all
 from trio_nsq.broker.state.record_metadata import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trio_nsq._version import __version__
+from trio_nsq import __version__
 from trio_nsq.client import ConnectionOptions, ConnectionSettings, Consumer, Producer
 
 

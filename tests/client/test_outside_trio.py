@@ -9,8 +9,8 @@ import pytest
 import trio_nsq
 from trio_nsq.broker import BrokerOptions, serve
 from trio_nsq.client.reading.topic_reader import TopicReader
-from trio_nsq.lookup.options import LookupdOptions
-from trio_nsq.lookup.server import serve as serve_lookupd
+from trio_nsq.lookup.service.options import LookupdOptions
+from trio_nsq.lookup.service.server import serve as serve_lookupd
 
 
 @pytest.mark.parametrize(

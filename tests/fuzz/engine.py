@@ -4,6 +4,7 @@ Every input has a number. It is made from nothing but the seed and its number, s
 whatever run and process.
 """
 
+import multiprocessing
 import os
 import signal
 import time
@@ -251,7 +252,8 @@ def run_in_processes(
 
     remaining = jobs()
     under_way: dict[Future[Failure | None], tuple[Target, range]] = {}
-    with ProcessPoolExecutor(processes) as pool:
+    fork = multiprocessing.get_context("fork")  # a target may be of a module that a new process cannot import
+    with ProcessPoolExecutor(processes, mp_context=fork) as pool:
         while True:
             while len(under_way) < processes and time.monotonic() < deadline:
                 job = next(((t, r) for t, r in remaining if t.name not in first), None)

@@ -54,7 +54,7 @@ class Ledger:
             return
         self.unsynced += batches
         if sync:
-            self._all_kept()
+            self.all_kept()
         self.check()
 
     def sync(self) -> None:
@@ -63,10 +63,10 @@ class Ledger:
         except LogWriteError:
             pass
         else:
-            self._all_kept()
+            self.all_kept()
         self.check()
 
-    def _all_kept(self) -> None:
+    def all_kept(self) -> None:
         self.kept += self.unsynced
         self.unsynced.clear()
 
@@ -78,7 +78,7 @@ class Ledger:
     def kill_and_open(self) -> None:
         """The process dies, the machine does not."""
         self.log = DiskLog(self.folder, segment_bytes=self._segment_bytes, files=self.disk)
-        self._all_kept()  # what is seen after opening stays
+        self.all_kept()  # what is seen after opening stays
         self.check()
 
     def check(self) -> None:
@@ -183,7 +183,7 @@ def test_the_ledger_would_notice(tmp_path: Path) -> None:
     ledger.log.append([batch(1, b"b")], sync=False)
     ledger.possible[1] = ledger.unsynced = [batch(1, b"b")]
     ledger.check()
-    ledger._all_kept()
+    ledger.all_kept()
     with pytest.raises(AssertionError, match="acknowledged is lost"):
         ledger.check()
 

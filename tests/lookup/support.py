@@ -12,8 +12,8 @@ import trio
 from broker.support import PATIENCE_S, time_limit
 from interop.peers import nsqlookupd
 from trio_nsq.log import Files
-from trio_nsq.lookup.options import LookupdOptions
-from trio_nsq.lookup.server import serve
+from trio_nsq.lookup.service.options import LookupdOptions
+from trio_nsq.lookup.service.server import serve
 
 FREE = "127.0.0.1:0"
 

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 
 from lookup.support import FREE, Lookupd, RawProducer, identify, ours, producer
 from trio_nsq.listening import StartupError
-from trio_nsq.lookup.options import LookupdOptions
-from trio_nsq.lookup.server import GREETING_TIMEOUT_S, serve
+from trio_nsq.lookup.service.options import LookupdOptions
+from trio_nsq.lookup.service.server import GREETING_TIMEOUT_S, serve
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_a_mistake_of_ours_costs_one_connection(
 ) -> None:
     async with ours() as lookupd, producer(lookupd) as one, producer(lookupd, hostname="other") as other:
         with monkeypatch.context() as broken:
-            broken.setattr("trio_nsq.lookup.registry.Registry.ping", lambda *_: 1 / 0)
+            broken.setattr("trio_nsq.lookup.service.registry.Registry.ping", lambda *_: 1 / 0)
             await one.stream.send_all(b"PING\n")
             assert await one.response() is None
         assert await other.ask(b"PING\n") == [b"OK"]

@@ -13,14 +13,13 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.serving import hear_until_ready
-from cli.support import DEADLINE_S, Cli, Running
+from cli.support import DEADLINE_S, Cli, Running, hear_until_ready
 from interop.peers import nsqlookupd_example_config, nsqlookupd_program
 from qcli.commands.lookupd.command import command
-from qcli.commands.lookupd.options import SETTINGS, lookupd_options
+from qcli.commands.lookupd.settings import SETTINGS, lookupd_options
 from qcli.framework.errors import Failure
 from qcli.framework.params import duration
-from trio_nsq.lookup.options import LookupdOptions
+from trio_nsq.lookup.service.options import LookupdOptions
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ import trustme
 
 from lookup.support import Runs, ours, producer, real
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
-from trio_nsq.lookup import query
-from trio_nsq.lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, ProducerAddress, lookup_topic
 from trio_nsq.protocol import NSQError
 
 FIELDS = {
@@ -49,8 +48,8 @@ async def answering(response: Response, *, tls: ssl.SSLContext | None = None) ->
         nursery.cancel_scope.cancel()
 
 
-async def ask(address: str) -> list[ProducerAddress]:
-    return await lookup_topic(address, "a b", timeout_s=5)
+async def ask(address: str, tls: ssl.SSLContext | None = None) -> list[ProducerAddress]:
+    return await lookup_topic(address, "a b", timeout_s=5, tls=tls)
 
 
 @pytest.mark.parametrize("lookupds", [pytest.param(real, marks=pytest.mark.interop), ours])
@@ -105,7 +104,7 @@ async def test_an_address_that_nobody_could_connect_to_is_left_out(caplog: pytes
         (Response.json([]), "the answer is not valid: not a JSON object"),
         (Response.json({"producers": [FIELDS | {"tcp_port": "4150"}]}), "tcp_port is of the wrong type"),
         (Response.json({"status_code": 500, "status_txt": "X", "data": None}), "status_code 500 'X'"),
-        (Response.text(json.dumps({"producers": "x" * query.MAX_ANSWER_BYTES})), "longer than 5242880 bytes"),
+        (Response.text(json.dumps({"producers": "x" * MAX_ANSWER_BYTES})), "longer than 5242880 bytes"),
     ],
 )
 async def test_an_answer_that_is_none_names_who_gave_it(response: Response, reason: str) -> None:
@@ -138,7 +137,7 @@ async def test_a_service_that_does_not_answer(autojump_clock: trio.testing.MockC
         nursery.cancel_scope.cancel()
 
 
-async def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_over_tls() -> None:
     authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server)
@@ -147,5 +146,4 @@ async def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering(Response.json({"producers": [FIELDS]}), tls=server) as address:
         with pytest.raises(LookupFailed, match=r"(?i)certificate"):
             await ask(f"https://{address}")
-        monkeypatch.setattr(query, "_system_tls", lambda: client)
-        assert await ask(f"https://{address}") == [ADDRESS]
+        assert await ask(f"https://{address}", client) == [ADDRESS]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_nsq.lookup.protocol import PeerInfo
-from trio_nsq.lookup.registry import Producer, Registry, TooMany
+from trio_nsq.lookup.service.registry import Producer, Registry, TooMany
 
 INACTIVE_S = 300
 LIFETIME_S = 45

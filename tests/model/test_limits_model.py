@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from model.machines import SETTINGS, DiskMachine, TopicMachine
 from model.naive import NaiveChannel, Place
-from model.test_topic_model import SETTINGS, DiskMachine, TopicMachine
 from trio_nsq.broker.state.channel import Channel
 
 

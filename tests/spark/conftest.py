@@ -8,12 +8,10 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from trio_nsq.spark.runtime.spark_engine import open_spark
+from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from trio_nsq.spark.runtime.engine import Engine
 
 _numbers = itertools.count()
 
@@ -38,18 +36,16 @@ def topic() -> str:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator["Engine"]:
+def engine() -> Iterator[SparkEngine]:
     """Spark as the engine of exports, which tries tasks twice; there can be one in a process."""
     with open_spark("local[2,2]") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def spark(engine: "Engine") -> "SparkSession":
+def spark(engine: SparkEngine) -> "SparkSession":
     """The same Spark, for what a user does with it. There are few rows in these tests: no plan is worth much."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession(engine._context)  # type: ignore[attr-defined]
+    session = engine.session()
     for name, value in (
         ("session.timeZone", "UTC"),
         ("shuffle.partitions", "1"),

@@ -1,23 +1,37 @@
-"""What the tests of exports share: brokers with messages in them, and a look at what was written."""
+"""What the tests of this folder share.
+
+- brokers and messages: `cli_of`, `fill`, `numbers`, `write_log`, `bodies_in`, `count_in`, `until`
+- exports: `export`, `run_in_process`, and what was written: `parquet_files`, `rows`, `column`, `leftovers`
+- replays: `replay`, `replayed`, `planned`, `jobs_of`, and files for them: `write_parquet`, `as_export`
+- the processes of Spark, to be killed: `command_of`, `jvm_of`, `workers_of`
+
+The fixtures (one broker, one Spark, a topic of its own for each test) are in `conftest.py`.
+"""
 
 import io
+import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from cli.support import Cli, Result
 from interop.peers import Broker
 from qcli.app import run
 from trio_nsq.broker.state.record_metadata import metadata_for_channel
+from trio_nsq.client.errors import RequestRefused
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.ranges import Span
+from trio_nsq.spark.replay.job import ReplayJob, open_job
+from trio_nsq.spark.replay.request import ReplayRequest
 
 HOUR_NS = 3600 * 10**9
 NOON_NS = 1_795_262_400 * 10**9
@@ -46,16 +60,57 @@ def fill(qcli: Cli, topic: str, bodies: Sequence[bytes]) -> None:
 
 
 def bodies_in(address: str, topic: str) -> list[bytes]:
-    """All that was published, in order."""
+    """All bodies that a broker keeps of a topic, in order; none if there is no such topic."""
     log = BrokerLog(address, topic)
-    bounds = log.bounds()
+    try:
+        bounds = log.bounds()
+    except RequestRefused:
+        return []
     found = log.read(Span(bounds.first, bounds.end)) if bounds.end > bounds.first else ()
     return [body for each in found if isinstance(each, RecordBatch) for body in each.messages.bodies()]
+
+
+def count_in(address: str, topic: str) -> int:
+    """How many messages were ever published to a topic."""
+    try:
+        return BrokerLog(address, topic).bounds().end
+    except RequestRefused:
+        return 0
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
     """Bodies that differ."""
     return [b"%d" % number for number in range(start, start + count)]
+
+
+def write_log(
+    data_path: Path,
+    topic: str,
+    records: Sequence[tuple[int, Sequence[bytes]]],
+    for_channel: Container[int] = (),
+) -> None:
+    """Put a topic into the data folder of a broker that does not run.
+
+    Args:
+        data_path: The data folder.
+        topic: Its name; there is none yet.
+        records: Times in Unix nanoseconds, and what was published then.
+        for_channel: Which of the records had come back for one channel.
+    """
+    folder = data_path / "topics" / f"{topic}.topic"
+    folder.mkdir(parents=True)
+    log = DiskLog(folder, segment_bytes=64 * 1024 * 1024, now_ns=lambda: NOON_NS)
+    sequence = 0
+    for index, (timestamp_ns, bodies) in enumerate(records):
+        due_ns, metadata = (timestamp_ns, metadata_for_channel("c")) if index in for_channel else (0, b"")
+        messages = pack_messages(bodies)
+        batch = RecordBatch(sequence, FIRST_ID + sequence, timestamp_ns, due_ns, messages, metadata)
+        log.append([batch], sync=False)
+        sequence += len(bodies)
+    log.close()
+
+
+# ---------------------------------------------------------------------- exports
 
 
 def export(qcli: Cli, topic: str, folder: Path, *args: str) -> dict[str, Any]:
@@ -97,28 +152,96 @@ def column(folder: Path, name: str) -> list[Any]:
     return found
 
 
-def write_log(
-    data_path: Path,
-    topic: str,
-    records: Sequence[tuple[int, Sequence[bytes]]],
-    for_channel: Container[int] = (),
-) -> None:
-    """Put a topic into the data folder of a broker that does not run.
+# ---------------------------------------------------------------------- replays
 
-    Args:
-        data_path: The data folder.
-        topic: Its name; there is none yet.
-        records: Times in Unix nanoseconds, and what was published then.
-        for_channel: Which of the records had come back for one channel.
-    """
-    folder = data_path / "topics" / f"{topic}.topic"
-    folder.mkdir(parents=True)
-    log = DiskLog(folder, segment_bytes=64 * 1024 * 1024, now_ns=lambda: NOON_NS)
-    sequence = 0
-    for index, (timestamp_ns, bodies) in enumerate(records):
-        due_ns, metadata = (timestamp_ns, metadata_for_channel("c")) if index in for_channel else (0, b"")
-        messages = pack_messages(bodies)
-        batch = RecordBatch(sequence, FIRST_ID + sequence, timestamp_ns, due_ns, messages, metadata)
-        log.append([batch], sync=False)
-        sequence += len(bodies)
-    log.close()
+
+def jobs_of(folder: Path) -> dict[str, str]:
+    """The environment of commands whose jobs are there."""
+    return {"QCLI_JOBS_FOLDER": str(folder / "jobs")}
+
+
+def replay(qcli: Cli, folder: Path, *args: str) -> Result:
+    """Run `replay` in this process."""
+    addresses = {
+        "QCLI_NSQD_HTTP_ADDRESS": qcli.http_address,
+        "QCLI_NSQD_TCP_ADDRESS": qcli.tcp_address,
+        "COLUMNS": "200",
+    }
+    environment = patch.dict(os.environ, addresses | jobs_of(folder))
+    with environment, redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = run(["replay", *args])
+    return Result(code, out.getvalue().encode(), err.getvalue())
+
+
+def replayed(qcli: Cli, folder: Path, *args: str) -> dict[str, Any]:
+    """Run `replay` as it should go; returns what it says."""
+    result = replay(qcli, folder, *args, "--format", "json")
+    assert result.code == 0, result.err
+    (record,) = result.records
+    return record
+
+
+def write_parquet(path: Path, columns: dict[str, Any], row_group_size: int | None = None) -> Path:
+    """Write a file that is not one of our exports."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+def as_export(bodies: Sequence[bytes], times_ns: Sequence[int], broker: str = "b") -> dict[str, Any]:
+    """The columns by which our own exports are known."""
+    count = len(bodies)
+    return {
+        "topic": ["t"] * count,
+        "broker": [broker] * count,
+        "seq": list(range(count)),
+        "id": ["0" * 16] * count,
+        "ts_ns": list(times_ns),
+        "ts": pa.array([time_ns // 1000 for time_ns in times_ns], pa.timestamp("us", "UTC")),
+        "body": pa.array(bodies, pa.binary()),
+    }
+
+
+def planned(request: ReplayRequest, jobs: Path, name: str = "j") -> ReplayJob:
+    """A job, planned without Spark; nobody else is to open it."""
+    with open_job(jobs, name, request) as job:
+        job.plan(None)
+        return job
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and that still run."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def below(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and theirs."""
+    for child in children(pid):
+        yield child
+        yield from below(child)
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except FileNotFoundError:
+        return ""
+
+
+def jvm_of(pid: int) -> int:
+    """The JVM that a process has started."""
+    return next(child for child in children(pid) if "SparkSubmit" in command_of(child))
+
+
+def workers_of(pid: int) -> list[int]:
+    """The Python workers of Spark, without the daemon that starts them."""
+    daemons = [each for each in below(jvm_of(pid)) if "pyspark.daemon" in command_of(each)]
+    return [each for daemon in daemons for each in children(daemon)]

@@ -17,8 +17,7 @@ import pytest
 from cli.support import Cli
 from interop.peers import Child
 from qcli.commands.spark.bundle import ENTRY, ZIP
-from spark.replay_support import jobs_of, stored, write_parquet
-from spark.support import column, fill, leftovers, parquet_files, rows
+from spark.support import bodies_in, column, fill, jobs_of, leftovers, parquet_files, rows, write_parquet
 from trio_nsq.spark.runtime.java import java_home
 
 pytestmark = [
@@ -136,7 +135,7 @@ def test_a_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: P
     said = json.loads(out)
     assert (said["engine"], said["published"], said["rows"]) == ("spark", len(expected), 15_000)
     assert said["pieces_done"] == said["pieces"] > 1
-    assert sorted(stored(qcli, topic)) == sorted(expected)
+    assert sorted(bodies_in(qcli.http_address, topic)) == sorted(expected)
 
 
 def test_the_command_itself_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:

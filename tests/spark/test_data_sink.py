@@ -28,20 +28,19 @@ from interop.peers import Broker, nsqd
 from spark.support import bodies_in, numbers
 from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt
 from trio_nsq.spark.data_source import NsqDataSource
-from trio_nsq.spark.sink import batches as sink_batches
-from trio_nsq.spark.sink import task as sink_task
+from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.sink.batches import (
     BatchNumbers,
     RetryCheck,
     RowBlock,
     RowsDiffer,
-    batches,
-    blocks,
-    groups,
+    group_by_topic,
+    make_batches,
+    make_blocks,
 )
-from trio_nsq.spark.sink.task import SinkError, SinkOptions, SinkTask, TaskResult, publish
+from trio_nsq.spark.sink.options import SinkOptions
+from trio_nsq.spark.sink.task import SinkError, SinkTask, TaskResult, publish
 from trio_nsq.spark.sink.writers import NsqStreamWriter, NsqWriter
-from trio_nsq.spark.source.options import SourceError
 
 DEADLINE_S = 60.0
 DAY_MS = 24 * 3600 * 1000
@@ -158,9 +157,8 @@ class Killed(Exception):
     """A task does not get any further."""
 
 
-def test_an_attempt_after_another(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), SinkTask("attempts", 0), numbers(10)
+def test_an_attempt_after_another(qcli: Cli, topic: str) -> None:
+    where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("attempts", 0), numbers(10)
 
     def dies_at(row: int) -> Iterator[Any]:
         yield table(body=bodies[:row])
@@ -184,10 +182,9 @@ def test_an_attempt_after_another(qcli: Cli, topic: str, monkeypatch: pytest.Mon
     assert bodies_in(qcli.http_address, topic) == bodies * 2 + bodies[::-1] * 2
 
 
-def test_two_attempts_at_once(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_attempts_at_once(qcli: Cli, topic: str) -> None:
     """One is believed dead, and overtaken by the other."""
-    monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), SinkTask("both", 0), numbers(10)
+    where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("both", 0), numbers(10)
 
     def overtaken() -> Iterator[Any]:
         yield table(body=bodies[:4])
@@ -198,14 +195,13 @@ def test_two_attempts_at_once(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyP
     assert bodies_in(qcli.http_address, topic) == bodies
 
 
-def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_attempts_that_see_different_rows(qcli: Cli, topic: str) -> None:
     """Where they begin to differ, the one that comes later does not believe that its rows are published."""
-    monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 4)
-    where, task, bodies = sink(qcli.http_address, topic), SinkTask("both", 0), numbers(8)
+    where, task, bodies = sink(qcli.http_address, topic, block_rows=4), SinkTask("both", 0), numbers(8)
 
     def second_number(end: list[bytes]) -> int:
         numbering = BatchNumbers()
-        return [numbering.number(topic, 0, each) for each in (bodies[:4], end)][1]
+        return [numbering.next(topic, 0, each) for each in (bodies[:4], end)][1]
 
     ends = ([b"other%d" % n] * 4 for n in range(1000))
     other = next(end for end in ends if second_number(end) > second_number(bodies[4:]))
@@ -225,10 +221,9 @@ def open_sockets() -> int:
     return sum(each.is_socket() for each in Path("/proc/self/fd").iterdir())
 
 
-def test_many_topics_and_few_connections(qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_batches, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(sink_task, "_OPEN_CONNECTIONS", 2)
+def test_many_topics_and_few_connections(qcli: Cli, topic: str) -> None:
     names = [f"{topic}-{n}" for n in range(8)]
+    where = sink(qcli.http_address, "", "body", "topic", block_rows=8, max_connections=2)
     before = open_sockets()
 
     def rows() -> Iterator[Any]:
@@ -236,9 +231,8 @@ def test_many_topics_and_few_connections(qcli: Cli, topic: str, monkeypatch: pyt
             yield table(body=numbers(8, 8 * n), topic=names)
             assert open_sockets() <= before + 2
 
-    task = SinkTask("many", 0)
+    task = SinkTask("topics", 0)
     for repeated in (0, 24):
-        where = sink(qcli.http_address, "", "body", "topic")
         assert publish(where, task, rows()) == TaskResult(messages=24, repeated=repeated)
     assert [bodies_in(qcli.http_address, name) for name in names] == [
         [b"%d" % (8 * row + n) for row in range(3)] for n in range(8)
@@ -250,7 +244,7 @@ def test_an_nsqd_that_may_have_stored_a_batch() -> None:
     rows = [table(body=[b"a", b"b"])]
     with scripted(NSQD, None, OK) as stock:
         done = publish(sink(stock.address, "t"), SinkTask("doubt", 0), rows)
-        assert done == TaskResult(messages=2, forgetful={stock.address})
+        assert done == TaskResult(messages=2, at_least_once={stock.address})
         assert [request.split("?")[0] for request, _ in stock.seen] == [
             "GET /topic/producer",
             "POST /mpub",
@@ -282,7 +276,7 @@ def test_partitions_are_dealt_out(qcli: Cli, topic: str, tmp_path: Path) -> None
         rows = [table(body=[b"a", b"b", b"c", b"d"], defer_ms=[0, 0, 3_600_000, 3_600_000])]
         for _ in range(2):
             done = [publish(where, SinkTask("dealt", partition), rows) for partition in range(3)]
-        assert [len(each.forgetful) for each in done] == [1, 0, 1]
+        assert [len(each.at_least_once) for each in done] == [1, 0, 1]
         assert bodies_in(qcli.http_address, topic) == [b"a", b"b", b"c", b"d"]
         stats = stock.channel_stats(topic, "c")
         assert (stats["depth"], stats["deferred_count"]) == (8, 8)
@@ -383,13 +377,13 @@ def test_what_is_refused_before_anything_is_written() -> None:
         ("body string, BODY string", {"topic": "t"}, "each once"),
     ]
     for schema, options, text in cases:
-        with pytest.raises((SinkError, SourceError), match=text):
+        with pytest.raises(OptionError, match=text):
             planned(schema, **options)
-    with pytest.raises(SinkError, match=r"cannot be overwritten, only appended to: mode\('append'\)"):
+    with pytest.raises(OptionError, match=r"cannot be overwritten, only appended to: mode\('append'\)"):
         planned("body binary", overwrite=True, topic="t")
-    with pytest.raises(SinkError, match=r"no output mode but append"):
+    with pytest.raises(OptionError, match=r"no output mode but append"):
         planned("body binary", overwrite=True, stream=True, topic="t")
-    with pytest.raises(SinkError, match="a stream is known by its checkpoint"):
+    with pytest.raises(OptionError, match="a stream is known by its checkpoint"):
         planned("body binary", stream=True, topic="t", jobId="x")
 
 
@@ -402,9 +396,9 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
     batch.abort([TaskResult(1000), None, TaskResult(1)])
     stream.abort([None], 7)
-    batch.abort([TaskResult(1, forgetful={"h:1"})])
-    batch.commit([TaskResult(5, empty=1200), TaskResult(5, forgetful={"h:1"})])
-    planned("body binary", topic="t", idempotent="false").commit([TaskResult(5, forgetful={"h:1"})])
+    batch.abort([TaskResult(1, at_least_once={"h:1"})])
+    batch.commit([TaskResult(5, empty=1200), TaskResult(5, at_least_once={"h:1"})])
+    planned("body binary", topic="t", idempotent="false").commit([TaskResult(5, at_least_once={"h:1"})])
     failed, repeats, again, empty, once = caplog.messages
     assert (
         "2 of 3 partitions are published, with 1,001 messages, and perhaps some of the others; that" in failed
@@ -431,25 +425,20 @@ def test_cuts_depend_on_nothing_but_the_rows(
     rows: list[tuple[bytes | None, str | None, int]], cuts: list[int], batch_bytes: int
 ) -> None:
     """However Spark cuts them; and every row is in one batch, in order within its topic and delay."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sink_batches, "BLOCK_ROWS", 7)
-        patch.setattr(sink_batches, "BLOCK_BYTES", 16)
 
-        def made(pieces: list[int]) -> tuple[list[RowBlock], list[Any]]:
-            parts, start = [], 0
-            for size in [*pieces, len(rows)]:
-                some = rows[start : start + size]
-                bodies, topics, delays = zip(*some, strict=True) if some else ((), (), ())
-                parts.append(RowBlock(start, list(bodies), list(topics), list(delays)))
-                start += len(some)
-            found = list(blocks(parts))
-            full = [replace(block, bodies=[body or b"" for body in block.bodies]) for block in found]
-            numbering = BatchNumbers(5)
-            return found, [
-                batch for block in full for batch in batches(groups(block, "d"), numbering, batch_bytes)
-            ]
+    def made(sizes: list[int]) -> tuple[list[RowBlock], list[Any]]:
+        parts, start = [], 0
+        for size in [*sizes, len(rows)]:
+            some = rows[start : start + size]
+            bodies, topics, delays = zip(*some, strict=True) if some else ((), (), ())
+            parts.append(RowBlock(start, list(bodies), list(topics), list(delays)))
+            start += len(some)
+        found = list(make_blocks(parts, max_rows=7, max_bytes=16))
+        full = [replace(block, bodies=[body or b"" for body in block.bodies]) for block in found]
+        by_topic = (group for block in full for group in group_by_topic(block, "d"))
+        return found, list(make_batches(by_topic, BatchNumbers(5), batch_bytes))
 
-        whole, pieces = made([]), made(cuts)
+    whole, pieces = made([]), made(cuts)
     assert whole == pieces
     for block in whole[0]:
         assert len(block) <= 7
@@ -463,16 +452,16 @@ def test_cuts_depend_on_nothing_but_the_rows(
 
 
 def test_numbers() -> None:
-    first = [BatchNumbers(n).number("t", 0, [b"x"]) for n in (None, 0, 1, 2)]
+    first = [BatchNumbers(n).next("t", 0, [b"x"]) for n in (None, 0, 1, 2)]
     assert first[0] == first[1] < first[2] < first[3]
-    assert BatchNumbers((1 << 28) - 1).number("t", 0, [b"x"]) < 1 << 63
+    assert BatchNumbers((1 << 28) - 1).next("t", 0, [b"x"]) < 1 << 63
     with pytest.raises(RowsDiffer, match="268,435,456 micro-batches"):
         BatchNumbers(1 << 28)
     for other in (("u", 0, [b"x"]), ("t", 1, [b"x"]), ("t", 0, [b"y"]), ("t", 0, [b"x", b""])):
-        assert BatchNumbers().number(*other) != first[0]
+        assert BatchNumbers().next(*other) != first[0]
     later = BatchNumbers(1)
-    for trail in (RetryCheck(None, later), RetryCheck(first[1], later)):
-        trail.meet(first[2])
-        trail.end()
+    for check in (RetryCheck(None, later), RetryCheck(first[1], later)):
+        check.check(first[2])
+        check.check_complete()
     with pytest.raises(RowsDiffer):
-        RetryCheck(first[2], later).end()
+        RetryCheck(first[2], later).check_complete()

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli
-from spark.processes import jvm_of
-from spark.support import bodies_in, fill
+from spark.support import bodies_in, fill, jvm_of
 from trio_nsq.client.errors import RequestRefused
 from trio_nsq.spark.broker_log import BrokerLog
 
@@ -28,12 +27,11 @@ PER_BATCH = 15_000
 DEADLINE_S = 120.0
 PROGRAM = """\
 import sys
-from pyspark.sql import SparkSession
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
 address, source, copy, checkpoint, per_batch, to_the_end = sys.argv[1:]
 with open_spark("local[2,2]") as engine:
-    read = SparkSession(engine._context).readStream.format("nsq")
+    read = engine.session().readStream.format("nsq")
     read = read.options(topic=source, maxOffsetsPerTrigger=per_batch, minPartitions=2, columns="body")
     write = read.option("nsqdHttpAddress", address).load().writeStream.format("nsq")
     write = write.options(topic=copy, nsqdHttpAddress=address, checkpointLocation=checkpoint)

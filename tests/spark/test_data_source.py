@@ -11,8 +11,10 @@ from broker.state import damage
 from cli.support import Cli
 from interop.peers import qcli_serve
 from spark.support import HOUR_NS, NOON_NS, export, fill, rows, write_log
-from trio_nsq.spark.data_source import NsqDataSource, NsqReader
+from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.ranges import Span
+from trio_nsq.spark.source.batch import NsqReader
 from trio_nsq.spark.source.options import SourceError
 
 
@@ -44,9 +46,9 @@ def test_what_the_source_refuses(qcli: Cli, topic: str, tmp_path: Path) -> None:
         ({"topic": "t", "columns": "seq,what"}, "no column what"),
         ({"topic": "t", "startingOffsets": "1", "startingTimestamp": "1"}, "exclude each other"),
     ):
-        with pytest.raises(SourceError, match=text):
+        with pytest.raises(OptionError, match=text):
             reader(**options)
-    with pytest.raises(SourceError, match="do not say anything of the broker"):
+    with pytest.raises(OptionError, match="do not say anything of the broker"):
         reader(topic="t", nsqdHttpAddress=qcli.http_address, startingOffsets="{}").partitions()
 
 

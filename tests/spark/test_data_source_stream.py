@@ -22,6 +22,7 @@ from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.offsets import BrokerOffset, build_offset, parse_offset, share_limit
 from trio_nsq.spark.source.options import SourceError
 from trio_nsq.spark.source.stream import NsqStreamReader
@@ -390,7 +391,7 @@ def test_options_that_are_none(qcli: Cli) -> None:
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss wants true or false"),
         ({"nsqdHttpAddress": "localhost"}, "nsqdHttpAddress wants host:port"),
     ):
-        with pytest.raises(SourceError, match=text):
+        with pytest.raises(OptionError, match=text):
             reader(topic="t", **more)
 
 

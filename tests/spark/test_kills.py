@@ -16,8 +16,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker
-from spark.processes import command_of, jvm_of, workers_of
-from spark.support import column, export, fill, leftovers, parquet_files
+from spark.support import column, command_of, export, fill, jvm_of, leftovers, parquet_files, workers_of
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "1"))

@@ -17,8 +17,18 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import qcli_serve
-from spark.processes import command_of, jvm_of, workers_of
-from spark.replay_support import count_stored, jobs_of, planned, replay, replayed, stored, write_parquet
+from spark.support import (
+    bodies_in,
+    command_of,
+    count_in,
+    jobs_of,
+    jvm_of,
+    planned,
+    replay,
+    replayed,
+    workers_of,
+    write_parquet,
+)
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
@@ -44,7 +54,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(qcli: Cli, topic: str, *, complete: bool) -> int:
     """The ledger: none twice, and at the end all. Returns how many there are."""
-    found = [int(body[:9]) for body in stored(qcli, topic)]
+    found = [int(body[:9]) for body in bodies_in(qcli.http_address, topic)]
     assert len(set(found)) == len(found)
     if complete:
         assert sorted(found) == list(range(MESSAGES))
@@ -71,7 +81,7 @@ def test_the_command_is_killed(qcli: Cli, topic: str, events: Path, tmp_path: Pa
         words = begin if kill == 0 else ["replay", "--job", "j"]
         with with_jobs(qcli, tmp_path).running(*words) as running:
             goal = min(before + chance.randrange(1, max(2, MESSAGES // (kills + 1))), MESSAGES - 2000)
-            wait_for(lambda: count_stored(qcli, topic) > goal, "too little is published")  # noqa: B023
+            wait_for(lambda: count_in(qcli.http_address, topic) > goal, "too little is published")  # noqa: B023
             time.sleep(chance.uniform(0, 0.02))
             running.process.kill()
             running.process.wait()
@@ -99,7 +109,7 @@ def test_workers_are_killed(engine: SparkEngine, qcli: Cli, topic: str, events: 
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_for(lambda: count_stored(qcli, topic) > MESSAGES // 4, "nothing is published")
+    wait_for(lambda: count_in(qcli.http_address, topic) > MESSAGES // 4, "nothing is published")
     killed = workers_of(os.getpid())
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
@@ -124,8 +134,8 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
         words = begin if index == 0 else ["replay", "--job", "j", "--engine", "spark", "-q"]
         with ours.running(*words) as running:
             pid = running.process.pid
-            goal = count_stored(qcli, topic) + chance.randrange(200, MESSAGES // 12)
-            wait_for(lambda: count_stored(qcli, topic) > goal, str(words))  # noqa: B023
+            goal = count_in(qcli.http_address, topic) + chance.randrange(200, MESSAGES // 12)
+            wait_for(lambda: count_in(qcli.http_address, topic) > goal, str(words))  # noqa: B023
             jvm = jvm_of(pid)
             for each in {"worker": workers_of(pid), "jvm": [jvm]}.get(victim, [pid]):
                 try:
@@ -133,8 +143,8 @@ def test_what_belongs_to_spark_is_killed(qcli: Cli, topic: str, events: Path, tm
                 except ProcessLookupError:
                     pass  # it has just ended by itself
             if victim == "worker":  # the tasks are done again; and then something worse happens
-                goal = min(count_stored(qcli, topic) + 500, MESSAGES - 1000)
-                wait_for(lambda: count_stored(qcli, topic) > goal, str(words))  # noqa: B023
+                goal = min(count_in(qcli.http_address, topic) + 500, MESSAGES - 1000)
+                wait_for(lambda: count_in(qcli.http_address, topic) > goal, str(words))  # noqa: B023
                 os.kill(pid, signal.SIGKILL)
             result = running.end()
             wait_for(lambda: "SparkSubmit" not in command_of(jvm), "a JVM goes on")  # noqa: B023
@@ -160,14 +170,14 @@ def test_the_broker_is_killed(events: Path, tmp_path: Path) -> None:
         words = ["replay", str(events), "again", "--job", "j", "--rate", "4000", "--format", "json"]
         first.create("again")
         with qcli.running(*words) as running:
-            wait_for(lambda: count_stored(qcli, "again") > 500, "nothing is published")
+            wait_for(lambda: count_in(qcli.http_address, "again") > 500, "nothing is published")
             first.process.kill()
             first.process.wait()
             for _ in range(8):
                 flags = [f"--tcp-address={tcp}", f"--http-address={http}"]
                 with qcli_serve(data, *flags) as broker:
-                    goal = count_stored(qcli, "again") + chance.randrange(200, 2000)
-                    wait_for(lambda: count_stored(qcli, "again") > goal, "nothing more is published")  # noqa: B023
+                    goal = count_in(qcli.http_address, "again") + chance.randrange(200, 2000)
+                    wait_for(lambda: count_in(qcli.http_address, "again") > goal, "nothing more is published")  # noqa: B023
                     check(qcli, "again", complete=False)
                     broker.process.kill()
                     broker.process.wait()

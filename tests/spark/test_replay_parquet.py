@@ -12,17 +12,22 @@ import pytest
 from broker.certificates import Certificates
 from cli.support import Cli
 from interop.peers import Broker, nsqd, qcli_serve
-from spark.replay_support import (
+from spark.support import (
+    HOUR_NS,
+    NOON_NS,
     as_export,
-    count_stored,
+    bodies_in,
+    cli_of,
+    count_in,
+    export,
+    fill,
     jobs_of,
+    numbers,
     planned,
     replay,
     replayed,
-    stored,
     write_parquet,
 )
-from spark.support import HOUR_NS, NOON_NS, cli_of, export, fill, numbers
 from trio_nsq.extras import install_hint
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
@@ -39,7 +44,7 @@ def archive(qcli: Cli, topic: str, tmp_path: Path) -> Path:
 
 def test_all_of_an_export(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
     said = replayed(qcli, tmp_path, str(archive), f"{topic}.again")
-    assert Counter(stored(qcli, f"{topic}.again")) == Counter(numbers(1000))
+    assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(numbers(1000))
     expected = {"published": 1000, "published_bytes": 2890, "before": 0, "left_out": 0, "pieces_done": 1}
     assert {name: said[name] for name in expected} == expected
     assert (said["engine"], said["remembered"]) == ("inline", True)
@@ -63,7 +68,7 @@ def test_a_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: P
     assert "11 messages (32 B) of" in result.err
     assert f"would be published to {topic}.again; 989 left out" in result.err
     assert replayed(qcli, tmp_path, topic, f"{topic}.again", "--dry-run")["published"] == 1000
-    assert count_stored(qcli, f"{topic}.again") == 0
+    assert count_in(qcli.http_address, f"{topic}.again") == 0
     assert not (tmp_path / "jobs").exists()
     nobody = Cli("127.0.0.1:1", "127.0.0.1:1")
     assert replayed(nobody, tmp_path, str(archive), "t", "--dry-run")["published"] == 1000
@@ -79,7 +84,7 @@ def test_the_hours_of_an_export(qcli: Cli, topic: str, tmp_path: Path) -> None:
         into = f"{topic}.{hour}"
         said = replayed(qcli, tmp_path, str(tmp_path / "a"), into, *bounds)
         assert (said["published"], said["left_out"]) == (40, 120)
-        assert stored(qcli, into) == bodies[40 * hour : 40 * hour + 40]
+        assert bodies_in(qcli.http_address, into) == bodies[40 * hour : 40 * hour + 40]
     said = replayed(qcli, tmp_path, str(tmp_path / "a"), topic, "--since", "2026-11-21T15:59Z")
     assert (said["published"], said["pieces"]) == (0, 0)
 
@@ -89,7 +94,7 @@ def test_strings_and_what_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None
     fill(qcli, topic, bodies)
     export(qcli, topic, tmp_path / "text", "--text")
     assert replayed(qcli, tmp_path, str(tmp_path / "text"), f"{topic}.again")["published"] == 3
-    assert Counter(stored(qcli, f"{topic}.again")) == Counter(bodies)
+    assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(bodies)
 
 
 def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) 
     assert "was written with --json, which takes bodies to pieces" in result.err
     assert "--body-column" in result.err
     replayed(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again", "--body-column", "user")
-    assert Counter(stored(qcli, f"{topic}.again")) == Counter(b"u%d" % n for n in range(10))
+    assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(b"u%d" % n for n in range(10))
 
 
 def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_
         replayed(qcli, tmp_path, str(archive), f"{topic}.again", "--from-topic", f"{topic}.other")["rows"]
         == 2
     )
-    assert Counter(stored(qcli, f"{topic}.again")) == Counter([b"x", b"y"])
+    assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter([b"x", b"y"])
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--from-topic", "nope")
     assert "holds nothing of topic nope: it holds " in result.err
 
@@ -150,7 +155,7 @@ def test_others_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
     counts = ("published", "without_body", "too_long", "left_out", "rows", "files")
     assert [said[name] for name in counts] == [3, 2, 1, 0, 6, 2]
     assert "longer than --max-msg-size: row 3 of part=1/one.parquet (300 bytes)." in result.err
-    assert Counter(stored(qcli, topic)) == Counter([b"a", b"c", b"d"])
+    assert Counter(bodies_in(qcli.http_address, topic)) == Counter([b"a", b"c", b"d"])
     result = replay(qcli, tmp_path, str(folder), topic)
     assert (
         "has no column body: name the one that holds the bodies with --body-column; there are payload"
@@ -170,7 +175,7 @@ def test_times_of_others(qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataTyp
     path = write_parquet(tmp_path / "events.parquet", {"body": bodies, "at": at}, row_group_size=3)
     bounds = ["--since", "2026-11-21T17:00Z", "--until", "2026-11-22T02:00Z"]
     replayed(qcli, tmp_path, str(path), topic, "--time-column", "at", "--ordered", *bounds)
-    assert stored(qcli, topic) == [b"%d" % n for n in range(5, 14)]
+    assert bodies_in(qcli.http_address, topic) == [b"%d" % n for n in range(5, 14)]
     result = replay(qcli, tmp_path, str(path), topic, *bounds)
     assert (result.code, "name it with --time-column" in result.err) == (1, True)
 
@@ -181,7 +186,7 @@ def test_the_spacing_is_kept(qcli: Cli, topic: str, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", as_export([b"2", b"1", b"0", b"3"], times), row_group_size=1)
     said = replayed(qcli, tmp_path, str(tmp_path / "a.parquet"), topic, "--speed", "54000x")
     assert said["elapsed_s"] >= 0.2
-    assert stored(qcli, topic) == numbers(4)
+    assert bodies_in(qcli.http_address, topic) == numbers(4)
     said = replayed(qcli, tmp_path, str(tmp_path / "a.parquet"), topic, "--rate", "15")
     assert (said["published"], said["elapsed_s"] >= 0.2) == (4, True)
 
@@ -193,14 +198,14 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
     words = ["replay", str(archive), f"{topic}.again", "--job", "nightly", "--rate", "800"]
     env = Cli(qcli.tcp_address, qcli.http_address, jobs_of(tmp_path))
     with env.running(*words) as running:
-        while count_stored(qcli, f"{topic}.again") < 100:
+        while count_in(qcli.http_address, f"{topic}.again") < 100:
             time.sleep(0.01)
         running.process.send_signal(signal.SIGINT)
         result = running.end()
     assert result.code == 130
     assert f"Go on with: qcli replay --job nightly --jobs-folder {tmp_path}/jobs" in result.err
     assert "1 of 1 piece left" in result.err
-    done = count_stored(qcli, f"{topic}.again")
+    done = count_in(qcli.http_address, f"{topic}.again")
     assert 100 <= done < 1000
     for more in (["--rate", "900"], ["--match", "1"], ["--since", "1h"]):
         other = replay(qcli, tmp_path, str(archive), f"{topic}.again", "--job", "nightly", *more)
@@ -209,7 +214,7 @@ def test_an_interrupted_job_goes_on(qcli: Cli, topic: str, archive: Path, tmp_pa
     assert (other.code, "without --rate" in other.err) == (2, True)
     said = replayed(qcli, tmp_path, "--job", "nightly")
     assert (said["published"] + said["before"], said["before"]) == (1000, done)
-    assert Counter(stored(qcli, f"{topic}.again")) == Counter(numbers(1000))
+    assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(numbers(1000))
     assert "is complete: there is nothing to do" in replay(qcli, tmp_path, "--job", "nightly").err
     assert [path.name for path in (tmp_path / "jobs" / "nightly").iterdir() if path.name != "lock"] == [
         "job.json"
@@ -220,7 +225,7 @@ def test_a_name_is_not_a_promise(qcli: Cli, topic: str, archive: Path, tmp_path:
     """Another job of the same name, elsewhere or later, is another producer."""
     for folder in ("one", "other"):
         replayed(qcli, tmp_path / folder, str(archive), f"{topic}.again", "--job", "j")
-    assert count_stored(qcli, f"{topic}.again") == 2000
+    assert count_in(qcli.http_address, f"{topic}.again") == 2000
 
 
 def test_a_job_that_somebody_works_on(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
@@ -239,7 +244,7 @@ def test_a_file_that_changes_ends_a_job(qcli: Cli, topic: str, tmp_path: Path) -
     assert (result.code, "a.parquet was changed since this replay was planned" in result.err) == (1, True)
     path.unlink()
     assert "a.parquet is gone since" in replay(qcli, tmp_path, "--job", "j").err
-    assert count_stored(qcli, topic) == 0
+    assert count_in(qcli.http_address, topic) == 0
 
 
 def test_a_replay_that_fails_says_how_to_go_on(qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.support import Cli
-from spark.replay_support import as_export, planned, stored, write_parquet
-from spark.support import numbers
+from spark.support import as_export, bodies_in, numbers, planned, write_parquet
 from trio_nsq.spark.replay.files import (
     FileStamp,
     ReplayColumns,
@@ -118,10 +117,10 @@ def test_attempts_side_by_side_publish_once(qcli: Cli, topic: str, tmp_path: Pat
         thread.start()
     for thread in threads:
         thread.join()
-    assert stored(qcli, topic) == numbers(3000)
+    assert bodies_in(qcli.http_address, topic) == numbers(3000)
     done = task.run()
     assert (done.published, done.repeated, done.complete) == (0, 3000, True)
-    assert stored(qcli, topic) == numbers(3000)
+    assert bodies_in(qcli.http_address, topic) == numbers(3000)
 
 
 @pytest.mark.parametrize("seed", range(4))

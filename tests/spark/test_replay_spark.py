@@ -7,31 +7,25 @@ import pyarrow as pa
 import pytest
 
 from cli.support import Cli
-from spark.replay_support import as_export, stored, write_parquet
-from spark.support import HOUR_NS, NOON_NS
+from spark.support import HOUR_NS, NOON_NS, as_export, bodies_in, write_parquet
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.spark.replay import filter as replay_filter
 from trio_nsq.spark.replay.files import open_files
 from trio_nsq.spark.replay.filter import FilterError, select_rows
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
-
-@pytest.fixture(autouse=True)
-def plain_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are few rows in these tests: no plan is worth much."""
-    for name, value in (
-        ("shuffle.partitions", "1"),
-        ("adaptive.enabled", "false"),
-        ("codegen.wholeStage", "false"),
-    ):
-        monkeypatch.setitem(replay_filter._SETTINGS, f"spark.sql.{name}", value)
+PLAIN_PLANS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""There are few rows in these tests: no plan is worth much."""
 
 
 def chosen(engine: SparkEngine, place: Path, condition: str, **columns: str) -> dict[str, list[int]]:
     """The rows of each file."""
-    found = select_rows(engine, open_files(str(place), **columns), condition)
+    found = select_rows(engine, open_files(str(place), **columns), condition, PLAIN_PLANS)
     return {
         name: [n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1] for name, bits in found.items()
     }
@@ -68,7 +62,7 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
     request = ReplayRequest(str(tmp_path / "a"), topic, qcli.http_address, where=where)
     gone = ReplayRequest(request.source, topic, "127.0.0.1:1", where=where)
     with open_job(tmp_path / "jobs", "j", request) as job:
-        job.plan(lambda source, condition: select_rows(engine, source, condition))
+        job.plan(lambda source, condition: select_rows(engine, source, condition, PLAIN_PLANS))
         rows = job.rows
         first = job.tasks(dry_run=True)
     assert 1500 < rows < 2500
@@ -78,11 +72,11 @@ def test_what_was_chosen_stays_so(engine: SparkEngine, qcli: Cli, topic: str, tm
         job.run(engine, job.tasks(engine.slots), lambda *_: None)
         assert (job.result.published, job.result.before) == (rows, 0)
         assert job.result.left_out == 8000 - rows
-    found = stored(qcli, topic)
+    found = bodies_in(qcli.http_address, topic)
     assert len(set(found)) == len(found) == rows
     assert {body[:2] for body in found} == {b"1-", b"2-"}
     with open_job(tmp_path / "jobs", "gone", gone) as job:
-        job.plan(lambda source, condition: select_rows(engine, source, condition))
+        job.plan(lambda source, condition: select_rows(engine, source, condition, PLAIN_PLANS))
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
             job.run(engine, job.tasks(engine.slots, patience_s=0), lambda *_: None)
 
@@ -102,5 +96,5 @@ def test_many_pieces(engine: SparkEngine, qcli: Cli, topic: str, tmp_path: Path)
         told: list[int] = []
         job.run(engine, tasks, lambda messages, _: told.append(messages))
         assert (job.result.published, job.result.pieces_done) == (50, len(tasks))
-    found = Counter(body[:4] for body in stored(qcli, topic))
+    found = Counter(body[:4] for body in bodies_in(qcli.http_address, topic))
     assert found == Counter(b"%d-%d-" % (index, n) for index in range(5) for n in range(10))

@@ -38,7 +38,7 @@ from spark.support import (
     run_in_process,
 )
 from trio_nsq.client import Consumer
-from trio_nsq.spark.spool.collect import CollectLimits, Collector, StopReason
+from trio_nsq.spark.spool.collect import CollectLimits, Collector, StopReason, in_flight_for
 from trio_nsq.spark.spool.spool import Spool
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -264,14 +264,8 @@ async def test_not_all_of_several_can_be_reached(stock: Broker, topic: str, tmp_
         (64, 2**28, 2),
     ],
 )
-async def test_large_messages_are_received_fewer_at_a_time(
-    tmp_path: Path, before: int, largest_bytes: int, after: int
-) -> None:
-    consumer = Consumer("t", "c", max_in_flight=before)
-    with Spool(tmp_path, "t", "c", {}) as spool:
-        until = CollectLimits(2**30, connections=2)
-        Collector(spool, consumer, until, 2500, lambda *_: None)._adapt(largest_bytes)
-    assert consumer.max_in_flight == after
+def test_large_messages_are_received_fewer_at_a_time(before: int, largest_bytes: int, after: int) -> None:
+    assert in_flight_for(largest_bytes, before, max_in_flight=2500, connections=2) == after
 
 
 def test_nothing_is_received_that_the_folder_would_not_take(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from ..framework import params
-from ..framework.command import option, output_format, several
+from ..framework.options import option, several
 from .connection_options import http_connection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -23,7 +23,6 @@ DEFAULT_TCP_ADDRESS = "127.0.0.1:4150"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 
 BROKER = "Which broker"
-WORK = "Who does the work"
 MAY_BE_SEVERAL = "Several: with commas, or given several times."
 
 
@@ -146,43 +145,3 @@ def asks_broker(command: _F) -> _F:
         help="Accepted, not used.",
     )
     return unused(command)
-
-
-def works_in_bulk(reachable: str, told: str) -> Callable[[_F], _F]:
-    """Who does the work, and what is said of it, for a command that may hand it to Spark.
-
-    Args:
-        reachable: What has to be reachable from wherever Spark's tasks are.
-        told: What `--quiet` leaves out besides the progress.
-    """
-    options: tuple[Callable[[_F], _F], ...] = (
-        option(
-            WORK,
-            "--engine",
-            type=click.Choice(["auto", "inline", "spark"]),
-            default="auto",
-            show_default=True,
-            help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done "
-            "sooner; standard error says which.",
-        ),
-        option(
-            WORK,
-            "--master",
-            metavar="URL",
-            help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. "
-            f"{reachable} to be reachable from everywhere.",
-        ),
-        output_format(
-            "text: a summary for people, on standard error. json: an object on standard output, see below.",
-            "text",
-            "json",
-        ),
-        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {told}; errors only."),
-    )
-
-    def add(command: _F) -> _F:
-        for each in reversed(options):  # the last decorator is the first option
-            command = each(command)
-        return command
-
-    return add

@@ -13,14 +13,15 @@ import click
 
 from trio_nsq._version import __version__
 
-from ..framework.command import CONNECTION_OPTIONS, option
 from ..framework.errors import Failure
+from ..framework.options import CONNECTION_OPTIONS, option
 from ..framework.params import is_https, is_unix_path
 
 if TYPE_CHECKING:
     import ssl
 
     from trio_nsq.client.connection.options import ConnectionOptions
+    from trio_nsq.client.connection.tls import TLSFiles
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -65,7 +66,6 @@ _TLS_OVER_HTTP = option(
     callback=_keep,
     help="What encrypts a TCP connection. Over HTTP the address has to say it: see refuse_plain_http.",
 )
-
 
 _HTTPS_OPTIONS = (
     _option(
@@ -187,6 +187,12 @@ class Connecting:
     def https_context(self, address: str) -> ssl.SSLContext | None:
         """What to speak TLS with to an HTTP address; None: it is spoken to in the clear. Raises as `options`."""
         return self._context() if is_https(address) else None
+
+    def tls_files(self) -> TLSFiles:
+        """What a Spark task, or another thread, speaks https with."""
+        from trio_nsq.client.connection.tls import TLSFiles
+
+        return TLSFiles(self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify)
 
     def _context(self) -> ssl.SSLContext:
         from trio_nsq.client.connection.tls import TLSFiles

@@ -21,7 +21,7 @@ from ..framework.errors import (
 from ..framework.output import talk
 from ..framework.params import Source, is_https, is_unix_path
 from .address_options import HTTP_OPTION
-from .positions import is_in_future
+from .position_options import is_in_future
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader

@@ -11,13 +11,14 @@ from ..broker.address_options import asks_broker
 from ..broker.fan_out import by_broker, from_each, on_broker, on_each
 from ..broker.json_api import NoChannel, get_json_lines, post_json
 from ..broker.message_bodies import with_bodies
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example, option, output_format
-from ..framework.completion import complete_channel
+from ..broker.name_completion import complete_channel
+from ..framework.command import DocumentedCommand, DocumentedGroup, Example
 from ..framework.errors import Failure
 from ..framework.exit_codes import ExitCode
-from ..framework.log_positions import moment
+from ..framework.options import option, output_format
 from ..framework.output import json_lines, plain_table, talk, write
 from ..framework.params import Source, channel_source, message_id
+from ..framework.positions import moment
 
 _WHAT = "list of deferred messages"
 _AT_ONCE = 500

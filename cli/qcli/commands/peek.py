@@ -12,15 +12,16 @@ import click
 from ..broker.address_options import asks_broker
 from ..broker.fan_out import by_broker, from_each
 from ..broker.message_bodies import body_of, with_bodies
-from ..broker.positions import NOTE as POSITIONS
-from ..broker.positions import from_option, is_in_future, refuse_sequence
+from ..broker.name_completion import complete_source
+from ..broker.position_options import NOTE as POSITIONS
+from ..broker.position_options import from_option, is_in_future, refuse_sequence
 from ..broker.topic_log import not_readable, note_gap
-from ..framework.command import DocumentedCommand, Example, option, output_format
-from ..framework.completion import complete_source
+from ..framework.command import DocumentedCommand, Example
 from ..framework.exit_codes import ExitCode
-from ..framework.log_positions import moment
+from ..framework.options import option, output_format
 from ..framework.output import RawOutput, plain_table, talk, write
 from ..framework.params import Source, source
+from ..framework.positions import moment
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"

@@ -8,11 +8,12 @@ import click
 
 from ..broker.address_options import asks_broker
 from ..broker.fan_out import names_of
-from ..framework.command import DocumentedCommand, DocumentedGroup, Example, output_format
+from ..framework.command import DocumentedCommand, DocumentedGroup, Example
 from ..framework.exit_codes import ExitCode
+from ..framework.options import output_format
 from ..framework.output import json_lines, plain_table, write
 from .shared.admin_action import Action, action_command
-from .shared.settings import settings_commands
+from .shared.stored_settings import settings_commands
 
 _ACTIONS = [
     Action(

@@ -1,8 +1,7 @@
-"""Discovery: who has which topics and channels (nsqlookupd's job), and how a broker makes itself known there.
+"""Discovery: which brokers have which topics and channels (nsqlookupd in NSQ).
 
-The broker's side: `protocol` (the bytes) and `announcements` (what a service has to be told) are pure; `registration`
-is the IO around them. The service: `commands` (what brokers send) and `registry` (who has what) are pure; `server` is
-the IO around them, `http_api` the questions, `names_file` what outlives a restart. `query` is how consumers ask.
+The broker's side: `announcements` (what a service has to be told) is pure, `registration` is the IO around it. `query`
+is how consumers ask. `service/` is the discovery service itself, `protocol` the bytes between it and a broker.
 """
 
 from .announcements import Announcements

@@ -1,7 +1,7 @@
-"""What one discovery service has to be told: the difference between what it knows and what is here. Pure.
+"""What one discovery service has to be told: the difference between its state and the broker's. Pure.
 
-There is no queue of events that could overflow or get lost: whatever happened, a comparison says what is missing.
-So that one change among ten thousand channels is cheap, only names that something happened to are compared.
+There is no queue of events that could overflow: a comparison finds what is missing. Only changed names are compared, so
+that one change among ten thousand channels is cheap.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Command: TypeAlias = Register | Unregister
 
 
 class HasChannels(Protocol):
-    """A topic, as far as discovery is concerned."""
+    """What discovery uses of a topic."""
 
     @property
     def channels(self) -> Mapping[str, object]:
@@ -23,17 +23,17 @@ class HasChannels(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """A topic that the service has been told of. Objects are kept, not names: one made anew is another one."""
+    """A topic that the service knows. It keeps objects, not names: a topic that is created again is another object."""
 
     topic: HasChannels
     channels: dict[str, object] = field(default_factory=dict)
 
 
 class Announcements:
-    """What one service knows over its present connection.
+    """What one service knows from its present connection.
 
     Args:
-        topics: Those that are here, by name; looked at, never changed.
+        topics: The broker's, by name; never changed here.
     """
 
     def __init__(self, topics: Mapping[str, HasChannels]) -> None:
@@ -44,7 +44,7 @@ class Announcements:
         self._connected = False
 
     def connected(self) -> None:
-        """The service knows nothing, and has to be told everything."""
+        """A connection begins: the service knows nothing."""
         self._connected = True
         for name, topic in self._topics.items():
             # As nsqd: registering a channel registers its topic, too.
@@ -52,25 +52,25 @@ class Announcements:
                 self._changed[name, channel] = None
 
     def disconnected(self) -> None:
-        """The service forgets everything with the connection."""
+        """The connection has ended: the service knows nothing any more."""
         self._connected = False
         self._known.clear()
         self._changed.clear()
 
     def changed(self, topic: str, channel: str | None = None) -> None:
-        """Something of this name, a topic if the channel is None, was made or deleted."""
+        """Mark a channel, or a topic if the channel is None, as created or deleted."""
         if self._connected:
             self._changed[topic, channel] = None
 
     @property
     def pending(self) -> bool:
-        """Whether there may be something to tell."""
+        """Whether there may be commands to send."""
         return bool(self._changed)
 
     def take(self, limit: int) -> list[Command]:
-        """The next commands, at least `limit` of them if there are so many.
+        """Return the next commands, about `limit` of them.
 
-        They count as obeyed: if one is not, the connection has to end.
+        They are taken to succeed: if one fails, the connection has to end.
         """
         commands: list[Command] = []
         while self._changed and len(commands) < limit:
@@ -101,7 +101,7 @@ class Announcements:
         known = self._known.get(topic_name)
         channel = topic.channels.get(name) if topic is not None else None
         if known is None and topic is not None and channel is not None:
-            known = self._known[topic_name] = _Known(topic)  # it will be registered with its channel
+            known = self._known[topic_name] = _Known(topic)  # REGISTER of the channel includes it
         elif known is None or known.topic is not topic:
             self._compare_topic(topic_name, commands)
             known = self._known.get(topic_name)

@@ -1,4 +1,4 @@
-"""What a consumer asks a discovery service over HTTP: where a topic is (NSQ: nsqlookupd, HTTP API)."""
+"""Asking a discovery service over HTTP which brokers have a topic (NSQ: nsqlookupd, HTTP API)."""
 
 import logging
 import ssl
@@ -14,7 +14,7 @@ from ..protocol.limits import MIB
 logger = logging.getLogger("trio_nsq.lookup")
 
 MAX_ANSWER_BYTES = 5 * MIB
-"""Of one answer: room for some ten thousand producers."""
+"""The largest answer: enough for ten thousand producers."""
 
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC")
 _MAX_PORT = 65535
@@ -24,7 +24,7 @@ class LookupFailed(NSQError):
     """A discovery service gave no usable answer.
 
     Attributes:
-        address: Which, without a name and password.
+        address: Of the service, without user and password.
         reason: Why, without the address.
     """
 
@@ -37,7 +37,7 @@ class LookupFailed(NSQError):
 
 @dataclass(frozen=True, slots=True)
 class ProducerAddress:
-    """A broker that has a topic; "" and 0 where the service did not say.
+    """A broker that has a topic; fields that the service did not send are "" or 0.
 
     Attributes:
         broadcast_address: The host at which clients reach it; never "".
@@ -56,17 +56,20 @@ class ProducerAddress:
     remote_address: str
 
 
-async def lookup_topic(address: str, topic: str, *, timeout_s: float) -> list[ProducerAddress]:
-    """Ask one discovery service which brokers have a topic.
+async def lookup_topic(
+    address: str, topic: str, *, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> list[ProducerAddress]:
+    """Ask a discovery service which brokers have a topic.
 
     Args:
         address: The service's HTTP address: `host:port`, or a URL that begins with `http://` or `https://`.
         topic: The name.
-        timeout_s: For all of it, connecting included. A service that sends the question on to https may take it twice.
+        timeout_s: For all of it, including to connect. With a redirect to https it may take twice as long.
+        tls: For https; None trusts the certificates that the system trusts.
 
     Returns:
-        The brokers, in the service's order, which is arbitrary; none if the topic is unknown. One whose address
-        nobody could connect to is left out, with a warning in the log.
+        The brokers, in arbitrary order; none if the topic is unknown. A broker without a usable address is left out,
+        with a warning in the log.
 
     Raises:
         LookupFailed: The service cannot be reached, is too slow, or answers with something else.
@@ -75,7 +78,7 @@ async def lookup_topic(address: str, topic: str, *, timeout_s: float) -> list[Pr
         connect_timeout_s=timeout_s,
         request_timeout_s=timeout_s,
         max_answer_bytes=MAX_ANSWER_BYTES,
-        tls=_system_tls(),
+        tls=tls or _system_tls(),
     )
     try:
         answer = await http.get(f"{_base_url(address)}/lookup?topic={quote_plus(topic)}")
@@ -95,7 +98,7 @@ async def lookup_topic(address: str, topic: str, *, timeout_s: float) -> list[Pr
 
 @cache
 def _system_tls() -> ssl.SSLContext:
-    return ssl.create_default_context()  # takes longer to make than an answer to come
+    return ssl.create_default_context()  # slower to create than a request
 
 
 def without_secrets(address: str) -> str:
@@ -110,7 +113,7 @@ def _base_url(address: str) -> str:
 
 
 def _unwrapped(answer: GoObject) -> GoObject:
-    """The data of an answer. Services before 1.0 put it into an envelope, errors too, not always with their status."""
+    """Return the data of an answer. Services before 1.0 put data and errors into an envelope."""
     status = answer.integer("status_code")
     if status == 0:
         return answer
@@ -121,7 +124,7 @@ def _unwrapped(answer: GoObject) -> GoObject:
 
 
 def _says_unknown(body: bytes) -> bool:
-    """Whether a 404 is for the topic; other servers have one for every path that they do not know."""
+    """Whether a 404 is about the topic: other servers send it for every unknown path."""
     try:
         answer = decode_object(body)
         return "TOPIC_NOT_FOUND" in (answer.text("message"), answer.text("status_txt"))

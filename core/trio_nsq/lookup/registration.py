@@ -1,8 +1,8 @@
-"""A broker's connections to its discovery services: it says what it has, and asks what others have.
+"""A broker's connections to its discovery services.
 
-Each service has one task. It connects, introduces the broker, and then does one of three things: tell what has
-changed, ping when that is due, or rest until something happens. Whatever goes wrong ends the connection; the next one
-begins with telling everything. Nobody in the broker waits for any of it, but for the first publish to a new topic.
+Each service has one task. It connects, identifies the broker, and then sends changes, pings, or waits. An error ends
+the connection; the next one begins with all topics and channels. Only the first publish to a new topic waits for an
+answer.
 """
 
 import logging
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trio_nsq.broker")
 
 PING_INTERVAL_S = 15.0
-"""A service counts a broker as gone that has not pinged for five minutes (`--inactive-producer-timeout`)."""
+"""After five minutes without a ping a service does not return the broker (`--inactive-producer-timeout`)."""
 STEP_TIMEOUT_S = 1.0
-"""How long connecting may take, and each sending and receiving; nsqd's."""
+"""The time to connect, and for each send and receive; the same as nsqd's."""
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = PING_INTERVAL_S
-"""Between attempts to connect; nsqd tries again at each ping."""
+"""The longest time between attempts to connect; nsqd tries again at each ping."""
 MAX_ANSWER_BYTES = 5 * MIB
-"""Of an answer to a question for channels."""
+"""The largest answer to a query for channels."""
 
 _COMMANDS_AT_ONCE = 100
-"""Sent before their responses are read; with few enough, neither side waits for the other to read first."""
+"""Commands sent before their responses are read: few enough that both sides never wait for each other to read."""
 _RECEIVE_BYTES = 16 * 1024
-# A host that cannot even be looked up is a UnicodeError.
+# UnicodeError: a host name that cannot be encoded.
 _FAILURES = (LookupdError, OSError, UnicodeError, trio.BrokenResourceError, trio.TooSlowError)
 
 
 class LookupRegistration:
-    """Keeps a broker registered. Nothing happens before `run`, nor after it.
+    """Keeps a broker registered while `run` runs.
 
     Args:
-        topics: The broker's, by name; it also has to call `changed` for whatever it makes or deletes.
-        info: What the services are told of the broker.
+        topics: The broker's, by name; the broker calls `changed` when it creates or deletes one.
+        info: The broker's IDENTIFY.
         addresses: The services, `host:port` each.
-        connect_timeout_s, request_timeout_s: For questions, which go over HTTP.
-        random_fraction: Gives numbers in [0, 1), to spread attempts to connect.
+        connect_timeout_s, request_timeout_s: For queries over HTTP.
+        random_fraction: Returns numbers in [0, 1), to spread attempts to connect.
 
     Raises:
-        ValueError: An address is not one.
+        ValueError: An address is invalid.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class LookupRegistration:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The services registered with; without any, the broker need not ask for channels."""
+        """The services; without any, the broker need not query channels."""
         return tuple(self._peers)
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register with these services, and with no others any more. Raises ValueError; then nothing has changed."""
+        """Register with these services and no others. Raises ValueError, having changed nothing."""
         wanted = dict.fromkeys(addresses)
         for address in wanted:
             parse_address(address)
@@ -105,7 +105,7 @@ class LookupRegistration:
                 if self._nursery is not None:
                     self._nursery.start_soon(self._peers[address].run)
         if self._peers and self._http is None:
-            from ..http.client import HTTPClient  # with all of an HTTP client
+            from ..http.client import HTTPClient  # slow to import, and most brokers have no services
 
             self._http = HTTPClient(
                 connect_timeout_s=self._connect_timeout_s,
@@ -114,7 +114,7 @@ class LookupRegistration:
             )
 
     async def run(self) -> None:
-        """Keep the broker registered until cancelled; then the services forget it, the connections being closed."""
+        """Keep the broker registered until cancelled. Closing the connections unregisters it."""
         try:
             async with trio.open_nursery() as self._nursery:
                 for peer in self._peers.values():
@@ -126,20 +126,20 @@ class LookupRegistration:
                 logger.info("LOOKUP: closing")
 
     def changed(self, topic: str, channel: str | None = None) -> None:
-        """Note that something of this name, a topic if the channel is None, was made or deleted."""
+        """Mark a channel, or a topic if the channel is None, as created or deleted."""
         for peer in self._peers.values():
             peer.changed(topic, channel)
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ queries
 
     async def channels(self, topic: str) -> list[str]:
-        """Ask all services which channels a topic has.
+        """Query all services for the channels of a topic.
 
-        Takes as long as the slowest of them, up to the request timeout; when the broker has just begun to connect,
-        that time again. What goes wrong is logged, and what the others say is returned.
+        Takes as long as the slowest service, up to the request timeout; twice that if the broker is still connecting.
+        Errors are logged, and the answers of the other services are returned.
 
         Returns:
-            What they know together, sorted: valid names, and no ephemeral ones, whose consumers make them.
+            The names that any service knows, sorted, without invalid and ephemeral ones.
         """
         with trio.move_on_after(self._request_timeout_s):
             for peer in list(self._peers.values()):
@@ -169,7 +169,7 @@ class LookupRegistration:
     async def _ask(self, host: str, topic: str) -> list[str]:
         from ..http.client import RequestFailed
 
-        assert self._http is not None  # there is a peer
+        assert self._http is not None  # there is a service
         url = f"http://{host}/channels?topic={quote_plus(topic)}"
         logger.info("CI: querying nsqlookupd %s", url)
         try:
@@ -181,7 +181,7 @@ class LookupRegistration:
 
 
 class _Peer:
-    """One service."""
+    """The connection to one service."""
 
     def __init__(
         self,
@@ -190,18 +190,20 @@ class _Peer:
         topics: Mapping[str, HasChannels],
         random_fraction: Callable[[], float],
     ) -> None:
-        self.tried = trio.Event()  # set once it is known whether the service is there
+        self.tried = trio.Event()  # set once the first attempt to connect has ended
         self._address = address
         self._info = info
         self._random_fraction = random_fraction
         self._announcements = Announcements(topics)
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
-        self._identity: PeerInfo | None = None  # kept over lost connections: its HTTP may be there still
+        self._identity: PeerInfo | None = (
+            None  # kept when the connection is lost: its HTTP API may still work
+        )
 
     @property
     def http_address(self) -> str | None:
-        """Where to ask it; None if that is not known."""
+        """Where to query it; None if it is not known."""
         if self._identity is None or not self._identity.broadcast_address:
             return None
         return format_address(self._identity.broadcast_address, self._identity.http_port)
@@ -216,7 +218,7 @@ class _Peer:
             self._wake.set()
 
     async def run(self) -> None:
-        """Be connected whenever that is possible."""
+        """Connect, and connect again after each failure."""
         delay_s = MIN_DELAY_S
         with self._scope:
             while True:
@@ -224,33 +226,33 @@ class _Peer:
                 try:
                     await self._connect()
                 except _FAILURES as exc:
-                    logger.error("LOOKUPD(%s): %s", self._address, _why(exc))
+                    logger.error("LOOKUPD(%s): %s", self._address, _reason(exc))
                 except Exception:
-                    # A mistake of ours: it must not reach the broker.
+                    # A bug must not affect the broker.
                     logger.exception("LOOKUPD(%s): internal error", self._address)
                 finally:
                     self._announcements.disconnected()
                     self.tried.set()
                 if trio.current_time() - started >= MAX_DELAY_S:
-                    delay_s = MIN_DELAY_S  # it has proved itself
+                    delay_s = MIN_DELAY_S  # it was connected for long enough
                 await trio.sleep(delay_s * (1 - self._random_fraction() / 2))
                 delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     async def _connect(self) -> None:
-        """Be connected for as long as that goes well."""
+        """Connect, and stay connected until an error."""
         logger.info("LOOKUP connecting to %s", self._address)
         host, port = parse_address(self._address)
         with trio.fail_after(STEP_TIMEOUT_S):
             stream = await trio.open_tcp_stream(host, port)
         async with stream:
-            conversation = _Conversation(stream)
-            await self._introduce(conversation)
+            connection = _Connection(stream)
+            await self._identify(connection)
             self.tried.set()
             self._announcements.connected()
-            await self._keep_told(conversation)
+            await self._send_changes(connection)
 
-    async def _introduce(self, conversation: "_Conversation") -> None:
-        (reply,) = await conversation.ask([MAGIC_V1 + encode_identify(self._info)])
+    async def _identify(self, connection: "_Connection") -> None:
+        (reply,) = await connection.ask([MAGIC_V1 + encode_identify(self._info)])
         try:
             self._identity = identity = PeerInfo.parse(reply)
         except ValueError:
@@ -262,36 +264,36 @@ class _Peer:
         if not identity.broadcast_address:
             logger.error("LOOKUPD(%s): no broadcast address", self._address)
 
-    async def _keep_told(self, conversation: "_Conversation") -> None:
+    async def _send_changes(self, connection: "_Connection") -> None:
         next_ping = trio.current_time() + PING_INTERVAL_S
         while True:
             if trio.current_time() >= next_ping:
                 logger.debug("LOOKUPD(%s): sending heartbeat", self._address)
-                await self._tell(conversation, [("PING", PING)])
+                await self._send(connection, [("PING", PING)])
                 next_ping = trio.current_time() + PING_INTERVAL_S
             elif self._announcements.pending:
                 commands = self._announcements.take(_COMMANDS_AT_ONCE)
                 for command in commands:
                     logger.info("LOOKUPD(%s): %s", self._address, command)
-                await self._tell(
-                    conversation, [(str(command), encode_command(command)) for command in commands]
+                await self._send(
+                    connection, [(str(command), encode_command(command)) for command in commands]
                 )
             else:
                 self._wake = trio.Event()
                 with trio.move_on_at(next_ping):
-                    await conversation.until_heard_or(self._wake)
+                    await connection.wait_unless_closed(self._wake)
 
-    async def _tell(self, conversation: "_Conversation", commands: Sequence[tuple[str, bytes]]) -> None:
-        """Send commands, each with its name for errors."""
+    async def _send(self, connection: "_Connection", commands: Sequence[tuple[str, bytes]]) -> None:
+        """Send commands, each with its text for errors, and check the responses."""
         for start in range(0, len(commands), _COMMANDS_AT_ONCE):
             part = commands[start : start + _COMMANDS_AT_ONCE]
-            responses = await conversation.ask([command for _, command in part])
+            responses = await connection.ask([command for _, command in part])
             for (name, _), response in zip(part, responses, strict=True):
                 if response != OK:
                     raise LookupdError(f"{name} - {_excerpt(response)}")
 
 
-class _Conversation:
+class _Connection:
     """Commands and responses over one connection."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -299,11 +301,11 @@ class _Conversation:
         self._reader = ResponseReader()
 
     async def ask(self, commands: Sequence[bytes]) -> list[bytes]:
-        """Send commands; returns their responses.
+        """Send commands and return their responses.
 
         Raises:
-            LookupdError: It sends something else, or ends the connection.
-            trio.BrokenResourceError, trio.TooSlowError: The connection is lost, or takes or gives nothing.
+            LookupdError: The service sends something else, or closes the connection.
+            trio.BrokenResourceError, trio.TooSlowError: The connection is lost or blocked.
         """
         with trio.fail_after(STEP_TIMEOUT_S):
             await self._stream.send_all(b"".join(commands))
@@ -322,8 +324,8 @@ class _Conversation:
             raise LookupdError("it has closed the connection")
         return bytes(data)
 
-    async def until_heard_or(self, event: trio.Event) -> None:
-        """Wait for an event. Raises LookupdError if the service says something unasked, or ends the connection."""
+    async def wait_unless_closed(self, event: trio.Event) -> None:
+        """Wait for an event. Raises LookupdError if the service sends anything, or closes the connection."""
         heard: list[bytes | Exception] = []
 
         async def hear() -> None:
@@ -345,7 +347,7 @@ def _excerpt(data: bytes) -> str:
     return ascii(data[:200].decode("utf-8", "replace"))
 
 
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
         return f"nothing happened for {STEP_TIMEOUT_S:g} s"
     return str(error) or "the connection was lost"

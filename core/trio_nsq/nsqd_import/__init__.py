@@ -5,8 +5,8 @@ flags, and which channel has what. Nothing in nsqd's folder is changed.
 """
 
 from .errors import ImportRefused
-from .folder import NsqdFolder
-from .importing import ChannelReport, IfExists, Outcome, TopicReport, import_topics, queue_bytes
+from .importer import ChannelReport, IfExists, Outcome, TopicReport, import_topics, queue_bytes
+from .nsqd_folder import NsqdFolder
 
 __all__ = [
     "ChannelReport",

@@ -22,17 +22,17 @@ _T = TypeVar("_T")
 
 
 class LogReplaced(NSQError):
-    """A topic's log is not the one that was planned for: the topic was deleted and made again, or its end was lost."""
+    """The log is not the one that was planned for: the topic was deleted and created again, or its end was lost."""
 
 
 class Bounds(NamedTuple):
-    """Where a log begins and ends.
+    """The bounds of a log.
 
     Attributes:
         first: The oldest sequence that is kept.
-        end: The one that will be published next.
-        size_bytes: What the log occupies.
-        at: What the position asked for comes to.
+        end: The sequence of the next message.
+        size_bytes: Bytes on disk.
+        at: The sequence of the requested position.
     """
 
     first: int
@@ -42,23 +42,23 @@ class Bounds(NamedTuple):
 
     @property
     def mean_bytes(self) -> float:
-        """What a message occupies; 0 if there is none."""
+        """Mean bytes of a message; 0 if there is none."""
         return self.size_bytes / (self.end - self.first) if self.end > self.first else 0.0
 
 
 def broker_label(address: str) -> str:
-    """What a broker is called in files: its address, however it is asked."""
+    """The label of a broker in files: its address without the scheme."""
     return address.partition("://")[2] or address
 
 
 class BrokerLog:
-    """One topic's log on one broker. Every request has a connection of its own.
+    """The log of one topic on one broker. Every request has its own connection.
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         topic: Its name.
-        tls: For https.
-        patience_s: How long a broker is waited for that went away, where it says so.
+        tls: Certificates for https.
+        patience_s: How long `read` and `patiently` wait for a broker that is unreachable.
     """
 
     def __init__(
@@ -72,34 +72,34 @@ class BrokerLog:
     # ------------------------------------------------------------------ the log
 
     def bounds(self, at: str = "latest") -> Bounds:
-        """Where the log begins and ends.
+        """The bounds of the log, and the sequence of a position.
 
         Args:
             at: A position, see docs/reading.md.
 
         Raises:
-            BrokerUnreachable, RequestRefused: There is no answer.
+            BrokerUnreachable, RequestRefused: The broker does not answer, or has no such topic.
         """
         names = ("first_sequence", "next_sequence", "bytes", "at_sequence")
         return Bounds(*self._numbers("GET", "/topic/bounds", {"at": at}, *names))
 
     def id_at(self, sequence: int) -> str | None:
-        """The id of a message, 16 hex digits; None if it is not there any more. Raises as `bounds`."""
+        """The id of a message, 16 hex digits; None: it is not kept. Raises as `bounds`."""
         for found in self._read_once(Span(sequence, sequence + 1)):
             if isinstance(found, RecordBatch):
                 return f"{found.first_id + sequence - found.base_sequence:016x}"
         return None
 
     def read(self, span: Span) -> Iterator[Found]:
-        """All there is of a span, and what is missing, in order. The first and the last record may reach beyond it.
+        """Read the records and the gaps of a span, in order. The first and the last record may reach beyond it.
 
-        A connection that is lost is made again, and what came is not repeated.
+        If the connection is lost, reading continues over a new one.
 
         Raises:
-            BrokerUnreachable: It was gone for longer than our patience.
+            BrokerUnreachable: The broker was unreachable for longer than the patience.
             RequestRefused: The topic is gone.
             LogReplaced: See there.
-            RawStreamError: What came was changed on its way.
+            RawStreamError: The data was changed in transit.
         """
         at = span.first
         retry = Retry(self._patience_s)
@@ -114,10 +114,10 @@ class BrokerLog:
                     raise
 
     def patiently(self, ask: Callable[[], _T]) -> _T:
-        """What `ask` returns, asked again while the broker is away.
+        """Call `ask`, and again while the broker is unreachable; returns what it returns.
 
         Raises:
-            BrokerUnreachable: It was gone for longer than our patience.
+            BrokerUnreachable: The broker was unreachable for longer than the patience.
         """
         retry = Retry(self._patience_s)
         while True:
@@ -128,7 +128,7 @@ class BrokerLog:
                     raise
 
     def _read_once(self, span: Span) -> Iterator[Found]:
-        """The same, over one connection."""
+        """Read a span over one connection."""
         with self._read_answer(span) as answer:
             try:
                 kept_from, ends = (
@@ -159,7 +159,7 @@ class BrokerLog:
             yield from gaps(at, span.end, self._kept_from(kept_from))
 
     def _kept_from(self, before: int) -> int:
-        """The oldest sequence that is kept now: what is missing may have become too old meanwhile."""
+        """The oldest sequence that is kept now: more may have been discarded while reading."""
         return max(before, self.bounds().first)
 
     def _read_answer(self, span: Span) -> AbstractContextManager[http.client.HTTPResponse]:
@@ -173,11 +173,11 @@ class BrokerLog:
         self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
 
     def channel_position(self, channel: str) -> int:
-        """The sequence at which a channel would read on. Raises as `bounds`."""
+        """The position of a channel. Raises as `bounds`."""
         return self._seek(channel, "latest", "true", "from_sequence")
 
     def move_channel(self, channel: str, sequence: int) -> int:
-        """Move a channel, durably; returns where it is then, which may be less far. Raises as `bounds`."""
+        """Move a channel durably; returns its new position, which may be before `sequence`. Raises as `bounds`."""
         return self._seek(channel, str(sequence), "false", "to_sequence")
 
     def _seek(self, channel: str, to: str, dry_run: str, wanted: str) -> int:

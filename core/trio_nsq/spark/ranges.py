@@ -1,4 +1,4 @@
-"""Ranges of sequences: what is to be exported, cut into pieces, without what is done."""
+"""Spans of sequences: subtract, split and join them."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -6,27 +6,27 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Sequences from `first` on and before `end`, of one broker's log; never empty."""
+    """The sequences of one broker's log from `first` up to, but not including, `end`; never empty."""
 
     first: int
     end: int
 
     @property
     def length(self) -> int:
-        """How many sequences."""
+        """The number of sequences."""
         return self.end - self.first
 
     def overlaps(self, other: "Span") -> bool:
-        """Whether they have a sequence in common."""
+        """Whether both have a sequence in common."""
         return self.first < other.end and other.first < self.end
 
     def common(self, other: "Span") -> int:
-        """How many sequences they have in common."""
+        """The number of sequences that both have."""
         return max(0, min(self.end, other.end) - max(self.first, other.first))
 
 
 def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
-    """What is left of a span without others, in order.
+    """The parts of a span that others do not cover, in order.
 
     Args:
         wanted: The span.
@@ -45,20 +45,20 @@ def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
     return left
 
 
-def split(span: Span, at_most: int) -> list[Span]:
-    """Cut a span into as few pieces of about the same length as there can be.
+def split(span: Span, max_length: int) -> list[Span]:
+    """Split a span into as few parts as possible, of about the same length.
 
     Args:
         span: The span.
-        at_most: The longest that a piece may be; at least 1.
+        max_length: The maximum length of a part; at least 1.
     """
-    pieces = -(-span.length // at_most)
-    cuts = [span.first + span.length * index // pieces for index in range(pieces + 1)]
+    parts = -(-span.length // max_length)
+    cuts = [span.first + span.length * index // parts for index in range(parts + 1)]
     return [Span(first, end) for first, end in pairwise(cuts)]
 
 
 def covered_up_to(first: int, done: Iterable[Span]) -> int:
-    """The first sequence from `first` on that none of the spans has."""
+    """The first sequence from `first` on that no span covers."""
     for span in sorted(done):
         if span.first > first:
             break

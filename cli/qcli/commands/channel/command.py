@@ -8,14 +8,15 @@ import click
 
 from ...broker.address_options import asks_broker
 from ...broker.fan_out import names_of
-from ...framework.command import DocumentedCommand, DocumentedGroup, Example, output_format
-from ...framework.completion import complete_topic
+from ...broker.name_completion import complete_topic
+from ...framework.command import DocumentedCommand, DocumentedGroup, Example
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
+from ...framework.options import output_format
 from ...framework.output import json_lines, write
 from ...framework.params import Source, topic_name
 from ..shared.admin_action import Action, action_command
-from ..shared.settings import settings_commands
+from ..shared.stored_settings import settings_commands
 from .seek import command as seek
 
 _ACTIONS = [

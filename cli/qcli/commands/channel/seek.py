@@ -9,12 +9,13 @@ import click
 
 from ...broker.address_options import asks_broker
 from ...broker.fan_out import by_broker, on_broker, on_each
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import BrokerPosition, refuse_sequence
+from ...broker.name_completion import complete_channel
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import BrokerPosition, refuse_sequence
 from ...broker.topic_log import not_readable
-from ...framework.command import DocumentedCommand, Example, option, output_format
-from ...framework.completion import complete_channel
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import count_of, json_lines, write
 from ...framework.params import Source, channel_source
 from ...terminal.confirm import make_sure

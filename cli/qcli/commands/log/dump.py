@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.log_positions import NOTHING_BETWEEN, Position, moment, position
+from ...framework.options import option, output_format
 from ...framework.output import RawOutput, body_field, json_lines, talk
 from ...framework.params import delimiter
+from ...framework.positions import NOTHING_BETWEEN, Position, moment, position
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
 

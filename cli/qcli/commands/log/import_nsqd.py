@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import DocumentedCommand, Example, option, output_format
+from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure, translate
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.file_progress import progress_bar
+from ...terminal.progress_bar import byte_progress
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
 
@@ -109,7 +110,7 @@ def _refuse_ours(path: Path) -> None:
     """Raises Failure if the folder is that of a broker of ours."""
     from trio_nsq.broker.storage.data_folder import BROKER_FILE, NSQD_FILE
     from trio_nsq.nsqd_import import ImportRefused
-    from trio_nsq.nsqd_import.folder import lock
+    from trio_nsq.nsqd_import.nsqd_folder import lock
 
     if (path / NSQD_FILE).exists() or not ((path / BROKER_FILE).exists() or is_data_folder(path)):
         return
@@ -136,7 +137,7 @@ def _import(
     from trio_nsq.nsqd_import import IfExists, Outcome, import_topics, queue_bytes
 
     reports: list[TopicReport] = []
-    with progress_bar(queue_bytes(source), "Reading" if dry_run else "Importing") as progress:
+    with byte_progress(queue_bytes(source), "Reading" if dry_run else "Importing") as progress:
         try:
             for report in import_topics(
                 source, data_path, if_exists=IfExists(if_exists), dry_run=dry_run, progress=progress

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import DocumentedCommand, Example, output_format
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.file_progress import progress_bar
+from ...terminal.progress_bar import byte_progress
 from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places
 
@@ -62,7 +63,7 @@ def command(path: Path, form: str) -> int:
     writes nothing. It needs no broker, and may be run beside one that uses the folder.
     """
     found = places(path)
-    with progress_bar(_total_bytes(found), "Verifying") as progress:
+    with byte_progress(_total_bytes(found), "Verifying") as progress:
         reports = [(place.topic, _verify(place, progress)) for place in found]
     if is_data_folder(path):
         reports += _folder_reports(path)

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import Example, GoFlagsCommand, version_option
+from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
 from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
+from ...framework.daemon.setting import LOG_LEVELS
 from ...framework.exit_codes import ExitCode
-from ..serve.options import LOG_LEVELS
-from .options import SETTINGS, lookupd_options
+from ...framework.go_flags import GoFlagsCommand
+from ...framework.options import version_option
+from .settings import SETTINGS, lookupd_options
 
 if TYPE_CHECKING:
-    from trio_nsq.lookup.options import LookupdOptions
-    from trio_nsq.lookup.server import LookupdAddresses
+    from trio_nsq.lookup.service.options import LookupdOptions
+    from trio_nsq.lookup.service.server import LookupdAddresses
 
 
 @click.command(
@@ -80,7 +82,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
     import trio
 
-    from trio_nsq.lookup.server import serve
+    from trio_nsq.lookup.service.server import serve
 
     from ...framework.daemon.log_format import log_to_stderr
 

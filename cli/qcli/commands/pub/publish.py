@@ -27,7 +27,8 @@ from trio_nsq.protocol.batcher import Batcher
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, talk
-from ...framework.reading import Input, Pace, open_input
+from ..shared.rate_limiter import Pace
+from .input import Input, open_input
 from .send import Sender
 from .split import Splitter
 

@@ -16,7 +16,6 @@ from ...broker.broker_http import BrokerHTTP
 from ...broker.connection_options import Connecting
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
-from ..shared.bulk import tls_files
 
 if TYPE_CHECKING:
     from trio_nsq.client import Producer
@@ -216,7 +215,7 @@ def _publisher(
         if not BrokerHTTP(http_address, connecting).listens_at(tcp_address):
             return None
         publisher = IdempotentProducer(
-            http_address, topic, f"qcli-pub:{uuid4().hex}", tls_files(connecting), patience_s=0
+            http_address, topic, f"qcli-pub:{uuid4().hex}", connecting.tls_files(), patience_s=0
         )
         publisher.last_number()
     except (Failure, BrokerUnreachable, RequestRefused):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,9 @@ from ...broker.connection_options import Connecting, refuse_plain_http
 from ...framework.errors import Failure, Terminated, no_tls, unreachable, wants_https
 from ...framework.exit_codes import ExitCode
 from ...framework.output import count_of, json_lines, rate, size, talk, write
-from ..shared.bulk import better_engine, failure_of, progress, said_by_library, spark_engine, tls_files
+from ...terminal.progress_bar import message_progress
+from ..shared.engine import better_engine, failure_of, said_by_library, spark_engine
+from .options import ReplayOptions, default_jobs_folder
 
 if TYPE_CHECKING:
     from trio_nsq.spark.replay.job import ReplayJob
@@ -31,41 +31,12 @@ _FILTER_MEMORY = "2g"
 """Of Spark's JVM if it looks at rows itself, whole row groups at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """What the command line says of how it is to go.
-
-    Attributes:
-        jobs: The folder of all jobs.
-        job: The name of this one; None: a new one.
-        engine: `auto`, `inline` or `spark`.
-        master: Of Spark; None: local, or what spark-submit says.
-        dry_run: Only count.
-        form: `text` or `json`.
-        quiet: Say nothing but errors.
-    """
-
-    jobs: Path
-    job: str | None
-    engine: str
-    master: str | None
-    dry_run: bool
-    form: str
-    quiet: bool
-
-
-def default_jobs_folder() -> Path:
-    """Where jobs are written down."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "qcli" / "replay"
-
-
-def replay_files(request: ReplayRequest | None, running: Running) -> int:
+def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
     """Run the command; returns its exit code.
 
     Args:
         request: What is wanted; None: what the job was begun with.
-        running: See there.
+        options: The command line.
 
     Raises:
         Failure: It did not go well.
@@ -73,13 +44,13 @@ def replay_files(request: ReplayRequest | None, running: Running) -> int:
     from trio_nsq.spark.replay.job import open_job, remove_old_jobs
 
     with _failures(), ExitStack() as stack:
-        jobs = running.jobs
-        if running.dry_run:
+        jobs = options.jobs
+        if options.dry_run:
             jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
         else:
             remove_old_jobs(jobs, time.time())
-        job = stack.enter_context(open_job(jobs, running.job, request))
-        return _Work(job, running, stack).run()
+        job = stack.enter_context(open_job(jobs, options.job, request))
+        return _FilesReplay(job, options, stack).run()
 
 
 @contextmanager
@@ -103,45 +74,45 @@ def _failures() -> Iterator[None]:
         raise said_by_library(error) from error
 
 
-class _Work:
+class _FilesReplay:
     """One run of the command.
 
     Args:
         job: What it works on.
-        running: See there.
+        options: The command line.
         stack: What is to be closed at its end.
     """
 
-    def __init__(self, job: ReplayJob, running: Running, stack: ExitStack) -> None:
+    def __init__(self, job: ReplayJob, options: ReplayOptions, stack: ExitStack) -> None:
         self._job = job
-        self._running = running
+        self._options = options
         self._stack = stack
-        self._tls = tls_files(Connecting.of_command())
+        self._tls = Connecting.of_command().tls_files()
         self._engine_name: str | None = None
         self._spark: SparkEngine | None = None
         self._begun_s = time.monotonic()
 
     def run(self) -> int:
         """All of it."""
-        job, quiet = self._job, self._running.quiet
+        job, quiet = self._job, self._options.quiet
         if job.is_complete:
             if not quiet:
                 talk(f"Note: the job {job.name} is complete: there is nothing to do.")
             return ExitCode.OK
-        if not self._running.dry_run:
+        if not self._options.dry_run:
             self._meet_broker()
         self._plan()
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
         at_once = self._spark.slots if self._spark is not None and self._engine_name == "spark" else 1
-        tasks = job.tasks(at_once, save_results=local, dry_run=self._running.dry_run, tls=self._tls)
+        tasks = job.tasks(at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls)
         self._begun_s = time.monotonic()
         try:
-            with progress(sum(task.messages for task in tasks), quiet) as advance:
+            with message_progress(sum(task.messages for task in tasks), quiet) as advance:
                 job.run(engine, tasks, advance)
         except (KeyboardInterrupt, Terminated) as stop:
             self._report()
-            if not quiet and not self._running.dry_run:
+            if not quiet and not self._options.dry_run:
                 talk(f"Go on with: {self._going_on()}")
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
         except Exception as error:
@@ -161,7 +132,7 @@ class _Work:
             request.address, request.topic, f"{self._job.name}:0", self._tls, patience_s=0
         ) as publisher:
             publisher.last_number()
-            if not publisher.remembers and not self._running.quiet:
+            if not publisher.remembers and not self._options.quiet:
                 talk(
                     f"Warning: the broker at {request.address} does not remember what it has published, as 'qcli "
                     "serve' does: it is at least once. What is sent again after a failure is there twice."
@@ -169,7 +140,7 @@ class _Work:
 
     def _plan(self) -> None:
         """Fix what is to be done, with Spark if it takes that."""
-        job, quiet = self._job, self._running.quiet
+        job, quiet = self._job, self._options.quiet
         begins = job.is_new
         if begins and job.request.where is not None:
             from trio_nsq.spark.replay.filter import select_rows
@@ -180,7 +151,7 @@ class _Work:
             job.plan(lambda source, where: select_rows(spark, source, where))
         else:
             job.plan(None)
-        if begins and not quiet and not self._running.dry_run:
+        if begins and not quiet and not self._options.dry_run:
             outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
             talk(f"Note: job {job.name}: {what}. If it is interrupted, '{self._going_on()}' goes on.")
@@ -197,14 +168,14 @@ class _Work:
                     f"{install_hint('spark')}. --match, --since and --until do without."
                 ) from error
         memory = "512m" if where is None else _FILTER_MEMORY
-        self._spark = self._stack.enter_context(spark_engine(self._running.master, "qcli replay", memory))
+        self._spark = self._stack.enter_context(spark_engine(self._options.master, "qcli replay", memory))
         return self._spark
 
     def _choose_engine(self) -> Engine:
         from trio_nsq.spark.runtime.engine import run_inline
 
         job, outcome = self._job, self._job.result
-        wanted, why = self._running.engine, ""
+        wanted, why = "spark" if self._options.master is not None else self._options.engine, ""
         if job.request.ordered:
             wanted, why = "inline", "what is in order is published by one" if wanted == "spark" else ""
         elif wanted == "auto" and self._spark is not None:
@@ -213,7 +184,7 @@ class _Work:
             wanted = "inline"
         elif wanted == "auto":
             wanted, why = better_engine(job.size_bytes, outcome.pieces, "piece")
-        if why and not self._running.quiet:
+        if why and not self._options.quiet:
             talk(f"Note: engine {wanted}: {why}.")
         self._engine_name = wanted
         return run_inline if wanted == "inline" else self._spark or self._open_spark()
@@ -222,17 +193,17 @@ class _Work:
 
     def _going_on(self) -> str:
         """The command line that does what is left."""
-        running = self._running
+        options = self._options
         words = ["qcli", "replay", "--job", self._job.name]
-        if running.jobs != default_jobs_folder():
-            words += ["--jobs-folder", str(running.jobs)]
+        if options.jobs != default_jobs_folder():
+            words += ["--jobs-folder", str(options.jobs)]
         return shlex.join(words)
 
     def _failure(self, error: Exception) -> Failure:
         """What to say of a failure while it was at work, and how to go on."""
         outcome = self._job.result
         self._report()
-        if self._engine_name == "spark" and not self._running.quiet:
+        if self._engine_name == "spark" and not self._options.quiet:
             talk(
                 "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
             )
@@ -241,27 +212,27 @@ class _Work:
         # Tasks that were lost may have published more than they came to note.
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
             code = ExitCode.PARTIAL
-        return Failure(text if self._running.dry_run else f"{text} Go on with: {self._going_on()}", code)
+        return Failure(text if self._options.dry_run else f"{text} Go on with: {self._going_on()}", code)
 
     def _report(self) -> None:
         """Say what became of it."""
-        outcome, running, request = self._job.result, self._running, self._job.request
+        outcome, options, request = self._job.result, self._options, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
-        for each in outcome.examples if not running.quiet else ():
+        for each in outcome.examples if not options.quiet else ():
             talk(f"Note: not published, as it is longer than --max-msg-size: {each}.")
-        if running.form == "json":
+        if options.form == "json":
             found = dataclasses.asdict(outcome)
             del found["examples"]
             head = {
-                "job": None if running.dry_run else self._job.name,
+                "job": None if options.dry_run else self._job.name,
                 "source": request.source,
                 "topic": request.topic,
                 "engine": self._engine_name,
-                "dry_run": running.dry_run,
+                "dry_run": options.dry_run,
             }
             write(json_lines([{**head, **found, "elapsed_s": round(elapsed_s, 3)}]))
-        elif not running.quiet:
-            talk(_summary(request, outcome, elapsed_s, dry_run=running.dry_run))
+        elif not options.quiet:
+            talk(_summary(request, outcome, elapsed_s, dry_run=options.dry_run))
 
 
 def _summary(request: ReplayRequest, outcome: ReplayResult, elapsed_s: float, *, dry_run: bool) -> str:

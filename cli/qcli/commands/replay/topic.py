@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,111 +29,98 @@ from ...framework.output import (
     write,
 )
 from ...framework.params import without_scheme
-from ...framework.reading import Pace
 from ...framework.signals import watch_signals
-from .topic_messages import Replay, ReplayOutcome, Spacing
+from ..shared.rate_limiter import Pace
+from .options import ReplayOptions
+from .publish import Replay, ReplayOutcome, Spacing
 
 _MAX_BYTES = 2**30
 """Whether a message is too long is for the broker to say, whose limit we do not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRequest:
-    """The command line."""
-
-    source: str
-    topic: str
-    http_address: str
-    tcp_address: str
-    first: str
-    end: str | None
-    count: int | None
-    pattern: re.Pattern[bytes] | None
-    rate: float | None
-    speed: float | None
-    dry_run: bool
-    form: str
-    quiet: bool
-
-
-def replay_topic(request: TopicRequest) -> ExitCode:
+def replay_topic(options: ReplayOptions) -> ExitCode:
     """Run the command; returns its exit code.
 
     Raises:
         Failure: It did not go well.
     """
-    if (path := Path(request.source)).exists():
+    assert options.source is not None
+    if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
-        talk(f"Note: {request.source} is taken for a topic; the {kind} of this name is ./{request.source}")
+        talk(f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}")
     begun_s = time.monotonic()
-    outcome = trio.run(_replay, request)
-    return _conclude(request, outcome, time.monotonic() - begun_s)
+    outcome = trio.run(_replay, options)
+    return _conclude(options, outcome, time.monotonic() - begun_s)
 
 
-async def _replay(request: TopicRequest) -> ReplayOutcome:
+async def _replay(options: ReplayOptions) -> ReplayOutcome:
+    assert options.source is not None
+    assert options.topic is not None
     quiet_library()
     connecting = Connecting.of_command()
     try:
         async with AsyncExitStack() as stack:
             producer = None
-            if not request.dry_run:
+            if not options.dry_run:
                 producer = await stack.enter_async_context(
                     Producer(
-                        request.tcp_address,
+                        options.nsqd_tcp_address,
                         max_msg_size=_MAX_BYTES,
                         max_body_size=_MAX_BYTES,
                         **connecting.options(),
                     )
                 )
-            with reading_errors(request.http_address):
+            with reading_errors(options.nsqd_http_address):
                 async with (
                     TopicReader(
-                        without_scheme(request.http_address),
-                        request.source,
-                        tls=connecting.https_context(request.http_address),
-                        start=request.first,
-                        end=request.end,
-                        max_messages=request.count if request.pattern is None else None,
+                        without_scheme(options.nsqd_http_address),
+                        options.source,
+                        tls=connecting.https_context(options.nsqd_http_address),
+                        start=options.first or "earliest",
+                        end=options.end,
+                        max_messages=options.count if options.pattern is None else None,
                     ) as reader,
                     trio.open_nursery() as nursery,
                 ):
                     hear_library()
-                    note_beginning(request.source, reader, request.first)
+                    note_beginning(options.source, reader, options.first)
                     replay = Replay(
-                        request.source,
+                        options.source,
                         reader,
                         producer,
-                        request.topic,
-                        count=request.count,
-                        pattern=request.pattern,
-                        pace=Pace(request.rate, trio.current_time()) if request.rate else None,
-                        spacing=Spacing(request.speed) if request.speed else None,
+                        options.topic,
+                        count=options.count,
+                        pattern=options.pattern,
+                        pace=Pace(options.rate, trio.current_time())
+                        if options.rate and not options.dry_run
+                        else None,
+                        spacing=Spacing(options.speed) if options.speed and not options.dry_run else None,
                     )
                     await nursery.start(watch_signals, replay.stop)
-                    if not request.quiet and talks_to_live_terminal():
-                        from ...terminal.progress import show_progress
+                    if not options.quiet and talks_to_live_terminal():
+                        from ...terminal.progress_line import show_progress
 
                         nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
-        raise not_connected(request.tcp_address, TCP_OPTION, error) from error
+        raise not_connected(options.nsqd_tcp_address, TCP_OPTION, error) from error
     return replay.outcome
 
 
-def _conclude(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -> ExitCode:
+def _conclude(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> ExitCode:
     """Report, and say how the command ends.
 
     Raises:
         Failure: It did not go well.
     """
-    if request.form == "json":
-        write(json_lines([_as_json(request, outcome, elapsed_s)]))
-    elif not request.quiet:
-        talk(_report(request, outcome, elapsed_s))
+    if options.form == "json":
+        write(json_lines([_as_json(options, outcome, elapsed_s)]))
+    elif not options.quiet:
+        talk(_report(options, outcome, elapsed_s))
     going_on = f"Go on with --from {outcome.position} --to {outcome.end}"
-    if request.count is not None:
-        going_on += f" -n {request.count - outcome.acknowledged}"
+    if options.count is not None:
+        going_on += f" -n {options.count - outcome.acknowledged}"
     if outcome.failure is not None:
         fate = f"{count_of(outcome.acknowledged, 'message')} acknowledged"
         if outcome.maybe_stored:
@@ -144,7 +129,7 @@ def _conclude(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -
         if not outcome.acknowledged and not isinstance(outcome.failure.__cause__, BrokerError):
             code = ExitCode.UNREACHABLE
         raise Failure(
-            f"The broker at {request.tcp_address}: {outcome.failure.reason}; {fate}. {going_on}.", code
+            f"The broker at {options.nsqd_tcp_address}: {outcome.failure.reason}; {fate}. {going_on}.", code
         )
     if outcome.stopped is not None:
         if outcome.position < outcome.end:
@@ -153,11 +138,11 @@ def _conclude(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -
     return ExitCode.DAMAGED if outcome.damaged else ExitCode.OK
 
 
-def _as_json(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -> dict[str, Any]:
+def _as_json(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> dict[str, Any]:
     return {
-        "source": request.source,
-        "topic": request.topic,
-        "dry_run": request.dry_run,
+        "source": options.source,
+        "topic": options.topic,
+        "dry_run": options.dry_run,
         "published": outcome.acknowledged,
         "published_bytes": outcome.acknowledged_bytes,
         "left_out": outcome.left_out,
@@ -170,13 +155,13 @@ def _as_json(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) ->
     }
 
 
-def _report(request: TopicRequest, outcome: ReplayOutcome, elapsed_s: float) -> str:
-    text = f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) of {request.source} "
-    if request.dry_run:
-        text += f"would be published to {request.topic}"
+def _report(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> str:
+    text = f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) of {options.source} "
+    if options.dry_run:
+        text += f"would be published to {options.topic}"
     else:
         text += (
-            f"published to {request.topic} in {elapsed_s:.2f} s: "
+            f"published to {options.topic} in {elapsed_s:.2f} s: "
             f"{rate(outcome.acknowledged / elapsed_s)} messages/s"
         )
     if outcome.position > outcome.begun:

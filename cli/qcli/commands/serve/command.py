@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...framework.command import Example, GoFlagsCommand, version_option
+from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
 from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
+from ...framework.daemon.setting import LOG_LEVELS
 from ...framework.exit_codes import ExitCode
-from .options import LOG_LEVELS, SETTINGS, broker_options
+from ...framework.go_flags import GoFlagsCommand
+from ...framework.options import version_option
+from .settings import SETTINGS, broker_options
 
 if TYPE_CHECKING:
     from trio_nsq.broker import BoundAddresses

@@ -10,10 +10,11 @@ import click
 
 from ...broker.address_options import asks_broker
 from ...broker.fan_out import on_broker, on_each
-from ...framework.command import DocumentedCommand, Example, option
-from ...framework.completion import complete_channel, complete_topic
+from ...broker.name_completion import complete_channel, complete_topic
+from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option
 from ...framework.output import talk
 from ...framework.params import Source, channel_source, topic_name
 from ...terminal.confirm import make_sure

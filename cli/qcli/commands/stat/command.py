@@ -5,32 +5,30 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from ...broker.address_options import asks_broker
-from ...framework.command import DocumentedCommand, Example, option, output_format
-from ...framework.completion import complete_source
-from ...framework.errors import Failure
+from ...broker.name_completion import complete_source
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, output_format
 from ...framework.output import is_live_terminal, json_lines, json_word, plain_table, separated, write
 from ...framework.params import Source, positive_duration, source
+from .reports import Reports
 from .rows import (
     LEFT_OUT_FIRST,
     NAME_COLUMNS,
     NARROW_HEADINGS,
     RECORD_KEYS,
     Row,
-    Sampler,
     complaints,
-    summed,
     table,
 )
 
 if TYPE_CHECKING:
-    from ...broker.broker_http import BrokerHTTP
+    pass
 
 FORMATS = ("table", "json", "csv", "tsv")
 
@@ -117,38 +115,6 @@ def command(
         show_live(reports, interval)
     else:
         _print_reports(reports, form, 1 if count is None else count, interval)
-
-
-class Reports:
-    """Looks at one broker or several, again and again.
-
-    Args:
-        brokers: Whom to ask.
-        source: What is wanted; None: everything.
-
-    Attributes:
-        address: Of the brokers, for messages.
-    """
-
-    def __init__(self, brokers: Sequence[BrokerHTTP], source: Source | None) -> None:
-        self.address = " and ".join(broker.address for broker in brokers)
-        self._brokers = brokers
-        self._source = source
-        self._sampler = Sampler(source)
-
-    def take(self) -> list[Row]:
-        """Look once.
-
-        Raises:
-            Failure: With the code for an unreachable broker, or because what is wanted is on none of them.
-        """
-        wanted = self._source or (None, None)
-        topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
-        rows = self._sampler.rows(topics, time.monotonic())
-        if self._source is not None and not rows:
-            kind = "topic" if self._source.channel is None else "channel"
-            raise Failure(f"There is no {kind} {self._source} on {self.address}.")
-        return rows
 
 
 def _print_reports(reports: Reports, form: str, count: int, interval_ms: int) -> None:

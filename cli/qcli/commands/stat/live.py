@@ -19,7 +19,7 @@ from ...framework.output import plain_table, styled, write
 from .rows import NAME_COLUMNS, Row, complaints, table
 
 if TYPE_CHECKING:
-    from .command import Reports
+    from .reports import Reports
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"

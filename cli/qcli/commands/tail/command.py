@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import random
-from dataclasses import dataclass
-
 import click
 
 from ...broker.address_options import (
-    HTTP_OPTION,
-    LOOKUPD_OPTION,
-    TCP_OPTION,
-    check_tcp_address,
-    chosen_lookupds,
     http_addresses,
     lookupd_addresses,
     tcp_addresses,
 )
-from ...broker.connection_options import Connecting, refuse_plain_http, tcp_connection
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import check_range, from_option, to_option
-from ...framework.command import DocumentedCommand, Example, option, output_format
-from ...framework.completion import complete_source
-from ...framework.errors import leaves, no_lookupd, not_connected
+from ...broker.connection_options import tcp_connection
+from ...broker.name_completion import complete_source
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import from_option, to_option
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.output import RawOutput, hear_library, quiet_library
-from ...framework.params import Source, delimiter, positive_duration, source, without_scheme
+from ...framework.options import option, options_as, output_format
+from ...framework.params import delimiter, positive_duration, source
+from .options import TAKE_BACKLOG, TailOptions
 
 MAX_IN_FLIGHT = 2500
 """What brokers allow by default. Larger batches cost less for each message."""
 
-TAKE_BACKLOG = "--take-backlog"
-IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
-"""With more brokers than messages wanted: how soon another is asked if one has nothing. Somebody is watching."""
-
 OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The command line."""
-
-    sources: tuple[Source, ...]
-    addresses: tuple[str, ...]
-    lookupd_addresses: tuple[str, ...]
-    count: int | None
-    form: str
-    delimiter: bytes
-    print_topic: bool
-    max_in_flight: int
-    idle_timeout_ms: int | None
-    first: str | None
-    end: str | None
-    http_addresses: tuple[str, ...]
-    take_backlog: bool
 
 
 @click.command(
@@ -173,22 +141,8 @@ class _Request:
     is_flag=True,
     help="Without a channel, at an nsqd: go on even if this takes what waits for the topic's first channel.",
 )
-def command(
-    sources: tuple[Source, ...],
-    nsqd_tcp_addresses: tuple[str, ...],
-    lookupd_addresses: tuple[str, ...],
-    nsqd_http_addresses: tuple[str, ...],
-    form: str,
-    separator: bytes,
-    null: bool,
-    print_topic: bool,
-    count: int | None,
-    idle_timeout_ms: int | None,
-    max_in_flight: int,
-    take_backlog: bool,
-    first: str | None,
-    end: str | None,
-) -> int:
+@options_as(TailOptions)
+def command(options: TailOptions) -> int:
     """Write the messages of topics to standard output, one per line, as they come.
 
     With a channel, this is one of its consumers, and what it writes is done for that channel. Without one it
@@ -197,151 +151,11 @@ def command(
     """
     import trio
 
-    if null and separator != b"\n":
-        raise click.UsageError("--null and --delimiter exclude each other.")
-    if form == "json" and (null or separator != b"\n"):
-        raise click.UsageError("--null and --delimiter are for --format raw; JSON is one object per line.")
-    lookupds = chosen_lookupds(lookupd_addresses, "nsqd_tcp_addresses")
-    request = _Request(
-        sources,
-        nsqd_tcp_addresses,
-        lookupds,
-        count,
-        form,
-        b"\0" if null else separator,
-        print_topic,
-        min(max_in_flight, count or max_in_flight),
-        idle_timeout_ms,
-        first,
-        end,
-        nsqd_http_addresses,
-        take_backlog,
-    )
-    if first is None and end is None:
-        if not lookupds:
-            for address in nsqd_tcp_addresses:
-                check_tcp_address(address)
-        return trio.run(_tail, request)
-    _check_history(request, click.get_current_context())
-    return trio.run(_tail_log, request)
+    options = options.resolve()
+    if options.reads_log:
+        from .read_log import tail_log
 
+        return trio.run(tail_log, options)
+    from .consume import tail_channels
 
-def _check_history(request: _Request, ctx: click.Context) -> None:
-    """Raises UsageError for what does not go with a log."""
-    check_range(request.first, request.end)
-    if len(request.http_addresses) > 1:
-        raise click.UsageError(f"--from and --to read the log of one broker: name one with {HTTP_OPTION}.")
-    refuse_plain_http(request.http_addresses[0])
-    if ctx.get_parameter_source("lookupd_addresses") is click.core.ParameterSource.COMMANDLINE:
-        raise click.UsageError(
-            f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
-        )
-    for each in request.sources:
-        if each.channel is not None:
-            raise click.UsageError(
-                f"--from and --to read a topic's log: leave '/{each.channel}' out, or see 'qcli channel seek'."
-            )
-    if ctx.get_parameter_source("max_in_flight") is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError("--max-in-flight is for channels: nothing is in flight with --from and --to.")
-
-
-async def _tail(request: _Request) -> ExitCode:
-    import trio
-
-    from trio_nsq.client import ConnectionFailed, Consumer
-
-    from ...framework.signals import watch_signals
-    from .channel_messages import Tail, json_renderer, raw_renderer
-    from .private_channel import SharedChannel
-
-    if len(request.addresses) > 1 and not request.lookupd_addresses:
-        hear_library()  # others go on while one of them is away
-    else:
-        quiet_library()
-    connecting = Connecting.of_command().options()
-    consumers = []
-    for each in request.sources:
-        channel = each.channel or f"tail{random.randrange(10**6):06d}#ephemeral"
-        consumer = Consumer(
-            each.topic,
-            channel,
-            nsqd_tcp_addresses=[] if request.lookupd_addresses else request.addresses,
-            lookupd_http_addresses=request.lookupd_addresses,
-            max_in_flight=request.max_in_flight,
-            private_channel=each.channel is None,
-            low_rdy_idle_timeout_s=IDLE_S,
-            rdy_redistribute_interval_s=REDISTRIBUTE_S,
-            **connecting,
-        )
-        consumer.without_private_channels = SharedChannel(
-            each.topic,
-            channel,
-            http_addresses=list(request.http_addresses),
-            lookupd_addresses=request.lookupd_addresses,
-            take_backlog=request.take_backlog,
-        ).check
-        consumers.append((each.topic, consumer))
-    tail = Tail(
-        RawOutput(),
-        json_renderer if request.form == "json" else raw_renderer(request.delimiter, request.print_topic),
-        count=request.count,
-        idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
-    )
-    try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, tail.stop)
-            await tail.run(
-                consumers, f"Waiting for messages of {', '.join(map(str, request.sources))}; Ctrl-C ends."
-            )
-            nursery.cancel_scope.cancel()
-    except* ConnectionFailed as group:
-        (error, *_) = leaves(group)
-        assert isinstance(error, ConnectionFailed)
-        if request.lookupd_addresses:
-            raise no_lookupd(error.address, error.reason) from None
-        raise not_connected(error.address, TCP_OPTION, error) from None
-    return tail.stopped or ExitCode.OK
-
-
-async def _tail_log(request: _Request) -> ExitCode:
-    import trio
-
-    from trio_nsq.client.reading.topic_reader import TopicReader
-
-    from ...broker.topic_log import reading_errors
-    from ...framework.signals import watch_signals
-    from .log_messages import LogTail, json_log_renderer, raw_log_renderer
-
-    quiet_library()
-    (address,) = request.http_addresses
-    tls = Connecting.of_command().https_context(address)
-    readers = [
-        (
-            each.topic,
-            TopicReader(
-                without_scheme(address),
-                each.topic,
-                tls=tls,
-                start=request.first or "earliest",
-                end=request.end,
-                follow=request.end is None,
-                max_messages=request.count,
-            ),
-        )
-        for each in request.sources
-    ]
-    tail = LogTail(
-        RawOutput(),
-        json_log_renderer
-        if request.form == "json"
-        else raw_log_renderer(request.delimiter, request.print_topic),
-        count=request.count,
-        idle_timeout_s=request.idle_timeout_ms / 1000 if request.idle_timeout_ms else math.inf,
-        first=request.first,
-    )
-    with reading_errors(address):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, tail.stop)
-            await tail.run(readers)
-            nursery.cancel_scope.cancel()
-    return tail.stopped or (ExitCode.DAMAGED if tail.damaged else ExitCode.OK)
+    return trio.run(tail_channels, options)

@@ -15,7 +15,7 @@ from ...broker.connection_options import Connecting
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
 from ...framework.output import talk
-from .command import TAKE_BACKLOG
+from .options import TAKE_BACKLOG
 
 if TYPE_CHECKING:
     from trio_nsq.lookup.query import ProducerAddress

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,28 +13,78 @@ from ...broker.address_options import (
     DEFAULT_TCP_ADDRESS,
     TCP_OPTION,
     TCP_VARIABLE,
-    chosen_lookupds,
     http_addresses,
     lookupd_addresses,
-    works_in_bulk,
 )
 from ...broker.connection_options import tcp_connection
-from ...broker.positions import NOTE as POSITIONS
-from ...broker.positions import BrokerPosition, check_range
+from ...broker.name_completion import complete_topic
+from ...broker.position_options import NOTE as POSITIONS
+from ...broker.position_options import from_option, to_option
 from ...framework import params
-from ...framework.command import DocumentedCommand, Example, option, several
-from ...framework.completion import complete_topic
+from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
+from ...framework.options import option, options_as, several
 from ...framework.params import topic_name
-from .channel_options import check_consuming, consumes, given, receiving_options
+from ..shared.engine import engine_options
+from .options import ToParquetOptions
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuously"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
+
+RECEIVING = "Out of a channel, at least once"
+MAX_IN_FLIGHT = 2500
+"""What brokers allow by default."""
+
+_CONSUME_OPTIONS = (
+    option(
+        RECEIVING,
+        "--consume",
+        is_flag=True,
+        help="Consume --channel over TCP, as any NSQ client does, and do not read logs. Not needed with "
+        "--nsqd-tcp-address; for --lookupd-http-address, say.",
+    ),
+    option(
+        RECEIVING,
+        "--spool",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="PATH",
+        help="A folder on a local disk, for messages that are finished and not in files yet. If it is not given, "
+        "FOLDER/_nsq/TOPIC/spool; it has to be if FOLDER is not on this machine.",
+    ),
+    option(
+        RECEIVING,
+        "--idle-timeout",
+        "idle_timeout_ms",
+        type=params.positive_duration,
+        default="2s",
+        metavar="DURATION",
+        show_default=True,
+        help="Without --follow: end after so long without a message that was published before the command began.",
+    ),
+    option(
+        RECEIVING,
+        "--max-in-flight",
+        type=click.IntRange(min=1),
+        default=MAX_IN_FLIGHT,
+        metavar="N",
+        show_default=True,
+        help="Messages under way at most; fewer, if they are large: about 64 MiB.",
+    ),
+)
+
+
+def _consume_options(command: _F) -> _F:
+    """The options that only matter if a channel is consumed."""
+    for each in reversed(_CONSUME_OPTIONS):  # the last decorator is the first option
+        command = each(command)
+    return command
 
 
 def file_bytes(text: str) -> int:
@@ -144,24 +195,14 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     "--consume.",
 )
 @tcp_connection
-@option(
+@from_option(
     SELECTION,
-    "--from",
-    "--since",
-    "first",
-    type=BrokerPosition(),
-    metavar="POSITION",
-    help="Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
+    "Begin with the message of this sequence, or with those published at this time; if it is not given, with the "
     "earliest that is kept.",
 )
-@option(
+@to_option(
     SELECTION,
-    "--to",
-    "--until",
-    "end",
-    type=BrokerPosition(),
-    metavar="POSITION",
-    help="End before the message of this sequence, or before those published at this time; if it is not given, with "
+    "End before the message of this sequence, or before those published at this time; if it is not given, with "
     "what is there now.",
 )
 @option(
@@ -183,7 +224,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     help="With --follow: how long from the beginning of one round to the next. Each writes at least a file, if there "
     "is anything to write.",
 )
-@receiving_options
+@_consume_options
 @option(FILES, "--text", is_flag=True, help="Bodies as strings.")
 @option(
     FILES,
@@ -244,100 +285,22 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
     metavar="N",
     help="The codec's; if it is not given, 1 for zstd and the codec's own default for others.",
 )
-@works_in_bulk("FOLDER has", "summary")
-def command(
-    topic: str,
-    folder: str,
-    nsqd_http_addresses: tuple[str, ...],
-    lookupd_addresses: tuple[str, ...],
-    tcp_addresses: tuple[str, ...],
-    first: str | None,
-    end: str | None,
-    channel: str | None,
-    follow: bool,
-    every_ms: int,
-    consume: bool,
-    spool: Path | None,
-    idle_timeout_ms: int,
-    max_in_flight: int,
-    text: bool,
-    as_json: bool,
-    columns: list[tuple[str, JsonType | None]] | None,
-    partition_by: str,
-    target_bytes: int,
-    row_group_bytes: int,
-    compression: str,
-    compression_level: int | None,
-    engine: str,
-    master: str | None,
-    form: str,
-    quiet: bool,
-) -> int:
+@engine_options("FOLDER has", "summary")
+@options_as(ToParquetOptions)
+def command(options: ToParquetOptions) -> int:
     """Write the messages of a topic, from its log, to Parquet files in a folder.
 
     Whatever has become of them: no channel notices, but for the one that --channel names. What is there from an earlier
     run is not written again. An nsqd has no log: with --nsqd-tcp-address a channel of it is consumed instead, at least
     once. FOLDER is a path, or a URL such as s3://bucket/archive.
     """
-    if text and as_json:
-        raise click.UsageError("--text and --json exclude each other.")
-    if columns and not as_json:
-        raise click.UsageError("--columns are fields of JSON bodies: say --json.")
-    if channel is not None and first is not None:
-        raise click.UsageError(
-            "--channel and --from exclude each other: the channel says where to begin; 'qcli channel seek' moves it."
-        )
-    if follow and end is not None:
-        raise click.UsageError("--follow and --to exclude each other: it goes on until it is interrupted.")
-    if engine == "inline" and master is not None:
-        raise click.UsageError("--engine inline and --master exclude each other.")
-    if compression_level is not None and compression not in ("zstd", "gzip", "brotli"):
-        raise click.UsageError(f"--compression-level means nothing to {compression}.")
-    check_range(first, end)
-    if channel is not None:
-        params.source(f"{topic}/{channel}")
-    if given("every_ms") and not follow:
-        raise click.UsageError("--every is for --follow: without it there is one round.")
+    options.check()
 
-    from ..shared.bulk import check_extra
+    from ..shared.engine import check_extra
 
     check_extra("to-parquet")
+    options = options.resolve()
 
-    consume = consumes(consume or spool is not None)
-    lookupds = chosen_lookupds(lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")
-    if consume:
-        spool = check_consuming(
-            topic, folder, channel, first or end, () if lookupds else tcp_addresses, spool, master
-        )
+    from .export import export
 
-    from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
-    from trio_nsq.spark.export.request import ExportRequest, FileOptions
-
-    from .channel_export import Receiving
-    from .log_export import Running, export
-
-    body = BodyFormat.TEXT if text else BodyFormat.JSON if as_json else BodyFormat.BINARY
-    level = 1 if compression_level is None and compression == "zstd" else compression_level
-    request = ExportRequest(
-        topic,
-        folder,
-        first=first or "earliest",
-        end=end or "latest",
-        channel=channel,
-        layout=Layout(PartitionBy(partition_by), body),
-        json_fields=columns or (),
-        options=FileOptions(compression, level, row_group_bytes),
-        target_bytes=target_bytes,
-        spool=spool,
-    )
-    running = Running(
-        tcp_addresses if consume else nsqd_http_addresses,
-        lookupds,
-        "spark" if master is not None else engine,
-        master,
-        every_ms / 1000 if follow else None,
-        form,
-        quiet,
-        Receiving(idle_timeout_ms / 1000, max_in_flight) if consume else None,
-    )
-    return export(request, running)
+    return export(options)

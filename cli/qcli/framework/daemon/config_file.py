@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import click
 
-from ...commands.serve.options import CONFIGURATION, FILE, Setting
 from ..errors import Failure
+from .setting import CONFIGURATION, FILE, Setting
 
 
 class ConfigFile(NamedTuple):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ...commands.serve.options import LOG_LEVELS, Setting
-from ..command import REPEATED, alike
 from ..errors import Failure
+from ..go_flags import REPEATED
 from ..output import talk
+from ..suggestions import alike
 from .config_file import ConfigFile, read_config
+from .setting import LOG_LEVELS, Setting
 
 if TYPE_CHECKING:
     import logging

@@ -1,6 +1,6 @@
 """Export a topic to Parquet files: one file per range of sequences, and a manifest of the ranges that are done.
 
-`job.ExportJob` plans the ranges and has an engine run a `task.ExportTask` for each. `manifest` and `layout`
-are plain data: which ranges are planned and written, and what the files look like. `columns` and
-`json_columns` make Arrow tables out of messages.
+`job.ExportJob` plans the ranges of an `ExportRequest` and has an engine run a `task.ExportTask` for each. `manifest`
+has the ranges that are planned and done, `results` what was exported, and `layout` what the files look like.
+`columns` and `json_columns` convert messages to Arrow tables.
 """

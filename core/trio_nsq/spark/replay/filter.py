@@ -28,19 +28,23 @@ _SETTINGS = {
     # Only a bit for each row is shuffled.
     "spark.sql.shuffle.partitions": "4",
 }
+_NO_SETTINGS: Mapping[str, str] = {}
 
 
 class FilterError(NSQError):
     """A condition is not valid; the text says why."""
 
 
-def select_rows(engine: SparkEngine, files: ReplayFiles, condition: str) -> dict[str, bytes]:
+def select_rows(
+    engine: SparkEngine, files: ReplayFiles, condition: str, settings: Mapping[str, str] = _NO_SETTINGS
+) -> dict[str, bytes]:
     """Select rows.
 
     Args:
         engine: Spark.
         files: The files.
         condition: A condition as after WHERE. It can use the columns of the files and of Hive-style folders.
+        settings: More settings of Spark, by name.
 
     Returns:
         For each file with selected rows, a bitmap of all its rows, least significant bit first.
@@ -54,7 +58,7 @@ def select_rows(engine: SparkEngine, files: ReplayFiles, condition: str) -> dict
     # It would log the error that is raised here, with the stack of the JVM.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session = engine.session()
-    for name, value in _SETTINGS.items():
+    for name, value in {**_SETTINGS, **settings}.items():
         session.conf.set(name, value)
     bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in files.files}
     try:

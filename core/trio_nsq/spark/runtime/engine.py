@@ -1,7 +1,4 @@
-"""Who works through the tasks of a plan: this process here, and what `spark_engine` has its workers do.
-
-What a task does is its own affair: it is asked to run, and gives a note of what became of it.
-"""
+"""The interface of tasks and of engines that run them, and the engine that runs tasks in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -9,52 +6,52 @@ from typing import Protocol, TypeVar
 from ...protocol.errors import NSQError
 
 Advance = Callable[[int, int], None]
-"""Is told of messages and bytes of bodies as they are dealt with."""
+"""Progress callback, called with the number of messages and the bytes of their bodies."""
 
 Done = TypeVar("Done")
 _Done = TypeVar("_Done", covariant=True)
 
 
 class Task(Protocol[_Done]):
-    """Part of a plan; can be pickled."""
+    """A part of a job; it can be pickled."""
 
     @property
     def messages(self) -> int:
-        """How many it deals with, about."""
+        """The number of messages, about."""
         ...
 
     def run(self, advance: Advance | None = None) -> _Done:
-        """Do it. Raises NSQError, OSError: what another attempt would not mend."""
+        """Run it and return its result. Raises NSQError, OSError: another attempt would not help."""
         ...
 
 
 class Engine(Protocol):
-    """Works through tasks, in any order."""
+    """Runs tasks, in any order."""
 
     def __call__(
         self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance, /
     ) -> None:
-        """Have all of them done.
+        """Run all tasks.
 
         Args:
             tasks: The tasks, at least one.
-            finish: Is told of each that is done.
-            advance: Is told of messages and bytes as far as that is known.
+            finish: Called with the result of each task.
+            advance: Called with the progress, as far as it is known.
 
         Raises:
-            NSQError, OSError: What went wrong with one of them; nobody works on any other any more.
+            NSQError, OSError: A task failed; no other task runs any more.
         """
         ...
 
 
 def run_inline(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
-    """One after the other, in this thread; a signal's exception ends it, with nothing left half done."""
+    """Run tasks one after the other in this thread; the exception of a signal handler ends it cleanly."""
     for task in tasks:
         finish(task.run(advance))
 
 
 def attempt(task: Task[Done]) -> Done | NSQError | OSError:
-    """One task; what goes wrong in a way that another attempt would not mend is returned, and keeps its type."""
+    """Run a task in a worker. Errors that another attempt would not help are returned, so that they keep their type."""
     try:
         return task.run()
     except (NSQError, OSError) as exc:

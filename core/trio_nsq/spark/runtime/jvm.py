@@ -1,8 +1,8 @@
-"""A JVM for Spark within this process, started without Spark's own scripts.
+"""Start a JVM for Spark in this process, without Spark's own scripts.
 
-They start a JVM only to find out how to start the one that is wanted, and they have Python workers import pyspark out
-of a zip file; without them an export begins in half the time. What is relied on are pyspark's internals: whoever calls
-this goes back to the scripts if it fails.
+The scripts start another JVM only to build a command line, and make Python workers import pyspark from a zip file;
+without them an export starts in half the time. This relies on internals of pyspark, so callers use the scripts if it
+fails.
 """
 
 import os
@@ -24,11 +24,11 @@ _OPENED = (
     *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs"),
     *("sun.security.action", "sun.util.calendar"),
 )
-"""Packages of java.base that Spark looks into."""
+"""Packages of java.base that Spark accesses by reflection."""
 _UNSAFE_SINCE = 24
-"""From this version on Java wants to be told that this is meant."""
+"""The first version of Java that needs flags for this."""
 _FLAGS = (
-    # It starts sooner so, and has little to do: the work is done in Python.
+    # A faster start; the JVM has little to do, as tasks run in Python.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -38,16 +38,16 @@ _FLAGS = (
 
 
 class NotStarted(Exception):
-    """The JVM ended, or did not say where it listens."""
+    """The JVM ended, or did not report its port."""
 
 
 class LocalJvm(NamedTuple):
-    """A JVM that runs; it ends when its standard input is closed, and so when this process ends, however it does.
+    """A running JVM. It exits when its stdin is closed, and so also when this process is killed.
 
     Attributes:
-        process: It.
-        port: Where it listens, on loopback.
-        secret: What it wants to be told first.
+        process: The process.
+        port: Its port on the loopback address.
+        secret: The secret that authenticates clients.
     """
 
     process: subprocess.Popen[bytes]
@@ -56,13 +56,13 @@ class LocalJvm(NamedTuple):
 
 
 def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], log: IO[bytes]) -> LocalJvm:
-    """Start it, and wait until it listens.
+    """Start a JVM, and wait until it listens.
 
     Args:
-        java_home: Of Java 17 or newer.
-        pyspark_folder: Where pyspark is installed.
-        conf: Of Spark.
-        log: A file for what it says.
+        java_home: The home of Java 17 or newer.
+        pyspark_folder: The folder of pyspark.
+        conf: The configuration of Spark.
+        log: A file for stdout and stderr.
 
     Raises:
         NotStarted, OSError: It does not start.
@@ -72,7 +72,7 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
         info = folder / "info"
         env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
         env |= {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(info), "PYTHONHASHSEED": "0", "SPARK_CONNECT_MODE": "0"}
-        # In a session of its own: an interrupt from the terminal is for us.
+        # In its own session, so that Ctrl-C in the terminal reaches only this process.
         process = subprocess.Popen(
             _command(java_home, pyspark_folder, conf),
             stdin=subprocess.PIPE,
@@ -85,7 +85,7 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
             return LocalJvm(process, *_connection_info(process, info))
         except BaseException:
             process.kill()
-            process.communicate()  # closes its standard input, too
+            process.communicate()  # also closes its stdin
             raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -104,7 +104,7 @@ def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> 
 
 
 def _connection_info(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:
-    """Port and secret, which it writes to a file that it then gives this name."""
+    """The port and the secret, which the JVM writes to a file and then renames to this name."""
     given_up_at_s = time.monotonic() + START_TIMEOUT_S
     while not info.exists():
         if process.poll() is not None or time.monotonic() > given_up_at_s:

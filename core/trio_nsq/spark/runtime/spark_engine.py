@@ -1,7 +1,6 @@
-"""Spark as the engine: its tasks write a range each, in Python, and the JVM hands them out.
+"""Spark as an engine: it runs tasks in Python workers, on this machine or on a cluster.
 
-Without a master Spark runs within this process and a JVM beside it, which ends when this process does, however that
-comes about.
+Without a master, Spark runs in a JVM beside this process, which exits with it, also when this process is killed.
 """
 
 import os
@@ -26,26 +25,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*,3]"
-"""All cores, and three attempts."""
+"""All cores, and three attempts for each task."""
 _POLL_S = 0.1
 _GROUP = "trio-nsq"
 _END_S = 10.0
 _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # It starts sooner so, and has little to do.
+    # A faster start; the JVM has little to do.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A second attempt beside the first would only read the same.
+    # A second attempt at the same time would only read the same messages again.
     "spark.speculation": "false",
 }
 
 
 class SparkFailed(NSQError):
-    """Spark is not installed, does not start, or gave up; the text says why."""
+    """Spark is not installed, does not start, or failed; the text says why."""
 
 
 def check_spark() -> None:
@@ -62,37 +61,37 @@ def check_spark() -> None:
 def open_spark(
     master: str | None = None, name: str = "qcli to-parquet", memory: str = "512m"
 ) -> Iterator["SparkEngine"]:
-    """Start Spark, or join the one of spark-submit; it ends with the block.
+    """Start Spark, or join that of spark-submit, and stop it after the block.
 
     Args:
-        master: Its URL; None: within this process, or where spark-submit says.
-        name: What it is to call this.
-        memory: Of a JVM that is started. It takes little only to hand tasks out.
+        master: The URL of the master; None: run locally, or as spark-submit says.
+        name: The name of the application.
+        memory: The memory of a local JVM, which only schedules tasks.
 
     Raises:
-        SparkFailed: It is not installed, or does not start.
-        NoJava: There is none.
+        SparkFailed: Spark is not installed, or does not start.
+        NoJava: There is no Java.
     """
     check_spark()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    # What Spark says goes into a file, and is nothing for a user who has no trouble.
+    # Spark's log is of use only if it does not start.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
         context, process = (
             (_submitted_context(), None) if submitted else _started_context(master, name, memory, log)
         )
         try:
             if not str(context.master).startswith("local") and can_be_zipped():
-                # Workers elsewhere get this package, in the version that plans. They fetch it when they begin.
+                # Workers on other machines fetch this package, so that they have the same version.
                 write_zip(Path(folder) / "trio_nsq.zip")
                 context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
-            _hush(context)
+            _silence(context)
             yield SparkEngine(context, name)
         finally:
             _end(context, process)
 
 
-def _hush(context: Any) -> None:
-    """Keep pyspark from telling what a lost JVM means to its threads; who waits for the tasks is told."""
+def _silence(context: Any) -> None:
+    """Keep pyspark's threads from printing errors if the JVM is lost; the tasks raise one."""
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None
 
@@ -106,7 +105,7 @@ def _submitted_context() -> "SparkContext":
 def _started_context(
     master: str | None, name: str, memory: str, log: IO[bytes]
 ) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
-    """A context, and its JVM.
+    """Start Spark; returns its context, and the process of the JVM.
 
     Raises:
         SparkFailed, NoJava: It does not start.
@@ -122,7 +121,7 @@ def _started_context(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     process: subprocess.Popen[bytes] | None = None
     try:
-        if local and (jvm := _own_jvm(settings, log)):
+        if local and (jvm := _start_own_jvm(settings, log)):
             process = jvm.process
             with _environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
                 gateway = _gateway(None, log)
@@ -142,8 +141,8 @@ def _started_context(
         raise
 
 
-def _own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
-    """A JVM that begins sooner than with Spark's scripts; None if it does not at all."""
+def _start_own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
+    """Start a JVM without Spark's scripts; None: it does not start."""
     import pyspark
 
     home, _ = find_java_home()
@@ -161,7 +160,7 @@ def _gateway(conf: Any, log: IO[bytes]) -> Any:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Variables of the environment while the block runs."""
+    """Set environment variables during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -193,20 +192,20 @@ def _end(context: "SparkContext", process: "subprocess.Popen[bytes] | None") -> 
 
 
 def _java_used() -> str:
-    """Which Java it was, for people."""
+    """The Java that was used, for error messages."""
     home, _ = find_java_home()
     return f"the Java in {home}{', which JAVA_HOME names' if os.environ.get('JAVA_HOME') else ''}"
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """What was said last, but not by Spark's script of a Java that failed: that is about the script's own variables."""
+    """The last line of the log, except those of Spark's script about its own variables, after a Java that failed."""
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line and "/spark-class: line " not in line), "")
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what a JVM's exception says."""
+    """The first line of the message of a JVM's exception."""
     java: Any = getattr(error, "java_exception", None)
     if java is not None:
         with suppress(Exception):
@@ -215,11 +214,11 @@ def _reason(error: BaseException) -> str:
 
 
 class SparkEngine:
-    """An `Engine`.
+    """Spark as an `Engine`.
 
     Args:
-        context: Of Spark.
-        name: What jobs are called.
+        context: The context of Spark.
+        name: The name of its jobs.
     """
 
     def __init__(self, context: "SparkContext", name: str) -> None:
@@ -228,36 +227,36 @@ class SparkEngine:
 
     @property
     def is_local(self) -> bool:
-        """Whether tasks run on this machine."""
+        """Whether workers run on this machine."""
         return str(self._context.master).startswith("local")
 
     @property
     def slots(self) -> int:
-        """How many tasks run at once, about."""
+        """The number of tasks that run at the same time, about."""
         return max(1, int(self._context.defaultParallelism))
 
     def session(self) -> "SparkSession":
-        """For SQL, with settings of its own."""
+        """A new session for SQL, with its own settings."""
         from pyspark.sql import SparkSession
 
         return SparkSession(self._context).newSession()
 
     def __call__(self, tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
-        """Have all tasks done; however this ends, no task is at work any more, or it is about to be killed.
+        """Run all tasks. If this raises, the tasks that still run are killed.
 
         Raises:
-            NSQError, OSError: What went wrong with a task.
-            SparkFailed: Spark gave up.
+            NSQError, OSError: A task failed.
+            SparkFailed: Spark failed.
         """
         from pyspark import InheritableThread
 
-        answers: list[Any] = []
+        results: list[Any] = []
         failures: list[BaseException] = []
 
         def work() -> None:
             try:
                 self._context.setJobGroup(_GROUP, self._name, interruptOnCancel=True)
-                answers.extend(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
+                results.extend(self._context.parallelize(tasks, len(tasks)).map(attempt).collect())
             except BaseException as exc:
                 failures.append(exc)
 
@@ -272,27 +271,27 @@ class SparkEngine:
             raise
         if failures:
             raise SparkFailed(f"Spark gave up: {_reason(failures[0])}") from failures[0]
-        for answer in answers:
-            if not isinstance(answer, Exception):
-                finish(answer)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        for result in results:
+            if not isinstance(result, Exception):
+                finish(result)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
     def _watch(self, thread: threading.Thread, tasks: Sequence[Task[Done]], advance: Advance) -> None:
-        """Wait, and tell how far it is: Spark knows how many tasks are done, and all are about as long."""
+        """Wait for the thread, and report progress by the number of tasks that are done."""
         tracker = self._context.statusTracker()
-        told = 0
+        reported = 0
         total = sum(task.messages for task in tasks)
         while thread.is_alive():
             thread.join(_POLL_S)
             done = 0
-            with suppress(Exception):  # a JVM that is gone ends the thread, too
+            with suppress(Exception):  # if the JVM is gone, the thread ends, too
                 for job in tracker.getJobIdsForGroup(_GROUP):
                     for stage in tracker.getJobInfo(job).stageIds:  # type: ignore[union-attr]
                         info = tracker.getStageInfo(stage)
                         done += info.numCompletedTasks if info else 0
             messages = total * min(done, len(tasks)) // len(tasks)
-            if messages > told:
-                advance(messages - told, 0)
-                told = messages
+            if messages > reported:
+                advance(messages - reported, 0)
+                reported = messages

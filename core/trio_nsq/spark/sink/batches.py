@@ -1,16 +1,16 @@
-"""Rows of a task as the batches that it publishes, cut the same however often the task is tried, and their numbers.
+"""Cut the rows of a task into numbered batches, in the same way whenever the task is tried again.
 
-A broker of ours publishes a producer's numbers only if they grow (`IdempotentProducer`). That helps a task tried
-again only if it sends the same batches, so cuts depend on nothing but the rows and their order; and as nothing makes
-Spark compute the same rows in the same order again, a number tells of what it stands for:
+Our broker publishes a batch only if its number is greater than those before (`IdempotentProducer`). That works for a
+task that is tried again only if it sends the same batches, so the cuts depend on nothing but the rows and their order.
+Spark does not guarantee the same rows in the same order, so a number has a checksum of the rows:
 
     62            35 34           16 15            0
     +---------------+---------------+--------------+
     |  micro-batch  |    ordinal    |   checksum   |
     +---------------+---------------+--------------+
 
-The micro-batch is 0 in a batch job, whose ordinals have its bits, too. The checksum is one of all rows up to there, so
-the greatest number that a broker knows says whether what it has published is what would be published now.
+The micro-batch is 0 in a batch job, where the ordinal uses its bits, too. The checksum covers all rows up to this
+batch, so the greatest number that a broker has tells whether it has published the same rows.
 """
 
 import zlib
@@ -23,27 +23,27 @@ from typing import Any
 from ...protocol.errors import NSQError
 
 BLOCK_ROWS = 10_000
-"""Rows that are looked at together: as many as Spark puts into an Arrow batch."""
+"""Rows that are grouped by topic together: as many as Spark puts into an Arrow batch."""
 BLOCK_BYTES = 16 * 1024 * 1024
 _SIZE_BYTES = 4
-"""Before each message, in a request."""
+"""The length that precedes each message in a request."""
 _CHECKSUM_BITS, _ORDINAL_BITS = 16, 19
 _MICRO_BATCHES = 1 << 63 - _ORDINAL_BITS - _CHECKSUM_BITS
 
 
 class RowsDiffer(NSQError):
-    """What is to be published is not what was published under the same numbers; the text says what to do."""
+    """An earlier attempt has published other rows with the same numbers; the text says what to do."""
 
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows that follow each other.
+    """Consecutive rows of a partition.
 
     Attributes:
-        first: The place of the first in the partition.
-        bodies: Of each; None: null.
-        topics: Of each, None: null; None: there is no such column.
-        delays_ms: Likewise.
+        first: The number of the first row in the partition.
+        bodies: The bodies, which may be null.
+        topics: The topics, which may be null; None: there is no such column.
+        delays_ms: The delays, likewise.
     """
 
     first: int
@@ -55,7 +55,7 @@ class RowBlock:
         return len(self.bodies)
 
     def part(self, start: int, stop: int) -> "RowBlock":
-        """Some of them."""
+        """The rows from one index to another."""
         topics, delays = self.topics, self.delays_ms
         return RowBlock(
             self.first + start,
@@ -64,49 +64,59 @@ class RowBlock:
             None if delays is None else delays[start:stop],
         )
 
+    def take(self, indexes: Sequence[int]) -> "RowBlock":
+        """The rows at some indexes."""
 
-def join(pieces: Sequence[RowBlock]) -> RowBlock:
-    """Pieces that follow each other, at least one, as one."""
-    first = pieces[0]
-    if len(pieces) == 1:
+        def some(column: Sequence[Any] | None) -> list[Any] | None:
+            return None if column is None else [column[index] for index in indexes]
+
+        return RowBlock(self.first, some(self.bodies) or [], some(self.topics), some(self.delays_ms))
+
+
+def _join(parts: Sequence[RowBlock]) -> RowBlock:
+    """Consecutive parts, at least one, as one block."""
+    first = parts[0]
+    if len(parts) == 1:
         return first
     return RowBlock(
         first.first,
-        [body for piece in pieces for body in piece.bodies],
-        None if first.topics is None else [topic for piece in pieces for topic in piece.topics or ()],
-        None if first.delays_ms is None else [delay for piece in pieces for delay in piece.delays_ms or ()],
+        [body for part in parts for body in part.bodies],
+        None if first.topics is None else [topic for part in parts for topic in part.topics or ()],
+        None if first.delays_ms is None else [delay for part in parts for delay in part.delays_ms or ()],
     )
 
 
-def _ends(bodies: Sequence[Any], more_bytes: int = 0) -> list[int]:
-    """Where each would end if they lay behind each other, with so many bytes more for each."""
+def _end_offsets(bodies: Sequence[Any], more_bytes: int = 0) -> list[int]:
+    """The end of each body if they are written one after the other, each with some more bytes."""
     return list(accumulate(map(more_bytes.__add__, map(len, bodies))))
 
 
-def blocks(pieces: Iterable[RowBlock]) -> Iterator[RowBlock]:
-    """The same rows in blocks of up to `BLOCK_ROWS` and `BLOCK_BYTES`, wherever they were cut before."""
+def make_blocks(
+    parts: Iterable[RowBlock], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES
+) -> Iterator[RowBlock]:
+    """Cut rows into blocks of limited size. The blocks do not depend on how the rows were cut before."""
     held: list[RowBlock] = []
     held_rows = held_bytes = 0
-    for piece in pieces:
-        ends = _ends([body or b"" for body in piece.bodies] if None in piece.bodies else piece.bodies)
+    for part in parts:
+        ends = _end_offsets([body or b"" for body in part.bodies] if None in part.bodies else part.bodies)
         start, before = 0, 0
-        while start < len(piece):
-            fits = bisect_right(ends, before + BLOCK_BYTES - held_bytes, start)
-            stop = min(start + BLOCK_ROWS - held_rows, fits)
+        while start < len(part):
+            fits = bisect_right(ends, before + max_bytes - held_bytes, start)
+            stop = min(start + max_rows - held_rows, fits)
             if held and stop == start:
-                yield join(held)
+                yield _join(held)
                 held, held_rows, held_bytes = [], 0, 0
                 continue
-            stop = max(stop, start + 1)  # one that is larger than a block is one
-            held.append(piece.part(start, stop))
+            stop = max(stop, start + 1)  # a larger row is a block of its own
+            held.append(part.part(start, stop))
             held_rows += stop - start
             held_bytes += ends[stop - 1] - before
             start, before = stop, ends[stop - 1]
-            if held_rows == BLOCK_ROWS:
-                yield join(held)
+            if held_rows == max_rows:
+                yield _join(held)
                 held, held_rows, held_bytes = [], 0, 0
     if held:
-        yield join(held)
+        yield _join(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +124,10 @@ class Batch:
     """Messages that are published together.
 
     Attributes:
-        topic: To which.
-        delay_ms: How long they are deferred.
-        bodies: Theirs, at least one.
-        number: Of it: greater than those of the batches before.
+        topic: The topic.
+        delay_ms: How long delivery is deferred.
+        bodies: The bodies, at least one.
+        number: The number of the batch.
     """
 
     topic: str
@@ -128,10 +138,10 @@ class Batch:
 
 @dataclass(slots=True)
 class BatchNumbers:
-    """Gives batches their numbers.
+    """Numbers the batches of a task.
 
     Attributes:
-        micro_batch: Which of the query, from 0; None: this is a batch job.
+        micro_batch: The micro-batch of a query; None: this is a batch job.
     """
 
     micro_batch: int | None = None
@@ -142,8 +152,8 @@ class BatchNumbers:
         if (self.micro_batch or 0) >= _MICRO_BATCHES:
             raise RowsDiffer(f"no query can have more than {_MICRO_BATCHES:,} micro-batches: start a new one")
 
-    def number(self, topic: str, delay_ms: int, bodies: Sequence[bytes]) -> int:
-        """The number of the batch that comes next."""
+    def next(self, topic: str, delay_ms: int, bodies: Sequence[bytes]) -> int:
+        """The number of the next batch."""
         if self.micro_batch is not None and self._ordinal >> _ORDINAL_BITS:
             raise RowsDiffer(
                 f"a task of a micro-batch can publish no more than {1 << _ORDINAL_BITS:,} batches: have the query take "
@@ -151,31 +161,31 @@ class BatchNumbers:
             )
         head = f"{topic} {delay_ms} {len(bodies)} ".encode()
         self._checksum = zlib.crc32(b"\n".join(bodies), zlib.crc32(head, self._checksum))
-        place = ((self.micro_batch or 0) << _ORDINAL_BITS) + self._ordinal
+        ordinal = ((self.micro_batch or 0) << _ORDINAL_BITS) + self._ordinal
         self._ordinal += 1
-        return place << _CHECKSUM_BITS | self._checksum & (1 << _CHECKSUM_BITS) - 1
+        return ordinal << _CHECKSUM_BITS | self._checksum & (1 << _CHECKSUM_BITS) - 1
 
 
-def batches(
-    groups: Iterable[tuple[str, int, list[bytes]]], numbering: BatchNumbers, batch_bytes: int
+def make_batches(
+    groups: Iterable[tuple[str, int, list[bytes]]], numbers: BatchNumbers, batch_bytes: int
 ) -> Iterator[Batch]:
-    """Batches of about so many bytes, or of one message that is larger."""
+    """Cut groups into batches of about so many bytes, or of a single larger message."""
     for topic, delay_ms, bodies in groups:
-        ends = _ends(bodies, _SIZE_BYTES)
+        ends = _end_offsets(bodies, _SIZE_BYTES)
         start, before = 0, 0
         while start < len(bodies):
             stop = max(start + 1, bisect_right(ends, before + batch_bytes, start))
             some = bodies[start:stop] if stop - start < len(bodies) else bodies
-            yield Batch(topic, delay_ms, some, numbering.number(topic, delay_ms, some))
+            yield Batch(topic, delay_ms, some, numbers.next(topic, delay_ms, some))
             start, before = stop, ends[stop - 1]
 
 
-def groups(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
-    """Topics and delays with their bodies, in the order of the rows; every row has a body.
+def group_by_topic(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
+    """Group bodies by topic and delay, in the order of the rows, each of which has a body.
 
     Args:
-        rows: Which.
-        topic: Where those go whose own is null.
+        rows: The rows.
+        topic: The topic of rows that have none.
     """
     count = len(rows)
     if rows.topics is None and not any(rows.delays_ms or ()):
@@ -191,40 +201,40 @@ def groups(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes
 
 
 class RetryCheck:
-    """What of one topic was published before, by a task whose place this one takes.
+    """Checks that a task publishes the same batches to a topic as an earlier attempt.
 
     Args:
-        last: The greatest number that the broker knows; None: none.
-        numbering: Of this task.
+        last: The greatest number that the broker has of this producer; None: none.
+        numbers: The numbers of this task.
     """
 
-    def __init__(self, last: int | None, numbering: BatchNumbers) -> None:
+    def __init__(self, last: int | None, numbers: BatchNumbers) -> None:
         self.last = last
-        self._micro_batch = numbering.micro_batch
-        self._met = False
-        if last is not None and numbering.micro_batch is not None:
+        self._micro_batch = numbers.micro_batch
+        self._passed = False  # whether the batch `last` came, or there is none to wait for
+        if last is not None and numbers.micro_batch is not None:
             before = last >> _CHECKSUM_BITS + _ORDINAL_BITS
-            if before > numbering.micro_batch:
+            if before > numbers.micro_batch:
                 raise RowsDiffer(
-                    f"the broker has micro-batch {before} of this query, and this is {numbering.micro_batch}: the "
+                    f"the broker has micro-batch {before} of this query, and this is {numbers.micro_batch}: the "
                     "checkpoint was set back, and what is missing cannot be told from what is there; start the query "
                     "with a new checkpoint"
                 )
-            self._met = before < numbering.micro_batch  # nothing of this one yet
+            self._passed = before < numbers.micro_batch
         elif last is None:
-            self._met = True
+            self._passed = True
 
-    def meet(self, number: int) -> None:
-        """Say which batch comes next, before it is published. Raises RowsDiffer."""
-        if self._met or self.last is None:
+    def check(self, number: int) -> None:
+        """Check the next batch, before it is published. Raises RowsDiffer."""
+        if self._passed or self.last is None:
             return
-        self._met = number == self.last
-        if not self._met and number >> _CHECKSUM_BITS >= self.last >> _CHECKSUM_BITS:
+        self._passed = number == self.last
+        if not self._passed and number >> _CHECKSUM_BITS >= self.last >> _CHECKSUM_BITS:
             raise self._difference()
 
-    def end(self) -> None:
-        """Say that there are no more. Raises RowsDiffer."""
-        if not self._met:
+    def check_complete(self) -> None:
+        """Check that the earlier attempt has not published more. Raises RowsDiffer."""
+        if not self._passed:
             raise self._difference()
 
     def _difference(self) -> RowsDiffer:

@@ -1,4 +1,4 @@
-"""What a task of the sink `nsq` does: its rows are checked, made into batches, and published."""
+"""A task of the sink `nsq`: check the rows of a partition, make batches of them, and publish these."""
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,53 +12,27 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ...client.errors import PublishInDoubt, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
-from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
 from ...protocol.names import is_valid_name
-from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, batches, blocks, groups
+from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, group_by_topic, make_batches, make_blocks
+from .options import SinkOptions
 
-BATCH_BYTES = 1024 * 1024
-"""Of one request, unless `batchBytes` says otherwise: a fifth of what brokers take by default."""
-_OPEN_CONNECTIONS = 32
-"""Of one task, which may publish to more topics than that."""
-_TRIES_IN_DOUBT = 3
+_MAX_SENDS = 3
+"""Sends of a batch whose response is lost, to a broker that may then publish it twice."""
 
 
 class SinkError(NSQError):
-    """An option, a column or a row is wrong, or a broker does not take it; the text says which, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """What is written where; it travels to the tasks.
-
-    Attributes:
-        addresses: HTTP addresses of the brokers; partitions are dealt out to them in turn.
-        topic: Where rows go that name none; empty: there is none.
-        columns: The columns of the rows, in order, in lower case.
-        batch_bytes: Of one request.
-        skips_empty: Whether rows without a body are left out; else they are errors.
-        idempotent: Whether nothing is to be published twice.
-        patience_s: So long is a broker waited for that went away or has no room.
-    """
-
-    addresses: tuple[str, ...]
-    topic: str
-    columns: tuple[str, ...]
-    batch_bytes: int = BATCH_BYTES
-    skips_empty: bool = False
-    idempotent: bool = True
-    patience_s: float = PATIENCE_S
+    """A row is wrong, or a broker refuses it; the text says which row and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """Whose rows they are.
+    """A partition that is published.
 
     Attributes:
         job: The id of the job or query.
-        partition: Which.
-        micro_batch: Of a query; None: of a batch job.
+        partition: The number of the partition.
+        micro_batch: The micro-batch of a query; None: this is a batch job.
     """
 
     job: str
@@ -67,68 +41,69 @@ class SinkTask:
 
     @property
     def producer(self) -> str:
-        """Its name for the brokers."""
+        """The name of the task as a producer; the same for all attempts."""
         return f"spark:{self.job}:{self.partition}"
 
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What a task has done.
+    """The result of a task.
 
     Attributes:
-        messages: TaskResult, now or by an attempt before.
-        repeated: Those of them that had been published before.
-        empty: Rows that were left out, as they had no body.
-        forgetful: Brokers among those written to that do not remember what they have published.
+        messages: Messages that are published, now or by an earlier attempt.
+        repeated: Those published by an earlier attempt.
+        empty: Rows without a body, which were skipped.
+        at_least_once: The addresses of brokers that do not recognise repeated batches.
     """
 
     messages: int = 0
     repeated: int = 0
     empty: int = 0
-    forgetful: set[str] = field(default_factory=set)
+    at_least_once: set[str] = field(default_factory=set)
 
 
-def publish(sink: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> TaskResult:
+def publish(options: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> TaskResult:
     """Publish the rows of a partition.
 
     Args:
-        sink: Where to, and how.
-        task: Whose they are.
+        options: Where and how to publish.
+        task: The partition.
         arrow_batches: The rows, in order.
 
     Raises:
-        SinkError, RowsDiffer: See there.
-        BrokerUnreachable: A broker went away, and stays away.
+        SinkError: A row is wrong, or a broker refuses it.
+        RowsDiffer: An earlier attempt has published other rows.
+        BrokerUnreachable: A broker is unreachable for longer than the patience.
     """
-    if not sink.idempotent:
-        # A name that nobody has had: there is nothing before this attempt.
+    if not options.idempotent:
+        # A new name: nothing was published with it before.
         task = SinkTask(uuid4().hex, task.partition, task.micro_batch)
-    done = TaskResult()
-    numbering = BatchNumbers(task.micro_batch)
-    with _Publishers(sink, task, numbering) as publishers:
-        for rows in blocks(_pieces(sink, arrow_batches)):
-            checked = _checked(sink, task, rows)
-            done.empty += len(rows) - len(checked)
-            for batch in batches(groups(checked, sink.topic), numbering, sink.batch_bytes):
+    result = TaskResult()
+    numbers = BatchNumbers(task.micro_batch)
+    with _Producers(options, task, numbers) as producers:
+        for block in make_blocks(_read(options, arrow_batches), options.block_rows, options.block_bytes):
+            rows = _check(options, task, block)
+            result.empty += len(block) - len(rows)
+            for batch in make_batches(group_by_topic(rows, options.topic), numbers, options.batch_bytes):
                 try:
-                    outcome = publishers.publish(batch)
+                    outcome = producers.publish(batch)
                 except RequestRefused as exc:
-                    raise _explained(exc, batch, rows, task) from exc
-                done.messages += len(batch.bodies)
+                    raise _explain(exc, batch, block, task) from exc
+                result.messages += len(batch.bodies)
                 if outcome is PublishOutcome.REPEATED:
-                    done.repeated += len(batch.bodies)
+                    result.repeated += len(batch.bodies)
                 if outcome is PublishOutcome.UNKNOWN:
-                    done.forgetful.add(publishers.address)
-        publishers.end()
-    return done
+                    result.at_least_once.add(producers.address)
+        producers.check_complete()
+    return result
 
 
-def _pieces(sink: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBlock]:
+def _read(options: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBlock]:
     import pyarrow as pa
 
     first = 0
     for arrow_batch in arrow_batches:
-        columns = dict(zip(sink.columns, arrow_batch.columns, strict=True))
+        columns = dict(zip(options.columns, arrow_batch.columns, strict=True))
         bodies = columns["body"].cast(pa.binary()).to_pylist()
         topics, delays = (
             columns[name].to_pylist() if name in columns else None for name in ("topic", "defer_ms")
@@ -137,14 +112,14 @@ def _pieces(sink: SinkOptions, arrow_batches: Iterable[Any]) -> Iterator[RowBloc
         first += len(bodies)
 
 
-def _checked(sink: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
-    """The rows that have a body. Raises SinkError: one is wrong."""
+def _check(options: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
+    """The rows that have a body. Raises SinkError: a row is wrong."""
 
     def wrong(column: Sequence[Any], value: Any, reason: str) -> SinkError:
         return SinkError(f"{_row(task, rows.first + column.index(value))}: {reason}")
 
     for topic in set(rows.topics or ()):
-        if topic is None and not sink.topic:
+        if topic is None and not options.topic:
             reason = "the column topic is null, and there is no option topic that stands for it"
             raise wrong(rows.topics or (), None, reason)
         if topic is not None and not is_valid_name(topic):
@@ -154,8 +129,8 @@ def _checked(sink: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
             raise wrong(rows.delays_ms or (), delay_ms, f"the column defer_ms is {delay_ms}, less than 0")
     if all(rows.bodies):
         return rows
-    if sink.skips_empty:
-        return _with_bodies(rows)
+    if options.skips_empty:
+        return rows.take([index for index, body in enumerate(rows.bodies) if body])
     body = next(body for body in rows.bodies if not body)
     is_what = "null" if body is None else "empty"
     reason = (
@@ -164,90 +139,83 @@ def _checked(sink: SinkOptions, task: SinkTask, rows: RowBlock) -> RowBlock:
     raise wrong(rows.bodies, body, reason)
 
 
-def _with_bodies(rows: RowBlock) -> RowBlock:
-    keep = [place for place, body in enumerate(rows.bodies) if body]
-
-    def kept(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[place] for place in keep]
-
-    return RowBlock(rows.first, kept(rows.bodies) or [], kept(rows.topics), kept(rows.delays_ms))
+def _row(task: SinkTask, number: int) -> str:
+    return f"row {number} of partition {task.partition} (both from 0)"
 
 
-def _row(task: SinkTask, place: int) -> str:
-    return f"row {place} of partition {task.partition} (both from 0)"
+class _Producers:
+    """The producers of a task, one for each topic; a context manager."""
 
-
-class _Publishers:
-    """One for each topic that a task writes to; as a context manager, for their connections."""
-
-    def __init__(self, sink: SinkOptions, task: SinkTask, numbering: BatchNumbers) -> None:
-        # By its number, so that a partition finds what an earlier attempt has left.
-        self.address = sink.addresses[task.partition % len(sink.addresses)]
-        self._producer = task.producer
-        self._patience_s = sink.patience_s
-        self._numbering = numbering
-        self._of: dict[str, IdempotentProducer] = {}
-        self._trails: dict[str, RetryCheck] = {}
-        self._open: dict[str, None] = {}  # the one that was used last is the last
+    def __init__(self, options: SinkOptions, task: SinkTask, numbers: BatchNumbers) -> None:
+        # Chosen by partition, so that another attempt uses the same broker.
+        self.address = options.addresses[task.partition % len(options.addresses)]
+        self._options = options
+        self._name = task.producer
+        self._numbers = numbers
+        self._producers: dict[str, IdempotentProducer] = {}
+        self._checks: dict[str, RetryCheck] = {}
+        self._open: dict[str, None] = {}  # topics, the one used last at the end
         self._stack = ExitStack()
 
-    def __enter__(self) -> "_Publishers":
+    def __enter__(self) -> "_Producers":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def publish(self, batch: Batch) -> PublishOutcome:
-        """Publish it. Raises as `publish` above, and RequestRefused."""
-        publisher = self._publisher(batch.topic)
-        trail = self._trails[batch.topic]
-        trail.meet(batch.number)
-        if batch.delay_ms and not publisher.remembers:
-            self._publish_singly(batch)
+        """Publish a batch. Raises as the function `publish`, and RequestRefused."""
+        producer = self._producer(batch.topic)
+        check = self._checks[batch.topic]
+        check.check(batch.number)
+        if batch.delay_ms and not producer.remembers:
+            self._publish_one_by_one(batch)
             return PublishOutcome.UNKNOWN
-        outcome = self._persistently(publisher, batch)
-        if outcome is PublishOutcome.REPEATED and (trail.last is None or batch.number > trail.last):
-            # Another attempt is at work, or was until now: what it has published has to be the same.
-            self._trails[batch.topic] = trail = RetryCheck(publisher.last_number(), self._numbering)
-            trail.meet(batch.number)
+        outcome = self._publish(producer, batch)
+        if outcome is PublishOutcome.REPEATED and (check.last is None or batch.number > check.last):
+            # Another attempt runs at the same time: it must have published the same rows.
+            self._checks[batch.topic] = check = RetryCheck(producer.last_number(), self._numbers)
+            check.check(batch.number)
         return outcome
 
-    def end(self) -> None:
-        """Say that there is nothing more. Raises RowsDiffer."""
-        for trail in self._trails.values():
-            trail.end()
+    def check_complete(self) -> None:
+        """Check that no earlier attempt has published more. Raises RowsDiffer."""
+        for check in self._checks.values():
+            check.check_complete()
 
-    def _publisher(self, topic: str) -> IdempotentProducer:
-        if topic not in self._of:
-            publisher = IdempotentProducer(self.address, topic, self._producer, patience_s=self._patience_s)
-            self._of[topic] = self._stack.enter_context(publisher)
-            self._trails[topic] = RetryCheck(self._of[topic].last_number(), self._numbering)
+    def _producer(self, topic: str) -> IdempotentProducer:
+        if topic not in self._producers:
+            producer = IdempotentProducer(
+                self.address, topic, self._name, patience_s=self._options.patience_s
+            )
+            self._producers[topic] = self._stack.enter_context(producer)
+            self._checks[topic] = RetryCheck(producer.last_number(), self._numbers)
         self._open.pop(topic, None)
         self._open[topic] = None
-        if len(self._open) > _OPEN_CONNECTIONS:
+        if len(self._open) > self._options.max_connections:
             oldest = next(iter(self._open))
             del self._open[oldest]
-            self._of[oldest].close()
-        return self._of[topic]
+            self._producers[oldest].close()
+        return self._producers[topic]
 
-    def _persistently(self, publisher: IdempotentProducer, batch: Batch) -> PublishOutcome:
-        """TaskResult, to a forgetful broker at least once: better this batch twice than, with the task, all of them."""
-        for _ in range(_TRIES_IN_DOUBT - 1):
+    def _publish(self, producer: IdempotentProducer, batch: Batch) -> PublishOutcome:
+        """Publish a batch. If its response is lost, send it again: twice is better than repeating the whole task."""
+        for _ in range(_MAX_SENDS - 1):
             try:
-                return publisher.publish(batch.bodies, batch.number, batch.delay_ms)
+                return producer.publish(batch.bodies, batch.number, batch.delay_ms)
             except PublishInDoubt:
                 pass
-        return publisher.publish(batch.bodies, batch.number, batch.delay_ms)
+        return producer.publish(batch.bodies, batch.number, batch.delay_ms)
 
-    def _publish_singly(self, batch: Batch) -> None:
-        """Deferred, to an nsqd, which takes no delay with several."""
+    def _publish_one_by_one(self, batch: Batch) -> None:
+        """Publish deferred messages to an nsqd, whose /mpub ignores the delay."""
         with closing(BrokerHTTP(self.address, keep_alive_s=KEEP_ALIVE_S)) as http:
             for body in batch.bodies:
                 http.post("/pub", {"topic": batch.topic, "defer": str(batch.delay_ms)}, body)
 
 
-def _explained(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:
-    """What a broker does not take, and what to do about it."""
+def _explain(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:
+    """The refusal of a broker, with the row and what to do about it."""
     largest = max(batch.bodies, key=len)
     where = _row(task, rows.first + list(rows.bodies).index(largest))
     advice = {

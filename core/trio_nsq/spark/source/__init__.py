@@ -1,5 +1,5 @@
 """The reading side of the data source `nsq`: a topic's log becomes rows of a DataFrame.
 
-`options` checks what the user asked for, `partitions` cuts spans into partitions and reads one, `stream` is
-the reader of streaming queries, and `offsets` is the format of its checkpoints.
+`batch` and `stream` have the readers that Spark calls, `options` checks what the user asked for, `partitions` splits
+spans into partitions and reads one, and `offsets` is the format of a stream's checkpoints.
 """

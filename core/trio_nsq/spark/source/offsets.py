@@ -1,17 +1,17 @@
-"""How far a stream of the data source `nsq` has come, as Spark keeps it in its checkpoint.
+"""The offsets of a stream, which Spark keeps in the checkpoint of a query.
 
-A JSON object, with an object for each broker:
+An offset is a JSON object with an object for each broker:
 
     {"127.0.0.1:4151": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}}
 
-    first     where the stream began to read this broker's log
-    id        of the message before `sequence`, by which the log can be told from another one; absent if there is none
-    sequence  the one that will be read next
+    first     where the stream started to read this broker's log
+    id        the id of the message before `sequence`, which identifies the log; absent if there is none
+    sequence  the next sequence to read
 
-Before anything is known it is an empty object, so that where a stream begins is settled once, and noted with the first
-batch: `latest` asked for a second time would be another place. A broker that joins later does so in the same way.
+The first offset is empty: the starting position is resolved once and kept with the first batch, because `latest` would
+be another sequence the next time. A broker that is added later starts in the same way.
 
-Spark compares offsets as text: keys are sorted, and what has not changed stays as it was.
+Spark compares offsets as text, so keys are sorted, and an unchanged broker keeps its object.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ Offset: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class BrokerOffset:
-    """How far one broker's log is read; see the module."""
+    """How far one broker's log is read; see above."""
 
     first: int
     sequence: int
     last_id: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """As it is in an offset."""
+    def to_json(self) -> dict[str, Any]:
+        """As the object in an offset."""
         found: dict[str, Any] = {"first": self.first}
         if self.last_id is not None:
             found["id"] = self.last_id
@@ -40,7 +40,7 @@ class BrokerOffset:
 
 
 def parse_offset(offset: Mapping[str, Any]) -> dict[str, BrokerOffset]:
-    """By broker. Raises SourceError: this is no offset of ours."""
+    """Parse an offset, by broker. Raises SourceError: it is not an offset of this source."""
     try:
         return {
             broker: BrokerOffset(int(found["first"]), int(found["sequence"]), found.get("id"))
@@ -52,27 +52,27 @@ def parse_offset(offset: Mapping[str, Any]) -> dict[str, BrokerOffset]:
         ) from None
 
 
-def build_offset(places: Mapping[str, BrokerOffset]) -> Offset:
-    """The other way round."""
-    return {broker: places[broker].as_json() for broker in sorted(places)}
+def build_offset(positions: Mapping[str, BrokerOffset]) -> Offset:
+    """Build an offset."""
+    return {broker: positions[broker].to_json() for broker in sorted(positions)}
 
 
-def share_limit(available: Mapping[str, int], most: int | None) -> dict[str, int]:
-    """How many messages of each broker go into a batch.
+def share_limit(available: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """Divide the limit of a batch among the brokers.
 
-    Of each about the same part of what there is, so that they come to the end together, and times with them; but one at
-    least, so that little is not passed over while there is much elsewhere.
+    Each broker gets a share in proportion to its backlog, so that all are read at the same pace by time, but at least
+    one message, so that a small backlog does not wait for a large one.
 
     Args:
-        available: How many there are, by broker.
-        most: In all; None: no limit.
+        available: The backlog of each broker.
+        limit: The limit of the batch; None: no limit.
     """
     total = sum(available.values())
-    if most is None or total <= most:
+    if limit is None or total <= limit:
         return dict(available)
     waiting = sorted((broker for broker in available if available[broker]), key=lambda each: -available[each])
-    one_each = set(waiting[:most])
-    left, rest = most - len(one_each), total - len(one_each)
+    one_each = set(waiting[:limit])
+    left, rest = limit - len(one_each), total - len(one_each)
     return {
         broker: (broker in one_each) + left * (count - (broker in one_each)) // rest
         for broker, count in available.items()

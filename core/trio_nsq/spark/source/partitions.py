@@ -1,4 +1,4 @@
-"""What the batch reader and the stream reader of the data source `nsq` have in common: ranges, and reading one."""
+"""The partitions of the source `nsq`, for batches and streams: make them from spans of sequences, and read one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,16 +12,16 @@ from ..ranges import Span, split
 from .options import ReadOptions, SourceError
 
 BATCH_ROWS = 10_000
-"""Of an Arrow batch; larger ones are not faster."""
+"""Rows of an Arrow batch; larger batches are not faster."""
 
 
 class NsqPartition(InputPartition):
-    """A range of one broker's log, with all that a task is to know of it.
+    """A range of one broker's log; it is pickled to the task.
 
     Args:
-        broker: What it is called in rows.
+        broker: The label of the broker in rows.
         span: The range.
-        last_id: The id of its last message, 16 hex digits; None if that is not known, or does not matter.
+        last_id: The id of the last message, 16 hex digits; None: it is not checked.
     """
 
     def __init__(self, broker: str, span: Span, last_id: str | None = None) -> None:
@@ -31,27 +31,27 @@ class NsqPartition(InputPartition):
         self.last_id = last_id
 
 
-def make_partitions(spans: Mapping[str, Span], least: int) -> list[NsqPartition]:
-    """Ranges of about the same length: about `least`, or as many as there are spans if those are more."""
+def make_partitions(spans: Mapping[str, Span], min_partitions: int) -> list[NsqPartition]:
+    """Split spans into about `min_partitions` ranges of about the same length, but at least one for each span."""
     total = sum(span.length for span in spans.values())
-    at_most = -(-total // max(1, least))
+    max_length = -(-total // max(1, min_partitions))
     return [
         NsqPartition(broker, piece)
         for broker, span in spans.items()
-        for piece in split(span, at_most if least else span.length)
+        for piece in split(span, max_length if min_partitions else span.length)
     ]
 
 
 def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) -> Span | None:
-    """What there still is of a span; None if there is nothing.
+    """The part of a span that is still kept; None: nothing is.
 
     Raises:
-        SourceError: Something is gone, and that is not to be passed over.
+        SourceError: Messages are lost, and `failOnDataLoss` is true.
     """
     lost = min(kept_from, span.end)
     if span.first >= lost:
         return span
-    if options.fails_on_loss:
+    if options.fail_on_data_loss:
         raise _lost(options, broker, span.first, lost, "no longer kept")
     return Span(lost, span.end) if lost < span.end else None
 
@@ -59,14 +59,14 @@ def without_lost(options: ReadOptions, broker: str, span: Span, kept_from: int) 
 def read_partition(
     options: ReadOptions, columns: list[str], partition: InputPartition | None
 ) -> Iterator[Any]:
-    """Arrow batches of a range.
+    """Read a partition as Arrow batches.
 
     Raises:
-        SourceError: Messages are gone, and that is not to be passed over.
-        LogReplaced: It is of another log than the one for which it was planned.
+        SourceError: Messages are lost, and `failOnDataLoss` is true.
+        LogReplaced: The log is not the one that was planned for.
         BrokerUnreachable, RequestRefused, RawStreamError: See `BrokerLog.read`.
     """
-    if not isinstance(partition, NsqPartition):  # Spark has one even if there are none
+    if not isinstance(partition, NsqPartition):  # Spark reads one partition even if there are none
         return
     from ..export.columns import TableBuilder
     from ..export.layout import Layout
@@ -80,7 +80,7 @@ def read_partition(
 
     for found in options.log(partition.broker).read(span):
         if isinstance(found, Gap):
-            if options.fails_on_loss:
+            if options.fail_on_data_loss:
                 raise _lost(
                     options, partition.broker, found.first_sequence, found.next_sequence, found.reason
                 )
@@ -97,7 +97,7 @@ def read_partition(
 
 
 def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
-    """What is to be told where another log is found than the one that was read before."""
+    """The error for a log that is not the one that was read before."""
     return LogReplaced(
         f"topic {options.topic} on {broker} is not the one that was read before: it was deleted and made again, or "
         "lost its end. A query with a new checkpoint reads what is there now"
@@ -105,7 +105,7 @@ def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
 
 
 def id_of_message(log: BrokerLog, sequence: int) -> str | None:
-    """A message's id; None if it is not there. A broker that went away is waited for."""
+    """The id of a message; None: it is not kept. Waits for a broker that is unreachable."""
     return log.patiently(lambda: log.id_at(sequence)) if sequence >= 0 else None
 
 

@@ -1,4 +1,4 @@
-"""Receiving messages of a channel into a spool: each is finished once it is on stable storage, and not before."""
+"""Receive the messages of a channel into a spool. A message is acknowledged once it is synced there, and not before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,41 +10,41 @@ import trio
 from ...client import Consumer, MessageBatch
 from .spool import Spool
 
-BUDGET_BYTES = 64 * 1024 * 1024
-"""So many bytes of bodies are under way at most, about: brokers count messages, so it goes by the largest that came."""
+IN_FLIGHT_BYTES = 64 * 1024 * 1024
+"""Limit of the bodies in flight. Brokers limit messages, so this assumes that all are as large as the largest."""
 FIRST_IN_FLIGHT = 64
-"""Until one has come: so many of the largest that nsqd takes by default."""
+"""Messages in flight until the first one came: so many of nsqd's default maximum size fit."""
 PATIENCE_S = 30.0
-"""So long are nsqds waited for that are not connected, when what they have is all that is wanted."""
+"""How long to wait for nsqds that are not connected, after the others have nothing more."""
 _QUIET_S, _DRAIN_S = 0.1, 2.0
-"""What was sent before we asked for no more is waited for until there is such a pause, or for so long."""
-_LOOKS, _POLL_S = 5, 0.1
-"""Silence counts if we have looked so many times, for a busy machine may not let us look; and how often we look."""
+"""After RDY 0, wait until nothing has come for the first time, and at most for the second."""
+_CHECKS, _POLL_S = 5, 0.1
+"""A channel is silent only after this many checks, as a busy machine may delay us; and the time between checks."""
 
 
 class StopReason(Enum):
-    """Why no more was received."""
+    """Why receiving stopped."""
 
     IDLE = auto()
     FULL = auto()
     TIME = auto()
     STOPPED = auto()
     UNREACHABLE = auto()
-    """Not all nsqds could be reached, and the others had nothing more."""
+    """Some nsqds could not be reached, and the others had nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectLimits:
-    """When to receive no more, at the latest.
+    """When to stop receiving.
 
     Attributes:
-        spool_bytes: The spool has grown to this.
-        time_s: So long after the beginning.
-        idle_s: For so long nothing has come that was published before `began_ns`. What is published later comes, too,
-            but is not waited for: a channel that is in use would never be empty.
-        began_ns: Unix nanoseconds; the clocks of brokers are compared with it.
-        connections: So many nsqds have to be connected for their silence to count.
-        patience_s: So long is waited for that, after what others have.
+        spool_bytes: When the spool has this size.
+        time_s: After this time.
+        idle_s: When for this time no message came that was published before `began_ns`. Messages published later are
+            received, but not waited for: a channel that is in use would never be empty.
+        began_ns: Unix nanoseconds, compared with the clocks of brokers.
+        connections: The number of nsqds that must be connected before the channel counts as idle.
+        patience_s: How long to wait for these, after the others have nothing more.
     """
 
     spool_bytes: int
@@ -56,17 +56,17 @@ class CollectLimits:
 
 
 class Collector:
-    """One time of receiving.
+    """Receives messages until a limit is reached.
 
     Args:
-        spool: Where to. Nobody else may change it meanwhile.
-        consumer: Entered; to be left by the caller.
-        limits: When to end.
-        max_in_flight: Messages to have under way at most, of all nsqds together.
-        advance: Is told of messages and bytes of bodies that are in the spool, and finished.
+        spool: Where to store them. Nothing else may change it meanwhile.
+        consumer: The consumer, entered by the caller.
+        limits: When to stop.
+        max_in_flight: Maximum messages in flight, of all nsqds together.
+        advance: Called with the messages and bytes of bodies that were stored and acknowledged.
 
     Attributes:
-        repeated: Messages that were in the spool, or in files, before they came.
+        repeated: Messages that were redelivered and therefore not stored again.
     """
 
     def __init__(
@@ -88,53 +88,50 @@ class Collector:
         self._stopped = trio.Event()
         self._draining = self._drained = False
         self._silent_since = trio.current_time()
-        self._looks = 0  # since then
+        self._checks = 0  # since then
 
     def stop(self) -> None:
-        """Receive no more, whatever was agreed."""
+        """Stop receiving."""
         self._stopped.set()
 
     async def run(self) -> StopReason:
-        """Receive until there is a reason to end. What has been received then is in the spool, and finished.
+        """Receive until there is a reason to stop. All messages received are then stored and acknowledged.
 
         Raises:
-            LogWriteError, InvalidMessageId: Messages cannot be stored; in a group. They are not finished.
+            LogWriteError, InvalidMessageId: Messages cannot be stored, in an exception group. They stay unacknowledged.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store)
             async with trio.open_nursery() as receiving:
                 receiving.start_soon(self._receive)
                 while True:
-                    end = await self._watch()
+                    reason = await self._wait_for_reason()
                     silent_since = self._silent_since
                     await self._drain()
-                    if end is not StopReason.IDLE or self._silent_since == silent_since:
+                    if reason is not StopReason.IDLE or self._silent_since == silent_since:
                         break
-                    # It was silent because what it had for us lay in its buffer, for up to 250 ms: there may be more.
+                    # Messages were in the nsqd's output buffer, for up to 250 ms: there may be more.
                     self._draining = False
                     self._consumer.max_in_flight = max(FIRST_IN_FLIGHT, self._limits.connections)
                 receiving.cancel_scope.cancel()
             self._drained = True
             self._arrived.set()
-        return end
+        return reason
 
     async def _receive(self) -> None:
         async for batch in self._consumer.batches():
             self._waiting.append(batch)
             if min(batch.timestamps_ns) < self._limits.began_ns:
-                self._silent_since, self._looks = trio.current_time(), 0
-            self._adapt(max(map(len, batch.bodies)))
+                self._silent_since, self._checks = trio.current_time(), 0
+            if not self._draining:
+                in_flight, largest = self._consumer.max_in_flight, max(map(len, batch.bodies))
+                wanted = in_flight_for(largest, in_flight, self._max_in_flight, self._limits.connections)
+                if wanted != in_flight:
+                    self._consumer.max_in_flight = wanted
             self._arrived.set()
 
-    def _adapt(self, largest_bytes: int) -> None:
-        """Have as much under way as there is memory for; not for each message a little more or less."""
-        wanted = min(self._max_in_flight, BUDGET_BYTES // max(1, largest_bytes))
-        wanted = max(wanted, self._limits.connections)  # for with less they would take turns
-        if not self._draining and not wanted / 2 < self._consumer.max_in_flight <= wanted:
-            self._consumer.max_in_flight = wanted
-
     async def _store(self) -> None:
-        # While the disk works, more arrives, and goes with the next sync.
+        # Messages that arrive during a sync are stored together, with the next one.
         while self._waiting or not self._drained:
             if not self._waiting:
                 await self._arrived.wait()
@@ -146,10 +143,10 @@ class Collector:
                 batch.finish()
                 self._advance(len(batch), sum(map(len, batch.bodies)))
 
-    async def _watch(self) -> StopReason:
+    async def _wait_for_reason(self) -> StopReason:
         limits, began_s = self._limits, trio.current_time()
-        apart_since = began_s
-        poll_s = min(_POLL_S, limits.idle_s / _LOOKS)
+        unconnected_since = began_s
+        poll_s = min(_POLL_S, limits.idle_s / _CHECKS)
         while True:
             now_s = trio.current_time()
             if self._stopped.is_set():
@@ -159,24 +156,37 @@ class Collector:
             if self._spool.size_bytes >= limits.spool_bytes:
                 return StopReason.FULL
             if self._consumer.stats().connections >= limits.connections:
-                apart_since = now_s
+                unconnected_since = now_s
             else:
-                self._looks = 0
-            if self._looks * poll_s >= limits.idle_s and not self._waiting:
+                self._checks = 0
+            if self._checks * poll_s >= limits.idle_s and not self._waiting:
                 return StopReason.IDLE
-            if now_s - apart_since >= limits.patience_s and now_s - self._silent_since >= limits.idle_s:
+            if now_s - unconnected_since >= limits.patience_s and now_s - self._silent_since >= limits.idle_s:
                 return StopReason.UNREACHABLE
             with trio.move_on_after(min(poll_s, max(0.0, began_s + limits.time_s - now_s))):
                 await self._stopped.wait()
-            self._looks += 1
+            self._checks += 1
 
     async def _drain(self) -> None:
-        """Have nothing under way any more: what would be put back would count as one more attempt."""
+        """Wait until nothing is in flight: a message that is returned to the channel would count one more attempt."""
         self._draining = True
         self._consumer.max_in_flight = 0
         with trio.move_on_after(_DRAIN_S):
-            looks = 0
-            while looks < _LOOKS:
+            checks = 0
+            while checks < _CHECKS:
                 before = self._consumer.stats().received
-                await trio.sleep(_QUIET_S / _LOOKS)
-                looks = looks + 1 if self._consumer.stats().received == before else 0
+                await trio.sleep(_QUIET_S / _CHECKS)
+                checks = checks + 1 if self._consumer.stats().received == before else 0
+
+
+def in_flight_for(largest_bytes: int, in_flight: int, max_in_flight: int, connections: int) -> int:
+    """How many messages to have in flight, so that they fit `IN_FLIGHT_BYTES`; unchanged if the difference is small.
+
+    Args:
+        largest_bytes: The size of the largest message that came.
+        in_flight: The present limit.
+        max_in_flight: The maximum.
+        connections: The minimum: with less, connections would have to take turns.
+    """
+    wanted = max(min(max_in_flight, IN_FLIGHT_BYTES // max(1, largest_bytes)), connections)
+    return in_flight if wanted / 2 < in_flight <= wanted else wanted

@@ -1,7 +1,7 @@
-"""Messages of a channel in a spool: how they lie in its log, and how a task reads them.
+"""The records of a spool, and how a task reads them.
 
-A channel hands out messages in no order, each with an id, a time and attempts of its own. What came together is one
-record of the log, and these are its metadata, a column behind the other, all big-endian:
+A channel delivers messages in no order, each with its own id, timestamp and attempts. Messages that were received
+together are one record of the log. Its metadata has these columns, one after the other, all big-endian:
 
     0             8n                16n           18n
     +-------------+-----------------+-------------+
@@ -27,23 +27,23 @@ from ..export.layout import PartitionBy, partition_key
 from ..ranges import Span
 
 _METADATA_BYTES = 18
-"""For each message."""
+"""Bytes per message."""
 
 
 class InvalidMessageId(NSQError):
-    """What a broker gave a message as its id is not 16 hex digits."""
+    """A broker sent a message id that is not 16 hex digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledRows:
-    """Messages of a spool: columns of equal length, in the order of their sequences.
+    """Messages of a spool, as columns of equal length, ordered by sequence.
 
     Attributes:
-        sequences: In the spool of their broker.
-        ids: As numbers.
-        times_ns: When each was published, Unix nanoseconds.
-        attempts: How often each had been delivered when it came, 1 or more.
-        bodies: The messages.
+        sequences: The sequences in the spool.
+        ids: The ids, as numbers.
+        times_ns: The publish times, Unix nanoseconds.
+        attempts: Deliveries, including this one.
+        bodies: The bodies.
     """
 
     sequences: "array[int]"
@@ -56,7 +56,7 @@ class SpooledRows:
         return len(self.bodies)
 
     def take(self, indexes: Sequence[int]) -> "SpooledRows":
-        """Some of them."""
+        """The messages at some indexes."""
         if len(indexes) == len(self):
             return self
 
@@ -76,7 +76,7 @@ Spooled: TypeAlias = SpooledRows | Gap
 
 
 def parse_ids(ids: Sequence[bytes]) -> "array[int]":
-    """Ids as numbers; 16 hex digits each. Raises InvalidMessageId."""
+    """Parse ids of 16 hex digits. Raises InvalidMessageId."""
     try:
         data = bytes.fromhex(b"".join(ids).decode("ascii"))
     except ValueError:
@@ -93,14 +93,14 @@ def record_of(
     attempts: Sequence[int],
     bodies: Sequence[bytes],
 ) -> RecordBatch:
-    """A record that holds these messages, at least one, from this sequence on."""
+    """Make a record of messages, at least one; the first has `base_sequence`."""
     columns = (ids, array("q", times_ns), array("H", attempts))
     metadata = b"".join(map(_big_endian, columns))
     return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), metadata)
 
 
 def rows_of(batch: RecordBatch) -> SpooledRows:
-    """What a record of a spool holds. Raises ValueError: it is none."""
+    """The messages of a record. Raises ValueError: it is not a record of a spool."""
     count, metadata = batch.count, batch.metadata
     if len(metadata) != _METADATA_BYTES * count:
         raise ValueError(f"the metadata of {count} messages has {len(metadata)} bytes")
@@ -114,19 +114,18 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
 
 
 def read_spool(folder: Path, span: Span, partition: PartitionBy = PartitionBy.NONE) -> Iterator[Spooled]:
-    """What the spool of one broker has of a span, no more and no less, and what is missing of it.
+    """Read the messages of a span, and its gaps.
 
-    Nothing is written, so several processes may read at once. With partitions, what belongs to one comes together: a
-    channel mixes what is old and new as it likes, and each change would be another file. For that the span is read once
-    for each of them.
+    Nothing is written, so several processes can read at once. With partitions, the span is read once for each of them:
+    a channel mixes old and new messages, and every change of the partition would start another file.
 
     Args:
-        folder: Of its log.
-        span: Of its sequences; all of it has been synced.
-        partition: What is to come together.
+        folder: The folder of an nsqd's log.
+        span: The span; all of it has been synced.
+        partition: Messages of the same partition come together.
 
     Raises:
-        LogReadError: The operating system refused.
+        LogReadError: The operating system returned an error.
     """
     if partition is PartitionBy.NONE:
         yield from _read(folder, span)
@@ -147,7 +146,7 @@ def read_spool(folder: Path, span: Span, partition: PartitionBy = PartitionBy.NO
 
 
 def _read(folder: Path, span: Span) -> Iterator[Spooled]:
-    """The same, in order."""
+    """Read a span in order."""
     files = Files()
     segments, _ = segment_paths(folder, files)
     kept_from = base_in_name(segments[0].path) if segments else span.end
@@ -163,7 +162,7 @@ def _read(folder: Path, span: Span) -> Iterator[Spooled]:
             if not record.payload:
                 continue
             batch = decode_payload(record.header, bytes(record.payload))
-            if batch is None:  # the checksum was right, but it is no set of messages: not written by us
+            if batch is None:  # not written by us: the checksum is right, but there are no messages
                 continue
             rows = rows_of(batch)
             yield from gaps(at, max(at, batch.base_sequence), kept_from)

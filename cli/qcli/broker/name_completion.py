@@ -1,0 +1,104 @@
+"""Completion of the topics and channels that a running broker has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import click
+from click.shell_completion import (
+    CompletionItem,
+)
+
+from ..framework.errors import Failure
+from ..framework.params import duration
+from .address_options import DEFAULT_HTTP_ADDRESS
+from .connection_options import Connecting
+
+TIMEOUT_MS = 500
+"""A person is waiting at a prompt; no names are better than late ones."""
+
+TIMEOUT_VARIABLE = "QCLI_COMPLETION_TIMEOUT"
+"""Another time, for brokers that are far away."""
+
+
+def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The broker's topics that begin so."""
+    return [CompletionItem(name) for name in _ask(ctx) if name.startswith(incomplete)]
+
+
+def complete_topic_with(
+    channel: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Make the completion of those topics only that have a channel of this name."""
+
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        topics = _ask(ctx)
+        return [
+            CompletionItem(name) for name in topics if name.startswith(incomplete) and channel in topics[name]
+        ]
+
+    return complete
+
+
+def complete_source(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Topics that begin so, and the channels of one once it is clear which topic is meant."""
+    topics = _ask(ctx)
+    if "/" not in incomplete:
+        found = [name for name in topics if name.startswith(incomplete)]
+        if len(found) != 1:
+            return [CompletionItem(name) for name in found]
+        incomplete = found[0]
+        return [CompletionItem(name) for name in (incomplete, *_channels(topics, incomplete + "/"))]
+    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+
+
+def complete_channel(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Channels of the topic that is meant; before that is clear, topics with the slash."""
+    topics = _ask(ctx)
+    if "/" not in incomplete:
+        found = [name for name in topics if name.startswith(incomplete)]
+        if len(found) != 1:
+            # "unfinished": no blank after it, for the channel is still to come
+            return [CompletionItem(f"{name}/", type="unfinished") for name in found]
+        incomplete = found[0] + "/"
+    return [CompletionItem(name) for name in _channels(topics, incomplete)]
+
+
+def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
+    topic, _, begin = incomplete.partition("/")
+    return [f"{topic}/{channel}" for channel in topics.get(topic, []) if channel.startswith(begin)]
+
+
+def _ask(ctx: click.Context) -> dict[str, list[str]]:
+    """The names of the brokers' channels by topic; nothing if one does not answer in time."""
+    from .broker_http import BrokerHTTP
+    from .fan_out import names_of
+
+    given = (
+        ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS
+    )
+    addresses = [given] if isinstance(given, str) else given
+    try:
+        timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
+    except click.BadParameter:
+        timeout_ms = TIMEOUT_MS
+    try:
+        brokers = [BrokerHTTP(address, Connecting.of_command(ctx)) for address in addresses]
+    except (Failure, click.UsageError):
+        return {}
+    answer: list[dict[str, list[str]]] = []
+
+    def ask() -> None:
+        try:
+            answer.append(names_of([topic for broker in brokers for topic in broker.stats()["topics"]]))
+        except Exception:
+            # Nobody at a prompt wants to read why there are no names.
+            pass
+
+    # In a thread, because no timeout of a socket bounds the whole, nor name resolution.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout_ms / 1000)
+    return answer[0] if answer else {}

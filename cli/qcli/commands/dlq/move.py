@@ -1,0 +1,184 @@
+"""`qcli dlq requeue` and `qcli dlq drop`: take dead letters away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...broker.address_options import asks_broker
+from ...broker.fan_out import on_broker, on_each
+from ...broker.json_api import post_json
+from ...framework.command import DocumentedCommand, Example
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.options import option
+from ...framework.output import talk
+from ...framework.params import Source
+from ...terminal.confirm import make_sure
+from .selection import (
+    NOTE,
+    WHAT,
+    Selection,
+    count_option,
+    selection_options,
+    topic_argument,
+)
+
+_DONE = {"requeue": "requeued", "drop": "dropped"}
+
+
+@click.command(
+    "requeue",
+    cls=DocumentedCommand,
+    examples=[
+        Example("all, to where they came from", "qcli dlq requeue clicks.dead"),
+        Example("those of one channel", "qcli dlq requeue clicks.dead --origin clicks/archive"),
+        Example("one, to see whether it goes well now", "qcli dlq requeue clicks.dead -n 1"),
+        Example("to all channels of their topics", "qcli dlq requeue clicks.dead --to-topic"),
+    ],
+    exits={
+        ExitCode.FAILURE: "None of them was requeued: no such dead-letter topic, their channels are gone, or the "
+        "broker refused.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some of them were requeued; standard error says why others were not.",
+    },
+    notes={
+        "Dead letters": NOTE,
+        "What happens": "Each letter is published to the topic it comes from as a new message, with a new id and "
+        "attempts counted from 1, for the channel it comes from and no other; then it is gone from the dead-letter "
+        "topic. Both are on disk when this command ends. If the broker dies in between, a letter may be requeued and "
+        "yet be there. Letters in flight with consumers stay.",
+    },
+)
+@topic_argument
+@asks_broker
+@selection_options
+@count_option
+@option(
+    "Where to",
+    "--to-topic",
+    is_flag=True,
+    help="To all channels of the topic, not only to the one it comes from.",
+)
+def requeue(to_topic: bool, **selected: Any) -> None:
+    """Put dead letters back into the channels they come from."""
+    kept: dict[str, int] = {}
+    done = _do_on_each(Selection(**selected), "requeue", kept, {"to": "topic" if to_topic else "channel"})
+    if kept:
+        why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
+        hint = "" if to_topic else " Say --to-topic to publish them for all channels of their topics."
+        raise Failure(f"Not requeued: {why}.{hint}", ExitCode.PARTIAL if done else ExitCode.FAILURE)
+
+
+@click.command(
+    "drop",
+    cls=DocumentedCommand,
+    examples=[
+        Example("all of a topic", "qcli dlq drop clicks.dead"),
+        Example(
+            "those of one channel, without being asked",
+            "qcli dlq drop clicks.dead --origin clicks/alerts --yes",
+        ),
+        Example("one", "qcli dlq drop clicks.dead --id 0cb2f1a3c9400001 --yes"),
+    ],
+    exits={
+        ExitCode.FAILURE: "None of them was dropped: no such dead-letter topic, nobody agreed, or the broker refused.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "Some of them were dropped, then a broker failed; standard error says which.",
+    },
+    notes={"Dead letters": NOTE},
+)
+@topic_argument
+@asks_broker
+@selection_options
+@count_option
+@option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
+def drop(yes: bool, **selected: Any) -> None:
+    """Throw dead letters away.
+
+    Asks first on a terminal; elsewhere it needs --yes. Letters in flight with consumers stay, and so do the copies
+    that other channels of the dead-letter topic have.
+    """
+    selection = Selection(**selected)
+    if not yes:
+        which = "the selected" if selection.is_narrow else "all"
+        where = " and ".join(selection.nsqd_http_addresses)
+        make_sure(
+            f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' throws messages away"
+        )
+    _do_on_each(selection, "drop", {}, {})
+
+
+def _do_on_each(selection: Selection, verb: str, kept: dict[str, int], params: dict[str, str]) -> int:
+    """Do something to letters on all brokers, and report it.
+
+    Args:
+        selection: Which of them.
+        verb: The last part of the HTTP path.
+        kept: Gets how many were not, by reason.
+        params: Of the request besides.
+
+    Returns:
+        To how many; `kept` then has why not to others.
+
+    Raises:
+        Failure: A broker failed, or none has a letter of these ids.
+    """
+    topic, left = selection.topic, selection.count
+    total = 0
+
+    def act(address: str) -> None:
+        nonlocal left, total
+        if left == 0:
+            return  # this broker is not asked, so there is nothing to say of it
+        before = sum(kept.values())
+        done = _do(selection, address, verb, kept, params, left)
+        total += done
+        if left is not None:
+            left -= min(left, done + sum(kept.values()) - before)
+        why = "" if selection.ids or done or sum(kept.values()) > before else selection.why_none()
+        talk(f"{topic}: {done:,} {_DONE[verb]}{why}{on_broker(address, selection.nsqd_http_addresses)}")
+
+    on_each(selection.nsqd_http_addresses, act)
+    if selection.ids and not (total or kept):
+        raise Failure(f"No such letter waits in {topic}.")
+    return total
+
+
+def _do(
+    selection: Selection,
+    address: str,
+    verb: str,
+    kept: dict[str, int],
+    params: dict[str, str],
+    count: int | None,
+) -> int:
+    """Do something to letters; returns to how many, and adds to `kept` why not to others."""
+    done = 0
+    for page in selection.pages():
+        start: int | None = 0
+        while start is not None and count != 0:
+            more = {"from": str(start)} | ({} if count is None else {"max_messages": str(count)})
+            try:
+                answer = post_json(
+                    address,
+                    Source(selection.topic, None),
+                    f"/dead_letters/{verb}",
+                    selection.params() | params | page | more,
+                    WHAT,
+                )
+            except Failure as error:
+                if done:
+                    raise Failure(f"{done:,} done; then: {error.message}", ExitCode.PARTIAL) from error
+                raise
+            now_done = answer[_DONE[verb]]
+            done += now_done
+            seen = now_done
+            for row in answer.get("kept", []):
+                kept[row["why"]] = kept.get(row["why"], 0) + row["count"]
+                seen += row["count"]
+            if count is not None:
+                count -= min(count, seen)
+            start = answer["next_sequence"]
+    return done

@@ -1,0 +1,113 @@
+"""The command line of `qcli pub` as one object, and the checks of what goes together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
+from ...framework.errors import Failure
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, talks_to_live_terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubOptions:
+    """The parameters of the command, under their names."""
+
+    topic: str
+    files: tuple[str, ...]
+    nsqd_tcp_addresses: tuple[str, ...]
+    nsqd_http_addresses: tuple[str, ...]
+    separator: bytes
+    null: bool
+    max_msg_size: int
+    batch_size: int | None
+    rate: float | None
+    defer_ms: int
+    no_retry: bool
+    quiet: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The files to read; `-` is standard input."""
+        return self.files or ("-",)
+
+    @property
+    def delimiter(self) -> bytes:
+        """What ends each message."""
+        return b"\0" if self.null else self.separator
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a line on the terminal is kept up to date; it would get in the way of typing."""
+        typing = "-" in self.inputs and sys.stdin is not None and sys.stdin.isatty()
+        return not self.quiet and talks_to_live_terminal() and not typing
+
+    def check(self) -> None:
+        """Look at what can be known before anything is published.
+
+        Raises:
+            click.UsageError: Options exclude each other.
+            Failure: A file cannot be read.
+        """
+        if self.null and self.separator != b"\n":
+            raise click.UsageError("--null and --delimiter exclude each other.")
+        for path in self.files:
+            _check_readable(path)
+
+    def brokers(self) -> dict[str, str]:
+        """The HTTP address of each broker, for its numbered batches, by its TCP address.
+
+        Raises:
+            click.UsageError: It is not clear which belong together.
+            click.BadParameter: A TCP address is none.
+        """
+        tcp, http = self.nsqd_tcp_addresses, self.nsqd_http_addresses
+        ctx = click.get_current_context()
+        for address in tcp:
+            check_tcp_address(address)
+        sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
+        if len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE):
+            http *= len(
+                tcp
+            )  # not given for these brokers: `numbered_sender` uses it for the one it belongs to
+        if len(tcp) != len(http):
+            names = [
+                variable if source is ParameterSource.ENVIRONMENT else option
+                for source, option, variable in zip(
+                    sources, (TCP_OPTION, HTTP_OPTION), (TCP_VARIABLE, HTTP_VARIABLE), strict=True
+                )
+            ]
+            raise click.UsageError(
+                f"{names[0]} names {count_of(len(tcp), 'broker')} and {names[1]} {len(http)}. Give an HTTP address for "
+                "each broker, in the same order, or none."
+            )
+        return dict(zip(tcp, http, strict=True))
+
+
+def _check_readable(path: str) -> None:
+    """Look before anything is published.
+
+    Raises:
+        Failure: It cannot be read, which is the command line's fault.
+    """
+    if path == "-":
+        return
+    problem = 0
+    try:
+        if stat.S_ISDIR(Path(path).stat().st_mode):
+            problem = errno.EISDIR
+        elif not os.access(path, os.R_OK):
+            problem = errno.EACCES
+    except OSError as error:
+        problem = error.errno or errno.ENOENT
+    if problem:
+        raise Failure(f"Cannot read {path}: {os.strerror(problem)}. Nothing was published.", ExitCode.USAGE)

@@ -1,0 +1,160 @@
+"""The command line of `qcli replay` as one object, and the checks of what goes together."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...broker.position_options import check_range, time_of
+from ...framework.options import given_flags
+from .arguments import is_place, refuse_channel
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.replay.request import ReplayRequest
+
+_OF_FILES = (
+    *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
+    *("engine", "master"),
+)
+"""Options that mean nothing to topics."""
+_OF_JOBS = (
+    *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
+    *("time_column", "max_msg_size", "dry_run", "nsqd_http_address"),
+)
+"""Options that a job is begun with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The parameters of the command, under their names.
+
+    `source` is a topic or a place of files; without it, and without `topic`, the job `job` is resumed.
+    """
+
+    source: str | None
+    topic: str | None
+    nsqd_tcp_address: str
+    nsqd_http_address: str
+    first: str | None
+    end: str | None
+    count: int | None
+    pattern: re.Pattern[bytes] | None
+    rate: float | None
+    speed: float | None
+    dry_run: bool
+    where: str | None
+    ordered: bool
+    from_topics: tuple[str, ...]
+    body_column: str | None
+    time_column: str | None
+    max_msg_size: int
+    job: str | None
+    jobs_folder: Path | None
+    engine: str
+    master: str | None
+    form: str
+    quiet: bool
+
+    @property
+    def is_of_topic(self) -> bool:
+        """Whether a topic of a broker is replayed, and not files."""
+        return self.source is not None and self.topic is not None and not is_place(self.source)
+
+    @property
+    def jobs(self) -> Path:
+        """The folder of all jobs."""
+        return (self.jobs_folder or default_jobs_folder()).absolute()
+
+    def check(self) -> None:
+        """Raises UsageError for options that exclude each other or do not go with the source."""
+        if self.rate is not None and self.speed is not None:
+            raise click.UsageError("--rate and --speed exclude each other.")
+        check_range(self.first, self.end)
+        if self.source is None and self.job is None:
+            raise click.UsageError("Missing argument 'SOURCE'.")
+        if self.source is not None and self.topic is None:
+            raise click.UsageError("Missing argument 'DESTINATION'.")
+        if self.source is None:
+            if flags := given_flags(*_OF_JOBS):
+                raise click.UsageError(f"--job goes on with what it was begun with: without {flags[0]}.")
+        elif self.is_of_topic and (flags := given_flags(*_OF_FILES)):
+            raise click.UsageError(
+                f"{flags[0]} is for Parquet files, and {self.source} is a topic; a folder of this name is "
+                f"./{self.source}."
+            )
+
+    def request(self) -> ReplayRequest | None:
+        """What the library is asked to replay out of files; None: what the job was begun with.
+
+        Raises:
+            click.UsageError: The options do not go with files.
+            Failure: The source is a channel.
+        """
+        from trio_nsq.spark.replay.request import ReplayRequest
+
+        request = None
+        if self.source is not None and self.topic is not None:
+            refuse_channel(self.source, self.topic)
+            if self.count is not None:
+                raise click.UsageError(
+                    "-n is of topics: files are read several at once, and none of them is the first."
+                )
+            now_ns = time.time_ns()
+            request = ReplayRequest(
+                _absolute(self.source),
+                self.topic,
+                self.nsqd_http_address,
+                self.from_topics,
+                self.body_column,
+                self.time_column,
+                self.first,
+                self.end,
+                _time(self.first, now_ns, "earliest"),
+                _time(self.end, now_ns, "latest"),
+                self.where,
+                None if self.pattern is None else os.fsdecode(self.pattern.pattern),
+                self.ordered or self.speed is not None,
+                self.rate,
+                self.speed,
+                self.max_msg_size,
+            )
+        if self.engine == "inline" and self.master is not None:
+            raise click.UsageError("--engine inline and --master exclude each other.")
+        if self.where is not None and self.engine == "inline":
+            raise click.UsageError(
+                "--where is Spark SQL, and --engine inline does without Spark; see --match."
+            )
+        if self.dry_run and self.job is not None:
+            raise click.UsageError("--dry-run and --job exclude each other: nothing is begun.")
+        return request
+
+
+def default_jobs_folder() -> Path:
+    """Where jobs are written down, unless the command line says otherwise."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "qcli" / "replay"
+
+
+def _absolute(place: str) -> str:
+    """A place that means the same in another folder."""
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def _time(position: str | None, now_ns: int, no_bound: str) -> int | None:
+    """The time that a position is in files, Unix nanoseconds; None: there is no bound."""
+    if position in (None, no_bound):
+        return None
+    if position == "latest":
+        return now_ns
+    if position == "earliest" or (found := time_of(position, now_ns)) is None:
+        raise click.UsageError(
+            f"{position} is no time: files have no sequences of their own. --where 'seq >= 1000' chooses by those of "
+            "exports."
+        )
+    return found

@@ -1,0 +1,230 @@
+"""The asynchronous part of `replay`: reads, chooses, waits for the moment, publishes, and knows how far it came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from trio_nsq.client import Producer, PublishFailed
+from trio_nsq.client.reading.topic_reader import Found, TopicReader
+from trio_nsq.log import RecordBatch
+from trio_nsq.log.gaps import Gap
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
+
+from ...broker.topic_log import is_for_all, note_gap
+from ...framework.exit_codes import ExitCode
+from ..shared.rate_limiter import Pace
+
+BATCH_MESSAGES = 1000
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """What became of it so far.
+
+    Attributes:
+        begun: The first sequence.
+        position: All before this sequence is published, left out or missing.
+        end: The sequence at which it ends.
+        acknowledged: Messages the broker has acknowledged.
+        acknowledged_bytes: Bytes of their bodies.
+        left_out: Messages that do not match.
+        missing: Messages that are no longer there, or damaged.
+        damaged: Whether some are damaged.
+        maybe_stored: Messages that were sent and not acknowledged.
+        failure: Why the broker did not acknowledge.
+        stopped: The exit code of the signal that came.
+    """
+
+    begun: int = 0
+    position: int = 0
+    end: int = 0
+    acknowledged: int = 0
+    acknowledged_bytes: int = 0
+    left_out: int = 0
+    missing: int = 0
+    damaged: bool = False
+    maybe_stored: int = 0
+    failure: PublishFailed | None = None
+    stopped: ExitCode | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is not to be gone on with."""
+        return self.failure is not None or self.stopped is not None
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, 0 to 1."""
+        return (self.position - self.begun) / max(1, self.end - self.begun)
+
+
+class Spacing:
+    """Keeps messages as far apart in time as they were when they were published, or so many times nearer.
+
+    Args:
+        speed: 2: in half the time.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._first_ns: int | None = None
+        self._begun_s = 0.0
+
+    def is_due(self, timestamp_ns: int) -> bool:
+        """Whether the moment has come of a message that was published then; the first one's is now."""
+        return trio.current_time() >= self._due_s(timestamp_ns)
+
+    async def wait(self, timestamp_ns: int) -> None:
+        """Wait for that moment."""
+        await trio.sleep_until(self._due_s(timestamp_ns))
+
+    def _due_s(self, timestamp_ns: int) -> float:
+        if self._first_ns is None:
+            self._first_ns, self._begun_s = timestamp_ns, trio.current_time()
+        return self._begun_s + (timestamp_ns - self._first_ns) / _NS_PER_S / self._speed
+
+
+class Replay:
+    """Publishes what a reader reads.
+
+    Args:
+        source: Its topic.
+        reader: Open.
+        producer: Connected; None: nothing is published, only counted.
+        topic: Where to.
+        count: Publish no more than so many; None: all.
+        pattern: Publish only bodies in which it is found; None: all.
+        pace: Holds messages back; None: as fast as the broker takes them.
+        spacing: Likewise.
+
+    Attributes:
+        outcome: Up to date at any time.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        reader: TopicReader,
+        producer: Producer | None,
+        topic: str,
+        *,
+        count: int | None,
+        pattern: re.Pattern[bytes] | None,
+        pace: Pace | None,
+        spacing: Spacing | None,
+    ) -> None:
+        end = reader.position if reader.end_sequence is None else reader.end_sequence
+        self.outcome = ReplayOutcome(reader.position, reader.position, end)
+        self._source = source
+        self._reader = reader
+        self._producer = producer
+        self._topic = topic
+        self._count = count
+        self._pattern = pattern
+        self._pace = pace
+        self._spacing = spacing
+        self._batch_messages = min(BATCH_MESSAGES, pace.max_messages) if pace else BATCH_MESSAGES
+        self._pause = trio.CancelScope()
+        # What is to be published next.
+        self._bodies: list[bytes] = []
+        self._size = 0
+        self._left_out = 0
+
+    def stop(self, code: ExitCode) -> None:
+        """Publish no more than what is on its way."""
+        self.outcome.stopped = code
+        self._pause.cancel()
+
+    async def run(self) -> None:
+        """Publish all there is, or as much as can be; `outcome` says how it went.
+
+        Raises:
+            RequestRefused, RawStreamError: As of the reader.
+        """
+        outcome = self.outcome
+        while not self._over:
+            found: list[Found] = []
+            with self._pausable():
+                found = await self._reader.receive()
+                if not found:
+                    outcome.position = outcome.end
+                    return
+            for each in found:
+                if isinstance(each, RecordBatch):
+                    if is_for_all(each):
+                        await self._take(each)
+                else:
+                    await self._flush(each.first_sequence)
+                    self._pass_over(each)
+            await self._flush(self._reader.position)
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing more is to be published."""
+        return self.outcome.over or self.outcome.acknowledged == self._count
+
+    @contextmanager
+    def _pausable(self) -> Iterator[None]:
+        """Let `stop` cut short what is waited for inside."""
+        with trio.CancelScope() as self._pause:
+            if self.outcome.over:
+                self._pause.cancel()
+            yield
+
+    def _pass_over(self, gap: Gap) -> None:
+        if not self._over:
+            self.outcome.damaged |= note_gap(self._source, gap.first_sequence, gap.next_sequence, gap.reason)
+            self.outcome.missing += gap.next_sequence - gap.first_sequence
+            self.outcome.position = gap.next_sequence
+
+    async def _take(self, batch: RecordBatch) -> None:
+        """Publish what matches of a batch, or keep it until it is worth it."""
+        if self._spacing is not None and not self._spacing.is_due(batch.timestamp_ns):
+            await self._flush(batch.base_sequence)
+            with self._pausable():
+                await self._spacing.wait(batch.timestamp_ns)
+        for sequence, body in enumerate(batch.messages.bodies(), batch.base_sequence):
+            if self._over:
+                return
+            if self._pattern is not None and self._pattern.search(body) is None:
+                self._left_out += 1
+                continue
+            if self._bodies and self._size + len(body) > MAX_BATCH_BYTES:
+                await self._flush(sequence)
+            self._bodies.append(body)
+            self._size += len(body)
+            if len(self._bodies) == self._batch_messages or self._is_last():
+                await self._flush(sequence + 1)
+
+    def _is_last(self) -> bool:
+        return self.outcome.acknowledged + len(self._bodies) == self._count
+
+    async def _flush(self, up_to: int) -> None:
+        """Publish what was kept; everything before a sequence is then dealt with."""
+        outcome = self.outcome
+        if self._bodies and self._pace is not None and not self._over:
+            with self._pausable():
+                await self._pace.wait()
+            self._pace.take(len(self._bodies))
+        if self._over:
+            return
+        messages = pack_messages(self._bodies)
+        try:
+            if self._producer is not None:
+                await self._producer.publish_set(self._topic, messages)
+        except PublishFailed as error:
+            outcome.failure = error
+            outcome.maybe_stored = len(messages) if error.maybe_stored else 0
+            return
+        outcome.acknowledged += len(messages)
+        outcome.acknowledged_bytes += messages.body_bytes
+        outcome.left_out += self._left_out
+        outcome.position = up_to
+        self._bodies, self._size, self._left_out = [], 0, 0

@@ -1,0 +1,145 @@
+"""Engines for commands that can run in this process or on Spark: options, the choice of one, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ...framework.errors import Failure
+from ...framework.options import option, output_format
+from ...framework.output import count_of, size
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.runtime.spark_engine import SparkEngine
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+SPARK_WORTH_BYTES = 4 * 1024**3
+"""With less to be read, this process is done before Spark has begun and caught up."""
+
+WORK = "Who does the work"
+
+
+def engine_options(reachable: str, told: str) -> Callable[[_F], _F]:
+    """Who does the work, and what is said of it, for a command that may hand it to Spark.
+
+    Args:
+        reachable: What has to be reachable from wherever Spark's tasks are.
+        told: What `--quiet` leaves out besides the progress.
+    """
+    options: tuple[Callable[[_F], _F], ...] = (
+        option(
+            WORK,
+            "--engine",
+            type=click.Choice(["auto", "inline", "spark"]),
+            default="auto",
+            show_default=True,
+            help="inline: this process, without Java. spark: Spark's tasks, on all cores. auto: whichever is done "
+            "sooner; standard error says which.",
+        ),
+        option(
+            WORK,
+            "--master",
+            metavar="URL",
+            help="Spark's master, such as spark://HOST:7077; not given: Spark runs within this command. "
+            f"{reachable} to be reachable from everywhere.",
+        ),
+        output_format(
+            "text: a summary for people, on standard error. json: an object on standard output, see below.",
+            "text",
+            "json",
+        ),
+        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {told}; errors only."),
+    )
+
+    def add(command: _F) -> _F:
+        for each in reversed(options):  # the last decorator is the first option
+            command = each(command)
+        return command
+
+    return add
+
+
+def check_extra(command: str) -> None:
+    """Raises Failure if what nothing works without is not installed, for the command of this name."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        from trio_nsq.extras import install_hint
+
+        raise Failure(
+            f"{command} needs the extra 'spark', which is not installed ({error}): {install_hint('spark')}. "
+            "With pyarrow alone, pip install pyarrow, --engine inline works."
+        ) from error
+
+
+def said_by_library(error: Exception) -> Failure:
+    """The failure that says what the library did, as a sentence."""
+    text = str(error)
+    return Failure(text[:1].upper() + text[1:] + "." * (not text.endswith(".")))
+
+
+def failure_of(error: Exception, failures: Callable[[], AbstractContextManager[None]]) -> Failure:
+    """What to say of an error that came while it was at work; raises it, if it is a mistake of ours.
+
+    Args:
+        error: What came.
+        failures: What turns errors of the library inside it into failures.
+    """
+    try:
+        with failures():
+            raise error
+    except Failure as failure:
+        return failure
+    except OSError as failure:
+        where = f"{failure.filename}: " if failure.filename else ""
+        return Failure(f"{where}{failure.strerror or failure}.")
+    except Exception:
+        raise error from None
+
+
+# ---------------------------------------------------------------------- engines
+
+
+def better_engine(size_bytes: int, tasks: int, what: str) -> tuple[str, str]:
+    """The engine that is done sooner, and why.
+
+    Args:
+        size_bytes: To be read.
+        tasks: How many there are.
+        what: One of them is.
+    """
+    import os
+
+    much = f"{size(size_bytes)} in {count_of(tasks, what)}"
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return "spark", "spark-submit runs this"
+    if size_bytes < SPARK_WORTH_BYTES or tasks < 2 or (os.cpu_count() or 1) < 2:
+        return "inline", f"{much}; Spark would take longer to start than it saves (--engine spark)"
+    try:
+        from trio_nsq.spark.runtime.java import find_java_home
+        from trio_nsq.spark.runtime.spark_engine import check_spark
+
+        check_spark()
+        find_java_home()
+    except Exception as error:
+        return "inline", f"{much} would be faster with Spark, but {error}"
+    return "spark", much
+
+
+@contextmanager
+def spark_engine(
+    master: str | None, name: str = "qcli to-parquet", memory: str = "512m"
+) -> Iterator[SparkEngine]:
+    """Spark, while the block runs; see `open_spark`."""
+    import logging
+
+    from trio_nsq.spark.runtime.spark_engine import open_spark
+
+    # py4j logs every connection that a JVM does not answer on any more, at the root; we say that once.
+    logging.getLogger().addHandler(logging.NullHandler())
+    with open_spark(master, name, memory) as engine:
+        yield engine

@@ -1,0 +1,94 @@
+"""The command line of `qcli tail` as one object, and the checks of what goes together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import click
+
+from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, check_tcp_address, chosen_lookupds
+from ...broker.connection_options import refuse_plain_http
+from ...broker.position_options import check_range
+from ...framework.options import given
+from ...framework.params import Source
+
+TAKE_BACKLOG = "--take-backlog"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """The parameters of the command, under their names."""
+
+    sources: tuple[Source, ...]
+    nsqd_tcp_addresses: tuple[str, ...]
+    lookupd_addresses: tuple[str, ...]
+    nsqd_http_addresses: tuple[str, ...]
+    form: str
+    separator: bytes
+    null: bool
+    print_topic: bool
+    count: int | None
+    idle_timeout_ms: int | None
+    max_in_flight: int
+    take_backlog: bool
+    first: str | None
+    end: str | None
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether messages are read out of the topics' logs, and not received from channels."""
+        return self.first is not None or self.end is not None
+
+    @property
+    def delimiter(self) -> bytes:
+        """What follows each body."""
+        return b"\0" if self.null else self.separator
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """End after so long without a message; infinite: never."""
+        return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
+
+    def resolve(self) -> TailOptions:
+        """Check what goes together; `lookupd_addresses` are then those that are to be asked.
+
+        Raises:
+            click.UsageError: The options contradict each other.
+        """
+        if self.null and self.separator != b"\n":
+            raise click.UsageError("--null and --delimiter exclude each other.")
+        if self.form == "json" and (self.null or self.separator != b"\n"):
+            raise click.UsageError(
+                "--null and --delimiter are for --format raw; JSON is one object per line."
+            )
+        lookupds = chosen_lookupds(self.lookupd_addresses, "nsqd_tcp_addresses")
+        if self.reads_log:
+            self._check_log()
+        elif not lookupds:
+            for address in self.nsqd_tcp_addresses:
+                check_tcp_address(address)
+        return dataclasses.replace(self, lookupd_addresses=lookupds)
+
+    def _check_log(self) -> None:
+        """Raises UsageError for what does not go with a log."""
+        check_range(self.first, self.end)
+        if len(self.nsqd_http_addresses) > 1:
+            raise click.UsageError(
+                f"--from and --to read the log of one broker: name one with {HTTP_OPTION}."
+            )
+        refuse_plain_http(self.nsqd_http_addresses[0])
+        if given("lookupd_addresses"):
+            raise click.UsageError(
+                f"{LOOKUPD_OPTION} is for channels: --from and --to read the log of one broker."
+            )
+        for source in self.sources:
+            if source.channel is not None:
+                raise click.UsageError(
+                    f"--from and --to read a topic's log: leave '/{source.channel}' out, or see 'qcli channel seek'."
+                )
+        if given("max_in_flight"):
+            raise click.UsageError(
+                "--max-in-flight is for channels: nothing is in flight with --from and --to."
+            )

@@ -1,0 +1,125 @@
+"""Writes messages to standard output until there is a reason to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from ...framework.errors import OutputClosed
+from ...framework.exit_codes import ExitCode
+from ...framework.output import RawOutput, hear_library, talk, talks_to_terminal
+from .options import TailOptions
+
+LAST_WRITE_S = 0.5
+"""How long a write that is under way may go on after a signal."""
+
+Source = TypeVar("Source", bound="AbstractAsyncContextManager[Any]")
+
+
+class Printer(Generic[Source]):
+    """Writes messages, wherever they come from, until there is a reason to end.
+
+    Args:
+        options: The command line.
+
+    Attributes:
+        as_json: Whether messages are written as JSON, and not raw.
+        messages_left: How many are still wanted; infinite: all.
+        stopped: The exit code of the signal that came, if one did.
+    """
+
+    def __init__(self, options: TailOptions) -> None:
+        self.stopped: ExitCode | None = None
+        self.as_json = options.form == "json"
+        self.messages_left = math.inf if options.count is None else options.count
+        self._delimiter = options.delimiter
+        self._print_topic = options.print_topic
+        self._idle_timeout_s = options.idle_timeout_s
+        self._output = RawOutput()
+        self._scope = trio.CancelScope()
+        self._lock = trio.Lock()  # one batch at a time: messages of several topics do not mix
+        self._write_scope = trio.CancelScope()
+
+    def stop(self, code: ExitCode) -> None:
+        """Take no more messages; a write that is under way may take a moment longer."""
+        self.stopped = code
+        self._scope.cancel()
+        self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
+
+    async def run(self, sources: Sequence[tuple[str, Source]], welcome: str | None = None) -> None:
+        """Open sources, write their messages until there is a reason to end, and close them.
+
+        Args:
+            sources: Each with its topic.
+            welcome: What a person at a terminal is told once they are open; None: nothing.
+
+        Raises:
+            ConnectionFailed: A broker cannot be reached at first. One that is lost later is connected again.
+            OutputClosed: The reader of the output went away.
+        """
+        with self._scope:
+            async with AsyncExitStack() as stack:
+                for _, source in sources:
+                    await stack.enter_async_context(source)
+                hear_library()
+                if welcome is not None and talks_to_terminal():
+                    talk(welcome)
+                self._scope.deadline = trio.current_time() + self._idle_timeout_s
+                async with trio.open_nursery() as nursery:
+                    if self._output.is_pipe:
+                        nursery.start_soon(self._watch_reader)
+                    async with trio.open_nursery() as passing:
+                        for topic, source in sources:
+                            passing.start_soon(self.pass_on, topic, source)
+                    nursery.cancel_scope.cancel()
+
+    async def pass_on(self, topic: str, source: Source) -> None:
+        """Print the messages of a source."""
+        raise NotImplementedError
+
+    async def print(self, available: int, render: Callable[[int], bytes]) -> int:
+        """Write as many of these messages as are still wanted.
+
+        Args:
+            available: How many there are.
+            render: Makes the output for the first of them.
+
+        Returns:
+            How many it was; nothing is waited for any more until the caller's next checkpoint.
+        """
+        async with self._lock:
+            self._scope.deadline = math.inf
+            count = int(min(available, self.messages_left))
+            await self._write(render(count))
+            self.messages_left -= count
+            if not self.messages_left:
+                self._scope.cancel()
+            self._scope.deadline = trio.current_time() + self._idle_timeout_s
+        return count
+
+    def raw(self, topic: str, bodies: Sequence[bytes]) -> bytes:
+        """The output for at least one message of a topic: bodies as they are, each followed by the delimiter."""
+        prefix = f"{topic} | ".encode() if self._print_topic else b""
+        return prefix + (self._delimiter + prefix).join(bodies) + self._delimiter
+
+    async def _write(self, data: bytes) -> None:
+        if self._output.never_blocks:
+            self._output.write(data)
+            return
+        # In a thread, because a reader may be slow (a pager!) and heartbeats have to be answered meanwhile. Shielded,
+        # because if we did not wait for its end, messages would be returned that are written all the same.
+        with trio.CancelScope(shield=True) as self._write_scope:
+            await trio.to_thread.run_sync(self._output.write, data, abandon_on_cancel=True)
+        if self._write_scope.cancelled_caught:
+            await trio.sleep_forever()  # until the cancellation arrives that cut the write short
+
+    async def _watch_reader(self) -> None:
+        """Notice that the reader of the pipe went away, also when there is nothing to write."""
+        while not self._output.reader_is_gone():
+            # The writing end of a pipe never becomes readable, but its breaking wakes whoever waits for that.
+            await trio.lowlevel.wait_readable(self._output.fileno())
+        raise OutputClosed

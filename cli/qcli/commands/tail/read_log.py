@@ -1,0 +1,112 @@
+"""`tail` of topics' logs: reads what was published, and what is published from now on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from trio_nsq.client.reading.topic_reader import TopicReader
+from trio_nsq.log import RecordBatch
+
+from ...broker.connection_options import Connecting
+from ...broker.topic_log import is_for_all, note_beginning, note_gap, reading_errors
+from ...framework.exit_codes import ExitCode
+from ...framework.output import body_field, json_lines, quiet_library
+from ...framework.params import without_scheme
+from ...framework.signals import watch_signals
+from .options import TailOptions
+from .printer import Printer
+
+
+def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
+    """A JSON object per line."""
+    records = (
+        {
+            "topic": topic,
+            "id": f"{batch.first_id + index:016x}",
+            "timestamp_ns": batch.timestamp_ns,
+            "attempts": 0,
+            "sequence": batch.base_sequence + index,
+            "due_ns": batch.due_ns or None,
+            **body_field(body),
+        }
+        for batch in batches
+        for index, body in enumerate(batch.messages.bodies())
+    )
+    return json_lines(record for _, record in zip(range(count), records, strict=False)).encode()
+
+
+class LogPrinter(Printer[TopicReader]):
+    """Writes what readers read.
+
+    Args:
+        options: The command line.
+
+    Attributes:
+        damaged: Whether messages were passed over that are damaged.
+    """
+
+    def __init__(self, options: TailOptions) -> None:
+        super().__init__(options)
+        self.damaged = False
+        self._first = options.first
+
+    async def pass_on(self, topic: str, source: TopicReader) -> None:
+        """Print what a reader reads."""
+        note_beginning(topic, source, self._first)
+        while found := await source.receive():
+            batches: list[RecordBatch] = []
+            for each in found:
+                if isinstance(each, RecordBatch):
+                    if is_for_all(each):
+                        batches.append(each)
+                    continue
+                await self._print(topic, batches)
+                batches = []
+                self.damaged |= note_gap(topic, each.first_sequence, each.next_sequence, each.reason)
+            await self._print(topic, batches)
+
+    async def _print(self, topic: str, batches: list[RecordBatch]) -> None:
+        if count := sum(batch.count for batch in batches):
+            await self.print(count, partial(self._render, topic, batches))
+
+    def _render(self, topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
+        """The output for the first messages of batches."""
+        if self.as_json:
+            return _json(topic, batches, count)
+        return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
+
+
+async def tail_log(options: TailOptions) -> ExitCode:
+    """Write what the topics' logs hold; returns the exit code.
+
+    Raises:
+        Failure: A log cannot be read.
+    """
+    quiet_library()
+    (address,) = options.nsqd_http_addresses
+    tls = Connecting.of_command().https_context(address)
+    readers = [
+        (
+            each.topic,
+            TopicReader(
+                without_scheme(address),
+                each.topic,
+                tls=tls,
+                start=options.first or "earliest",
+                end=options.end,
+                follow=options.end is None,
+                max_messages=options.count,
+            ),
+        )
+        for each in options.sources
+    ]
+    printer = LogPrinter(options)
+    with reading_errors(address):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, printer.stop)
+            await printer.run(readers)
+            nursery.cancel_scope.cancel()
+    return printer.stopped or (ExitCode.DAMAGED if printer.damaged else ExitCode.OK)

@@ -1,0 +1,47 @@
+"""Runs `to-parquet`: finds the brokers, opens the export, and says how it ended."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ...framework.errors import Terminated
+from ...framework.exit_codes import ExitCode
+from .discovery import find_brokers
+from .errors import library_errors
+from .export_run import ExportRun
+
+if TYPE_CHECKING:
+    from .options import ToParquetOptions
+
+
+def export(options: ToParquetOptions) -> int:
+    """Export, once or until interrupted; returns the exit code.
+
+    Args:
+        options: Resolved.
+
+    Raises:
+        Failure: It could not be done, or only in part.
+    """
+    from trio_nsq.spark.export.job import open_export
+
+    request = options.request()
+    with library_errors(), ExitStack() as stack:
+        addresses = find_brokers(options)
+        if not options.consume:
+            run = ExportRun(stack.enter_context(open_export(request, addresses)), options, stack)
+        else:
+            from .spool_run import SpoolExportRun, check_reachable
+
+            if request.spool is not None and not request.spool.exists():
+                check_reachable(addresses)
+            run = SpoolExportRun(stack.enter_context(open_export(request, ())), options, stack)
+        try:
+            if options.interval_s is None:
+                return run.once(addresses)
+            return run.follow(addresses, options.interval_s)
+        except (KeyboardInterrupt, Terminated) as stop:
+            run.job.remove_temporary_files()
+            run.conclude()
+            return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED

@@ -1,0 +1,223 @@
+"""How `to-parquet` goes: rounds, the choice of an engine, progress, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn
+
+from ...framework.errors import Failure, Terminated
+from ...framework.exit_codes import ExitCode
+from ...framework.output import count_of, json_lines, rate, size, talk, write
+from ...terminal.progress_bar import message_progress
+from ..shared.engine import better_engine, failure_of, spark_engine
+from .discovery import find_brokers
+from .errors import library_errors
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.export.job import ExportJob
+    from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.export.results import ExportResult
+    from trio_nsq.spark.export.task import ExportTask
+    from trio_nsq.spark.runtime.engine import Engine
+
+    from .options import ToParquetOptions
+
+_RETRY_S = 5.0
+"""So long after a failed round at the latest the next one is begun."""
+GO_ON = "The same command goes on from there."
+
+
+class ExportRun:
+    """One run of the command.
+
+    Args:
+        job: What it works on.
+        options: The command line.
+        stack: What is to be closed at its end.
+    """
+
+    def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
+        self.job = job
+        self._options = options
+        self._stack = stack
+        self._engine_name = ""
+        self._engine: Engine | None = None
+        self._damaged = False
+        self._gaps_reported = 0
+        self._rounds_reported = 0
+        self._heading = ""
+        self._begun_s = time.monotonic()
+
+    def once(self, addresses: Sequence[str]) -> int:
+        """All there is now."""
+        try:
+            self._all(addresses)
+        except Exception as error:
+            if self.job.result.ranges == 0:
+                raise
+            raise self._partial(error) from error
+        self.report()
+        return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
+
+    def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
+        """Round after round, until interrupted; then the outcome is that of all of them, for people."""
+        from trio_nsq.spark.export.results import ExportResult
+
+        begun_s, total = time.monotonic(), ExportResult()
+        try:
+            self._rounds(addresses, every_s, total)
+        except (KeyboardInterrupt, Terminated):
+            several = self._rounds_reported > 1 or (self._rounds_reported and self._is_news())
+            # A program that adds up the records of rounds would count one of all of them twice.
+            if several and self._options.form != "json":
+                total.merge(self.job.result)
+                self.job.result, self._begun_s, self._rounds_reported = total, begun_s, 0
+                self._heading = "In all: "
+            raise
+        except Exception as error:
+            if total.ranges + self.job.result.ranges == 0:
+                raise
+            raise self._partial(error) from error
+
+    def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
+        """The same. A round that fails for a reason that may pass is told of, and made up for."""
+        from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+
+        failing = False
+        while True:
+            begun_s = self._begun_s = time.monotonic()
+            try:
+                self._round(addresses)
+                if failing:
+                    talk("Note: it goes on.")
+                failing = False
+            except (BrokerUnreachable, RequestRefused) as error:
+                if not failing:
+                    talk(f"Warning: {error}; trying again.")
+                failing = True
+            outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
+            total.merge(outcome)
+            # One that failed is tried again soon: what is missing will be told then.
+            if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
+                self._rounds_reported += (
+                    1  # before it is: an interruption meanwhile must not have it told again
+                )
+                self.report(outcome)
+            self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
+            try:
+                addresses = find_brokers(self._options)
+            except Failure as failure:  # those that were known will do
+                talk(f"Warning: {failure}")
+
+    def _pause(self, until_s: float, failing: bool) -> None:
+        """Wait for the next round, or after one that failed, until a time of the monotonic clock."""
+        time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def _all(self, addresses: Sequence[str]) -> None:
+        self._round(addresses)
+
+    def _round(self, addresses: Sequence[str]) -> None:
+        self._export(addresses)
+
+    def _export(self, addresses: Sequence[str]) -> None:
+        """Plan, and do what was planned."""
+        tasks = self.job.plan(addresses)
+        self._report_gaps()
+        if not tasks:
+            self.job.run(lambda *_: None, [], lambda *_: None)
+            return
+        engine = self._engine or self._choose(tasks)
+        with message_progress(sum(task.span.length for task in tasks), self._options.quiet) as advance:
+            self.job.run(engine, tasks, advance)
+        self._report_gaps()
+
+    # ------------------------------------------------------------------ engines
+
+    def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
+        """The engine of this and all further rounds."""
+        from trio_nsq.spark.runtime.engine import run_inline
+
+        wanted = self._options.engine
+        why = ""
+        if wanted == "auto":
+            wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
+        self._engine_name = wanted
+        if why and not self._options.quiet:
+            talk(f"Note: engine {wanted}: {why}.")
+        if wanted == "inline":
+            self._engine = run_inline
+        else:
+            self._engine = self._stack.enter_context(spark_engine(self._options.master))
+        return self._engine
+
+    # ------------------------------------------------------------------ what is said
+
+    def _report_gaps(self) -> None:
+        from ...broker.topic_log import note_gap
+
+        gaps = self.job.result.gaps
+        for broker, first, end, reason in gaps[self._gaps_reported :]:
+            self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
+        self._gaps_reported = len(gaps)
+
+    def _is_news(self) -> bool:
+        """Whether the outcome has anything in it."""
+        return bool(self.job.result.ranges or self.job.result.missing)
+
+    def conclude(self) -> None:
+        """Say how far it came when it was interrupted, unless a round's report has just said the same; how to go on."""
+        if self._is_news() or not self._rounds_reported:
+            self.report()
+        if not self._options.quiet:
+            talk(GO_ON)
+
+    def report(self, outcome: ExportResult | None = None) -> None:
+        """Say what became of it so far, or of a round that is over."""
+        outcome, request = outcome or self.job.result, self.job.request
+        elapsed_s = time.monotonic() - self._begun_s
+        if self._options.form == "json":
+            fields = dataclasses.asdict(outcome)
+            for name in ("gaps", "planned_messages", "planned_ranges", "planned_bytes"):
+                del fields[name]
+            head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
+            write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
+        elif not self._options.quiet:
+            talk(self._heading + _summary(request, outcome, elapsed_s))
+
+    def _partial(self, error: Exception) -> Failure:
+        """A failure after some of it was done."""
+        from trio_nsq.spark.broker_log import LogReplaced
+
+        self._report_gaps()
+        if self._is_news():  # else a round before has said all
+            self.report()
+        message = failure_of(error, library_errors).message
+        return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
+
+
+def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
+    text = (
+        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
+        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place} in {elapsed_s:.2f} s: "
+        f"{rate(outcome.messages / elapsed_s)} messages/s"
+    )
+    if outcome.skipped_ranges:
+        text += (
+            f"; {count_of(outcome.skipped_ranges, 'range')} ({count_of(outcome.skipped_messages, 'message')}) "
+            "there already"
+        )
+    if outcome.unparsed:
+        text += f"; {outcome.unparsed:,} in the column unparsed"
+    if outcome.for_one_channel:
+        text += f"; {outcome.for_one_channel:,} left out, which had come back for one channel"
+    if outcome.repeated:
+        text += f"; {outcome.repeated:,} left out, which came a second time"
+    if outcome.missing:
+        text += f"; {outcome.missing:,} missing"
+    return text
+
+
+# ---------------------------------------------------------------------- discovery

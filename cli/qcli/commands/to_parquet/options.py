@@ -1,0 +1,187 @@
+"""The command line of `qcli to-parquet` as one object, and the checks of what goes together."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...broker.address_options import TCP_OPTION, check_tcp_address, chosen_lookupds
+from ...broker.connection_options import Connecting
+from ...broker.position_options import check_range
+from ...framework import params
+from ...framework.options import given, given_flags
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.export.request import ExportRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToParquetOptions:
+    """The parameters of the command, under their names.
+
+    Once `resolve` has been called, `consume`, `spool`, `engine` and `lookupd_addresses` are what they come to.
+    """
+
+    topic: str
+    folder: str
+    nsqd_http_addresses: tuple[str, ...]
+    lookupd_addresses: tuple[str, ...]
+    tcp_addresses: tuple[str, ...]
+    first: str | None
+    end: str | None
+    channel: str | None
+    follow: bool
+    every_ms: int
+    consume: bool
+    spool: Path | None
+    idle_timeout_ms: int
+    max_in_flight: int
+    text: bool
+    as_json: bool
+    columns: list[tuple[str, JsonType | None]] | None
+    partition_by: str
+    target_bytes: int
+    row_group_bytes: int
+    compression: str
+    compression_level: int | None
+    engine: str
+    master: str | None
+    form: str
+    quiet: bool
+
+    @property
+    def broker_addresses(self) -> tuple[str, ...]:
+        """Where brokers are, over HTTP, or over TCP if a channel is consumed; unless discovery services say."""
+        return self.tcp_addresses if self.consume else self.nsqd_http_addresses
+
+    @property
+    def interval_s(self) -> float | None:
+        """From the beginning of one round to the next; None: there is only one."""
+        return self.every_ms / 1000 if self.follow else None
+
+    def check(self) -> None:
+        """Raises UsageError for options that exclude each other, whether or not a channel is consumed."""
+        if self.text and self.as_json:
+            raise click.UsageError("--text and --json exclude each other.")
+        if self.columns and not self.as_json:
+            raise click.UsageError("--columns are fields of JSON bodies: say --json.")
+        if self.channel is not None and self.first is not None:
+            raise click.UsageError(
+                "--channel and --from exclude each other: the channel says where to begin; 'qcli channel seek' moves "
+                "it."
+            )
+        if self.follow and self.end is not None:
+            raise click.UsageError(
+                "--follow and --to exclude each other: it goes on until it is interrupted."
+            )
+        if self.engine == "inline" and self.master is not None:
+            raise click.UsageError("--engine inline and --master exclude each other.")
+        if self.compression_level is not None and self.compression not in ("zstd", "gzip", "brotli"):
+            raise click.UsageError(f"--compression-level means nothing to {self.compression}.")
+        check_range(self.first, self.end)
+        if self.channel is not None:
+            params.source(f"{self.topic}/{self.channel}")
+        if given("every_ms") and not self.follow:
+            raise click.UsageError("--every is for --follow: without it there is one round.")
+
+    def resolve(self) -> ToParquetOptions:
+        """Decide whether a channel is consumed, with which engine, and where brokers are looked up.
+
+        Raises:
+            click.UsageError: The options contradict each other.
+        """
+        consume = self._consumes()
+        lookupds = chosen_lookupds(self.lookupd_addresses, "tcp_addresses", "nsqd_http_addresses")
+        return dataclasses.replace(
+            self,
+            consume=consume,
+            lookupd_addresses=lookupds,
+            spool=self._check_consuming(() if lookupds else self.tcp_addresses) if consume else self.spool,
+            engine="spark" if self.master is not None else self.engine,
+        )
+
+    def _consumes(self) -> bool:
+        """Whether a channel is consumed, and no log read.
+
+        The environment does not count: it names both addresses of a broker, for all commands.
+        """
+        if self.consume or self.spool is not None:
+            return True
+        if given("tcp_addresses", "nsqd_http_addresses") == ["tcp_addresses"]:
+            return True
+        for flag in given_flags("idle_timeout_ms", "max_in_flight"):
+            raise click.UsageError(
+                f"{flag} is for a channel that is consumed: name {TCP_OPTION}, or say --consume."
+            )
+        return False
+
+    def _check_consuming(self, tcp_addresses: tuple[str, ...]) -> Path:
+        """Where the spool is. Raises UsageError for what does not go with a channel that is consumed."""
+        if self.channel is None:
+            raise click.UsageError(
+                f"{TCP_OPTION} and --consume take messages out of a channel, as an nsqd has no log: name it with "
+                "--channel."
+            )
+        if self.channel.endswith("#ephemeral"):
+            raise click.UsageError(
+                f"--channel {self.channel} goes away whenever nobody is connected to it, with all that it has: "
+                "name one without #ephemeral."
+            )
+        if self.first or self.end:
+            raise click.UsageError(
+                "--from and --to are for a log: a channel gives what it has, and what is left out would be lost. "
+                "Select from the files, by ts."
+            )
+        if given("follow", "idle_timeout_ms") == ["follow", "idle_timeout_ms"]:
+            raise click.UsageError(
+                "--follow and --idle-timeout exclude each other: it goes on until it is interrupted."
+            )
+        if given("tcp_addresses", "lookupd_addresses") == ["tcp_addresses", "lookupd_addresses"]:
+            raise click.UsageError(
+                f"{TCP_OPTION} and --lookupd-http-address exclude each other; the latter takes --consume."
+            )
+        if self.master is not None and not self.master.startswith("local"):
+            raise click.UsageError(
+                f"--master {self.master} has others work, who do not see the spool on this machine's disk."
+            )
+        for address in tcp_addresses:
+            check_tcp_address(address)
+        if self.spool is not None:
+            return self.spool
+
+        from trio_nsq.spark.export.job import spool_folder
+
+        found = spool_folder(self.folder, self.topic)
+        if found is None:
+            raise click.UsageError(
+                f"{self.folder} is not on this machine: name a folder that is, for a spool, with --spool."
+            )
+        return found
+
+    def request(self) -> ExportRequest:
+        """What the library is asked to export."""
+        from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
+        from trio_nsq.spark.export.request import ExportRequest, FileOptions
+
+        body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
+        level = self.compression_level
+        if level is None and self.compression == "zstd":
+            level = 1
+        return ExportRequest(
+            self.topic,
+            self.folder,
+            first=self.first or "earliest",
+            end=self.end or "latest",
+            channel=self.channel,
+            layout=Layout(PartitionBy(self.partition_by), body),
+            json_fields=self.columns or (),
+            options=FileOptions(self.compression, level, self.row_group_bytes),
+            target_bytes=self.target_bytes,
+            tls=Connecting.of_command().tls_files(),
+            spool=self.spool,
+        )

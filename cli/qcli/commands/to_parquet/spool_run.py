@@ -1,0 +1,199 @@
+"""`to-parquet` out of a channel: it receives into a spool, and exports that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ...broker.address_options import TCP_OPTION
+from ...broker.connection_options import Connecting
+from ...framework.errors import Failure, Terminated, leaves, not_connected
+from ...framework.exit_codes import ExitCode
+from ...framework.output import hear_library, quiet_library, talk
+from ...terminal.progress_bar import message_progress
+from .export_run import ExportRun
+
+if TYPE_CHECKING:
+    from trio_nsq.protocol import NSQError
+    from trio_nsq.spark.export.job import ExportJob
+    from trio_nsq.spark.runtime.engine import Advance
+    from trio_nsq.spark.spool.collect import StopReason
+    from trio_nsq.spark.spool.spool import Spool
+
+    from .options import ToParquetOptions
+
+_FILES_AT_ONCE = 4
+"""So many files' worth is received before it is exported: a channel may hold more than there is room for twice."""
+
+
+def check_reachable(addresses: Sequence[str]) -> None:
+    """Raises Failure if none of them can be reached: before there is a spool, nothing is made for those."""
+    from trio_nsq.client import ConnectionFailed, Producer
+
+    from ...framework.signals import run_until_signal
+
+    async def connect() -> None:
+        async with Producer(addresses, close_timeout_s=0, **Connecting.of_command().options()):
+            pass
+
+    quiet_library()
+    try:
+        run_until_signal(connect)
+    except ConnectionFailed as failure:
+        raise not_connected(failure.address, TCP_OPTION, failure) from failure
+
+
+class SpoolExportRun(ExportRun):
+    """An export of which each round begins with receiving; see `ExportRun`."""
+
+    def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
+        if options.engine == "auto":  # Spark would not have caught up before the spool is full
+            options = dataclasses.replace(options, engine="inline")
+        elif options.engine == "spark" and "PYSPARK_GATEWAY_PORT" in os.environ:
+            raise Failure(
+                "A spool is on this machine's disk, and spark-submit has others work: --engine inline."
+            )
+        super().__init__(job, options, stack)
+        assert job.spool is not None
+        self._spool: Spool = job.spool
+        self._connection = Connecting.of_command().options()
+        self._began_ns = time.time_ns()
+        self._end: StopReason | None = None
+        self._signal: ExitCode | None = None  # what came while messages were received
+        self._connected = False
+        if not options.quiet:
+            talk(
+                f"Note: {job.request.topic}/{job.request.channel} is consumed, through the spool {self._spool.folder}: "
+                "at least once."
+            )
+
+    def _all(self, addresses: Sequence[str]) -> None:
+        from trio_nsq.spark.spool.collect import StopReason
+
+        while self._end in (None, StopReason.FULL):
+            self._round(addresses)
+        if self._end is StopReason.UNREACHABLE:
+            raise Failure(
+                "Not all of the brokers could be reached, and what they have is not in files.",
+                ExitCode.UNREACHABLE,
+            )
+
+    def _round(self, addresses: Sequence[str]) -> None:
+        try:
+            self._export_spool()  # what an earlier run, or round, did not come to
+            self._receive(addresses)
+            if self._options.interval_s is not None:
+                self._begun_s = time.monotonic()  # a rate is to tell of the export, and not of the waiting
+            self._export_spool()
+        except Exception:
+            self._report_spooled()
+            raise
+        if self._signal is not None:
+            raise KeyboardInterrupt if self._signal is ExitCode.INTERRUPTED else Terminated
+
+    def _export_spool(self) -> None:
+        if self._spool.messages:
+            self._export(self._spool.labels)
+
+    def _pause(self, until_s: float, failing: bool) -> None:
+        if failing:  # else receiving has taken the time
+            super()._pause(until_s, failing)
+
+    def conclude(self) -> None:
+        """See `ExportRun`."""
+        super().conclude()
+        self._report_spooled()
+
+    def _report_spooled(self) -> None:
+        if self._spool.messages and not self._options.quiet:
+            talk(f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel.")
+
+    # ------------------------------------------------------------------ receiving
+
+    def _receive(self, addresses: Sequence[str]) -> None:
+        """Receive until it is time to export.
+
+        Raises:
+            Failure: No broker can be reached.
+            BrokerUnreachable: No broker can be reached any more.
+            NSQError: Messages cannot be stored.
+        """
+        import trio
+
+        from trio_nsq.client import ConnectionFailed
+        from trio_nsq.client.errors import BrokerUnreachable
+        from trio_nsq.protocol import NSQError
+
+        if not self._connected:
+            quiet_library()
+        failure: NSQError | None = None
+        try:
+            with message_progress(None, self._options.quiet) as advance:
+                trio.run(self._receive_some, addresses, advance)
+        except* NSQError as group:
+            failure = next(leaf for leaf in leaves(group) if isinstance(leaf, NSQError))
+        if isinstance(failure, ConnectionFailed):
+            if self._connected:
+                raise BrokerUnreachable(failure.address, failure.reason)
+            raise not_connected(failure.address, TCP_OPTION, failure)
+        if failure is not None:
+            raise failure
+
+    async def _receive_some(self, addresses: Sequence[str], advance: Advance) -> None:
+        import trio
+
+        from trio_nsq.client import Consumer
+        from trio_nsq.spark.spool.collect import FIRST_IN_FLIGHT, CollectLimits, Collector
+
+        from ...framework.signals import watch_signals
+
+        request, options = self.job.request, self._options
+        assert request.channel is not None
+        consumer = Consumer(
+            request.topic,
+            request.channel,
+            nsqd_tcp_addresses=addresses,
+            lookupd_http_addresses=options.lookupd_addresses,
+            max_in_flight=max(len(addresses), min(FIRST_IN_FLIGHT, options.max_in_flight)),
+            **self._connection,
+        )
+        spool_bytes = _FILES_AT_ONCE * request.target_bytes
+        if options.interval_s is None:
+            until = CollectLimits(
+                spool_bytes,
+                idle_s=options.idle_timeout_ms / 1000,
+                began_ns=self._began_ns,
+                connections=len(addresses),
+            )
+        else:
+            until = CollectLimits(spool_bytes, time_s=options.interval_s, connections=len(addresses))
+        collecting = Collector(self._spool, consumer, until, options.max_in_flight, advance)
+        connecting = trio.CancelScope()
+
+        def stop(code: ExitCode) -> None:
+            self._signal = code
+            if connected:
+                collecting.stop()
+            else:
+                connecting.cancel()
+
+        connected = False
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, stop)
+            with connecting:
+                async with consumer:
+                    connected = True
+                    self._show_warnings()
+                    self._end = await collecting.run()
+                    self.job.result.repeated += collecting.repeated
+            nursery.cancel_scope.cancel()
+
+    def _show_warnings(self) -> None:
+        """Pass on what the library warns of, from the first connection on."""
+        if not self._connected:
+            self._connected = True
+            hear_library()

@@ -1,0 +1,147 @@
+"""Options of commands: under headings, with several values, and all values of a command as one object."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from trio_nsq._version import __version__
+
+OTHER_OPTIONS = "Options"
+
+CONNECTION_OPTIONS = "Connection"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_Options = TypeVar("_Options")
+_Result = TypeVar("_Result")
+
+
+class GroupedOption(click.Option):
+    """An option that names the heading it stands under in `--help`.
+
+    Args:
+        section: The heading.
+        alone: The value that it has when none is given; then one is given behind `=` only, and this needs a
+            `GoFlagsCommand`. None: it has to have a value, or is one of click's flags.
+    """
+
+    def __init__(
+        self, *args: Any, section: str = OTHER_OPTIONS, alone: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+        self.alone = alone
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """The text in the environment; several values are separated by commas."""
+        if not self.multiple:
+            return super().value_from_envvar(ctx)
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else text.split(",")
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Where the user gave a bad value: the option, or its environment variable."""
+        source = ctx.get_parameter_source(self.name) if ctx and self.name else None
+        if source is ParameterSource.ENVIRONMENT:
+            return f"'{self.envvar}' in the environment"
+        return click.Parameter.get_error_hint(self, ctx)  # click.Option's names the variable besides
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Names and help. click puts a blank between a name and its value, which would be wrong where `=` has to be."""
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(" [=", "[="), record[1])
+
+
+def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
+    """`click.option` under the heading `section`."""
+    return click.option(*names, cls=GroupedOption, section=section, **attributes)
+
+
+class SeveralOption(GroupedOption):
+    """An option that takes several values: it may be given several times, and a value may be several with commas.
+
+    Its parameter is a tuple without duplicates.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, multiple=True, **kwargs)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[Any, ...]:
+        """Convert the values one by one. Raises BadParameter: one is wrong, or is there twice."""
+        texts = [text.strip() for each in value or () for text in each.split(",")]
+        values: tuple[Any, ...] = super().type_cast_value(ctx, texts)
+        for index, each in enumerate(values):
+            if each in values[:index]:
+                raise click.BadParameter(f"it names {each} twice.", ctx, self)
+        return values
+
+
+def several(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
+    """An option that takes several values, as `SeveralOption` does, under the heading `section`."""
+    return click.option(*names, cls=SeveralOption, section=section, **attributes)
+
+
+def options_as(
+    cls: Callable[..., _Options],
+) -> Callable[[Callable[[_Options], _Result]], Callable[..., _Result]]:
+    """Give a command's function all its parameters as one object.
+
+    Args:
+        cls: Its fields are the parameters, by name; as a rule a frozen dataclass.
+    """
+
+    def decorate(function: Callable[[_Options], _Result]) -> Callable[..., _Result]:
+        @functools.wraps(function)
+        def run(**values: Any) -> _Result:
+            return function(cls(**values))
+
+        return run
+
+    return decorate
+
+
+def given(*names: str) -> list[str]:
+    """Which of these parameters of the command that runs are on the command line, in this order."""
+    ctx = click.get_current_context()
+    return [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def given_flags(*names: str) -> list[str]:
+    """The flags of those of these parameters that are on the command line, in the order of declaration."""
+    params = click.get_current_context().command.params
+    typed = given(*names)
+    return [param.opts[0] for param in params if param.name in typed]
+
+
+def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
+    """`--format`; the first of the formats is the default."""
+    choice = click.Choice(formats)
+    return option("Output", "--format", "form", type=choice, default=formats[0], show_default=True, help=text)
+
+
+def version_option(command: _F) -> _F:
+    """`--version`: of what, and on what it runs; `compiled` is what makes a broker and a client faster."""
+    make = click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_tell_version,
+        help="Show the version and exit.",
+    )
+    return make(command)
+
+
+def _tell_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from trio_nsq.protocol.bulk import COMPILED
+
+    how = "compiled" if COMPILED else "not compiled"
+    click.echo(f"qcli {__version__} (Python {platform.python_version()}, {how})")
+    ctx.exit()

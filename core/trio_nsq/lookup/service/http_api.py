@@ -1,0 +1,167 @@
+"""The discovery service's HTTP API (NSQ: nsqlookupd, HTTP API)."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import trio
+
+from ..._version import __version__
+from ...http import HTTPError, Request, Response, Route, Router
+from ...http.arguments import channel_names, given, valid_name
+from ...protocol import quote
+from .registry import Producer, Registry
+
+logger = logging.getLogger("trio_nsq.lookup")
+
+_NS_PER_S = 1_000_000_000
+_NEVER_NS = -6795364578871345152
+"""What Go, and so nsqlookupd, makes of a time that was never set."""
+
+
+def make_router(registry: Registry, *, unix_time_ns: Callable[[], int] = time.time_ns) -> Router:
+    """All routes.
+
+    Args:
+        registry: What is asked and changed.
+        unix_time_ns: The clock by which times are told.
+    """
+    api = _API(registry, unix_time_ns)
+    return Router(
+        [
+            Route("GET", "/ping", api.ping, plain=True),
+            Route("GET", "/info", api.info),
+            Route("GET", "/topics", api.topics),
+            Route("GET", "/channels", api.channels),
+            Route("GET", "/lookup", api.lookup),
+            Route("GET", "/nodes", api.nodes),
+            Route("GET", "/debug", api.debug),
+            Route("POST", "/topic/create", api.create_topic),
+            Route("POST", "/topic/delete", api.delete_topic),
+            Route("POST", "/topic/tombstone", api.tombstone),
+            Route("POST", "/channel/create", api.create_channel),
+            Route("POST", "/channel/delete", api.delete_channel),
+        ]
+    )
+
+
+class _API:
+    def __init__(self, registry: Registry, unix_time_ns: Callable[[], int]) -> None:
+        self._registry = registry
+        self._unix_time_ns = unix_time_ns
+
+    async def ping(self, request: Request) -> Response:
+        return Response.text("OK")
+
+    async def info(self, request: Request) -> Response:
+        return Response.json({"version": __version__})
+
+    # ------------------------------------------------------------------ questions
+
+    async def topics(self, request: Request) -> Response:
+        return Response.json({"topics": self._registry.topics()})
+
+    async def channels(self, request: Request) -> Response:
+        return Response.json({"channels": self._registry.channels(given(request, "topic"))})
+
+    async def lookup(self, request: Request) -> Response:
+        topic = given(request, "topic")
+        producers = self._registry.lookup(topic, trio.current_time())
+        if producers is None:
+            raise HTTPError(404, "TOPIC_NOT_FOUND")
+        return Response.json(
+            {
+                "channels": self._registry.channels(topic),
+                "producers": [_about(producer) for producer in producers],
+            }
+        )
+
+    async def nodes(self, request: Request) -> Response:
+        return Response.json(
+            {
+                "producers": [
+                    _about(producer) | {"tombstones": [*topics.values()], "topics": [*topics]}
+                    for producer, topics in self._registry.nodes(trio.current_time())
+                ]
+            }
+        )
+
+    async def debug(self, request: Request) -> Response:
+        found: dict[str, list[tuple[Producer, float | None]]] = {}
+        for key, producer, tombstoned_at in self._registry.registrations():
+            found.setdefault(key, []).append((producer, tombstoned_at))
+        return Response(200, self._debug_pieces(found), "application/json; charset=utf-8")
+
+    async def _debug_pieces(
+        self, found: dict[str, list[tuple[Producer, float | None]]]
+    ) -> AsyncGenerator[bytes, None]:
+        """In pieces, for with thousands of topics the whole takes seconds, and brokers wait for a second only."""
+        separator = "{"
+        for key, registered in found.items():
+            about = [self._about_registration(*each) for each in registered]
+            yield f"{separator}{json.dumps(key)}:{_compact(about)}".encode()
+            separator = ","
+            await trio.lowlevel.checkpoint()
+        yield b"}" if found else b"{}"
+
+    def _about_registration(self, producer: Producer, tombstoned_at: float | None) -> dict[str, Any]:
+        about = {"id": producer.remote_address} | _about(producer)
+        del about["remote_address"]
+        return about | {
+            "last_update": self._unix_ns(producer.last_seen),
+            "tombstoned": tombstoned_at is not None,
+            "tombstoned_at": _NEVER_NS if tombstoned_at is None else self._unix_ns(tombstoned_at),
+        }
+
+    def _unix_ns(self, then: float) -> int:
+        return self._unix_time_ns() - round((trio.current_time() - then) * _NS_PER_S)
+
+    # ------------------------------------------------------------------ changes
+
+    async def create_topic(self, request: Request) -> Response:
+        topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
+        logger.info("DB: adding topic(%s)", topic)
+        self._registry.create(topic)
+        return Response.empty()
+
+    async def delete_topic(self, request: Request) -> Response:
+        topic = given(request, "topic")
+        if self._registry.delete_topic(topic):
+            logger.info("DB: removing topic(%s)", topic)
+        return Response.empty()
+
+    async def tombstone(self, request: Request) -> Response:
+        topic, node = given(request, "topic"), given(request, "node")
+        if self._registry.tombstone(topic, node, trio.current_time()):
+            logger.info("DB: setting tombstone for producer@%s of topic(%s)", quote(node), topic)
+        return Response.empty()
+
+    async def create_channel(self, request: Request) -> Response:
+        topic, channel = channel_names(request)
+        logger.info("DB: adding channel(%s) in topic(%s)", channel, topic)
+        self._registry.create(topic, channel)
+        return Response.empty()
+
+    async def delete_channel(self, request: Request) -> Response:
+        topic, channel = channel_names(request)
+        if not self._registry.delete_channel(topic, channel):
+            raise HTTPError(404, "CHANNEL_NOT_FOUND")
+        logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        return Response.empty()
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _about(producer: Producer) -> dict[str, Any]:
+    return {
+        "remote_address": producer.remote_address,
+        "hostname": producer.info.hostname,
+        "broadcast_address": producer.info.broadcast_address,
+        "tcp_port": producer.info.tcp_port,
+        "http_port": producer.info.http_port,
+        "version": producer.info.version,
+    }

@@ -1,0 +1,286 @@
+"""Which producers have which topics and channels. Pure: time is a parameter, in seconds of a monotonic clock.
+
+A topic or channel is known because a producer has it, because it was created over HTTP, or because a
+producer had it before. It is removed when it is deleted; an ephemeral one when its last producer disconnects.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ...protocol import NSQError, is_ephemeral
+from ...protocol.address import format_address
+from ..protocol import PeerInfo
+
+
+class TooMany(NSQError):
+    """A producer has reached its limit of registrations."""
+
+
+@dataclass(eq=False, slots=True)
+class Producer:
+    """A connected broker. Only the registry changes it.
+
+    Attributes:
+        remote_address: `host:port` of its end of the connection.
+        info: From its IDENTIFY.
+        last_seen: When it last pinged, or identified itself.
+        channels: The names that it has registered: channels by topic.
+        registrations: The number of its topics and channels.
+    """
+
+    remote_address: str
+    info: PeerInfo
+    last_seen: float
+    channels: dict[str, set[str]] = field(default_factory=dict)
+    registrations: int = 0
+
+    def is_node(self, name: str) -> bool:
+        """Whether `host:port` in a tombstone request is this producer; an IPv6 host with or without brackets."""
+        host, port = self.info.broadcast_address, self.info.http_port
+        return name in (format_address(host, port), f"{host}:{port}")
+
+
+class _Topic:
+    """One topic.
+
+    Attributes:
+        producers: Those that have it, and when each got a tombstone; None if it has none.
+        channels: The producers of each channel; all of them have the topic, too.
+    """
+
+    def __init__(self) -> None:
+        self.producers: dict[Producer, float | None] = {}
+        self.channels: dict[str, set[Producer]] = {}
+
+
+class Registry:
+    """The state of a discovery service.
+
+    Args:
+        inactive_timeout_s: A producer not seen for longer is not returned.
+        tombstone_lifetime_s: How long `lookup` does not return a producer with a tombstone.
+        max_registrations: Topics and channels of one producer.
+
+    Attributes:
+        on_names_changed: Called when a topic or channel that is not ephemeral is new, or deleted.
+    """
+
+    def __init__(
+        self,
+        *,
+        inactive_timeout_s: float,
+        tombstone_lifetime_s: float,
+        max_registrations: int,
+    ) -> None:
+        self.on_names_changed: Callable[[], None] = lambda: None
+        self._inactive_timeout_s = inactive_timeout_s
+        self._tombstone_lifetime_s = tombstone_lifetime_s
+        self._max_registrations = max_registrations
+        self._topics: dict[str, _Topic] = {}
+        self._producers: dict[Producer, None] = {}
+
+    # ------------------------------------------------------------------ from producers
+
+    def identify(self, remote_address: str, info: PeerInfo, now: float) -> Producer:
+        """Add a producer that has connected."""
+        producer = Producer(remote_address, info, now)
+        self._producers[producer] = None
+        return producer
+
+    def ping(self, producer: Producer, now: float) -> None:
+        """Record that a producer is alive."""
+        producer.last_seen = now
+
+    def register(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
+        """Register a producer's topic, or a channel and its topic.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            TooMany: The producer has reached its limit.
+        """
+        own = producer.channels.get(topic)
+        if own is not None and (channel is None or channel in own):
+            return False
+        new = (own is None) + (channel is not None)
+        if producer.registrations + new > self._max_registrations:
+            raise TooMany(f"REGISTER exceeds the limit of {self._max_registrations} topics and channels")
+        if own is None:
+            self._make_topic(topic).producers[producer] = None
+            own = producer.channels[topic] = set()
+            producer.registrations += 1
+        if channel is not None:
+            self._make_channel(topic, channel).add(producer)
+            own.add(channel)
+            producer.registrations += 1
+        return True
+
+    def unregister(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
+        """Remove a producer's channel, or its topic with all channels. Returns whether it had it."""
+        own = producer.channels.get(topic)
+        if own is None or (channel is not None and channel not in own):
+            return False
+        for name in [channel] if channel is not None else [*own]:
+            own.remove(name)
+            producer.registrations -= 1
+            channels = self._topics[topic].channels
+            channels[name].remove(producer)
+            if is_ephemeral(name) and not channels[name]:
+                del channels[name]
+        if channel is None:
+            del producer.channels[topic]
+            producer.registrations -= 1
+            producers = self._topics[topic].producers
+            del producers[producer]
+            if is_ephemeral(topic) and not producers:
+                del self._topics[topic]
+        return True
+
+    def disconnect(self, producer: Producer) -> None:
+        """Remove a producer whose connection has ended."""
+        for topic in [*producer.channels]:
+            self.unregister(producer, topic)
+        del self._producers[producer]
+
+    # ------------------------------------------------------------------ from administrators
+
+    def create(self, topic: str, channel: str | None = None) -> None:
+        """Create a topic, or a channel and its topic."""
+        self._make_topic(topic)
+        if channel is not None:
+            self._make_channel(topic, channel)
+
+    def delete_topic(self, topic: str) -> bool:
+        """Delete a topic with its channels, until a producer registers it again.
+
+        Returns:
+            Whether it existed.
+        """
+        entry = self._topics.pop(topic, None)
+        if entry is None:
+            return False
+        for producer in entry.producers:
+            producer.registrations -= 1 + len(producer.channels.pop(topic))
+        self._names_changed(topic)
+        return True
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        """Delete a channel, until a producer registers it again. Returns whether it existed."""
+        entry = self._topics.get(topic)
+        if entry is None or channel not in entry.channels:
+            return False
+        for producer in entry.channels.pop(channel):
+            producer.channels[topic].remove(channel)
+            producer.registrations -= 1
+        self._names_changed(topic, channel)
+        return True
+
+    def tombstone(self, topic: str, node: str, now: float) -> bool:
+        """Hide a topic's producer from consumers, which would create the topic again while it is being deleted there.
+
+        Args:
+            topic: The name, known or not.
+            node: The producer, `broadcast_address:http_port`.
+            now: The time.
+
+        Returns:
+            Whether there is this producer.
+        """
+        entry = self._topics.get(topic)
+        found = [producer for producer in entry.producers if producer.is_node(node)] if entry else []
+        for producer in found:
+            assert entry is not None
+            entry.producers[producer] = now
+        return bool(found)
+
+    # ------------------------------------------------------------------ queries
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted(self._topics)
+
+    def channels(self, topic: str) -> list[str]:
+        """The names of a topic's channels, sorted; none if it is not known."""
+        entry = self._topics.get(topic)
+        return sorted(entry.channels) if entry is not None else []
+
+    def lookup(self, topic: str, now: float) -> list[Producer] | None:
+        """Return the active producers of a topic without a tombstone; None if the topic is not known."""
+        entry = self._topics.get(topic)
+        if entry is None:
+            return None
+        return [
+            producer
+            for producer, tombstoned_at in entry.producers.items()
+            if self._is_active(producer, now) and not self._is_tombstoned(tombstoned_at, now)
+        ]
+
+    def nodes(self, now: float) -> Iterator[tuple[Producer, dict[str, bool]]]:
+        """Yield each active producer with its topics, and whether it has a tombstone there."""
+        for producer in self._producers:
+            if self._is_active(producer, now):
+                yield (
+                    producer,
+                    {
+                        topic: self._is_tombstoned(self._topics[topic].producers[producer], now)
+                        for topic in sorted(producer.channels)
+                    },
+                )
+
+    def registrations(self) -> Iterator[tuple[str, Producer, float | None]]:
+        """Yield all registrations, in nsqlookupd's form.
+
+        Yields:
+            `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; when it got a tombstone there, expired
+            or not, or None.
+        """
+        for producer in self._producers:
+            yield "client::", producer, None
+        for topic, entry in self._topics.items():
+            for producer, tombstoned_at in entry.producers.items():
+                yield f"topic:{topic}:", producer, tombstoned_at
+            for channel, producers in entry.channels.items():
+                for producer in producers:
+                    yield f"channel:{topic}:{channel}", producer, None
+
+    def durable_names(self) -> dict[str, list[str]]:
+        """Return the topics and channels that are saved: those that are not ephemeral."""
+        return {
+            topic: [name for name in entry.channels if not is_ephemeral(name)]
+            for topic, entry in self._topics.items()
+            if not is_ephemeral(topic)
+        }
+
+    def load(self, names: Mapping[str, list[str]]) -> None:
+        """Create the topics and channels that `durable_names` returned."""
+        for topic, channels in names.items():
+            self.create(topic)
+            for channel in channels:
+                self.create(topic, channel)
+
+    # ------------------------------------------------------------------
+
+    def _make_topic(self, name: str) -> _Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = _Topic()
+            self._names_changed(name)
+        return topic
+
+    def _make_channel(self, topic: str, name: str) -> set[Producer]:
+        channels = self._topics[topic].channels
+        if name not in channels:
+            channels[name] = set()
+            self._names_changed(topic, name)
+        return channels[name]
+
+    def _names_changed(self, *names: str) -> None:
+        if not any(map(is_ephemeral, names)):
+            self.on_names_changed()
+
+    def _is_active(self, producer: Producer, now: float) -> bool:
+        return now - producer.last_seen <= self._inactive_timeout_s
+
+    def _is_tombstoned(self, tombstoned_at: float | None, now: float) -> bool:
+        return tombstoned_at is not None and now - tombstoned_at < self._tombstone_lifetime_s

@@ -1,0 +1,261 @@
+"""The import itself: topic by topic, each of which is there in whole or not at all.
+
+A topic is built in a folder that no broker takes for a topic, and renamed when everything in it is on stable
+storage. An import that was cut short can be run again: topics that are there already are known by what was noted of
+the files they came from.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ..broker.storage.data_folder import STATE_FILE, SUFFIX, DataFolder, encode_checked
+from ..log import DiskLog, Files
+from ..log.inspection.findings import Finding
+from ..log.inspection.verify import Progress
+from ..untrusted_json import decode_json
+from .diskqueue import Queue
+from .errors import ImportRefused
+from .merger import MergedMessage, Merger
+from .nsqd_folder import NsqdFolder, lock
+from .nsqd_metadata import TopicMetadata
+from .topic_builder import BodyReader, ChannelBuilder, LogWriter, topic_state
+
+ORIGIN_FILE = "imported.json"
+"""{"format": 1, "nsqd_data_path": P, "fingerprint": F}: where a topic came from, and `NsqdFolder.fingerprint`."""
+_FORMAT = 1
+
+
+class IfExists(StrEnum):
+    """What to do about a topic of ours that has the name of one that is to be imported."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+    REPLACE = "replace"
+
+
+class Outcome(StrEnum):
+    """What became of a topic.
+
+    PLANNED: it would be imported. EARLIER: it has been, and nsqd's files are as they were then. SKIPPED: it was not
+    touched, because there is a topic of that name.
+    """
+
+    IMPORTED = "imported"
+    PLANNED = "planned"
+    EARLIER = "imported earlier"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReport:
+    """A channel: how many messages it has, and how many of them were delivered before."""
+
+    name: str
+    paused: bool
+    messages: int
+    attempted: int
+
+
+@dataclass(slots=True)
+class TopicReport:
+    """A topic. What is counted is only known of one that was, or would be, imported.
+
+    Attributes:
+        name: Its name.
+        outcome: What became of it.
+        paused: Whether it is.
+        messages: Messages in its log: each once, however many channels have it.
+        body_bytes: Bytes of their bodies.
+        waiting: How many of them are in no channel, but wait in the topic.
+        channels: Its channels.
+        findings: What was not as it should be in its queues.
+    """
+
+    name: str
+    outcome: Outcome
+    paused: bool
+    messages: int = 0
+    body_bytes: int = 0
+    waiting: int = 0
+    channels: list[ChannelReport] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def queue_bytes(source: NsqdFolder) -> int:
+    """How much `import_topics` will tell of its progress, or a little more. Raises OSError."""
+    return 2 * sum(files.size_bytes for topic in source.topics for files in source.queues(topic))
+
+
+def import_topics(
+    source: NsqdFolder,
+    data_path: Path,
+    *,
+    if_exists: IfExists = IfExists.REFUSE,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> Iterator[TopicReport]:
+    """Import all topics, one with each step of the iterator.
+
+    Args:
+        source: Where from.
+        data_path: The data folder to import into; made if it is missing (its parent must be there).
+        if_exists: See there.
+        dry_run: Only count; nothing is made nor changed.
+        progress: Told how many bytes more of `queue_bytes` are done.
+        files: The file system the data folder lies in; a test may bring its own.
+
+    Raises:
+        ImportRefused, StartupError: Nothing was done, because the data folder cannot be used, or has such topics.
+        LogWriteError, OSError: The operating system refused. Topics are imported that were told of, no others.
+    """
+    if source.path.resolve() in (data_path.resolve(), *data_path.resolve().parents):
+        raise ImportRefused(
+            f"--data-path: {data_path} lies in nsqd's own folder, which is not changed: choose another"
+        )
+    if dry_run:
+        if data_path.is_dir():
+            os.close(lock(data_path, "a broker: stop it first"))
+        outcomes = _outcomes(source, data_path, if_exists)
+        for topic in source.topics:
+            yield _import(source, topic, outcomes[topic.name], None, progress)
+        return
+    with closing(DataFolder(data_path, files)) as folder:
+        outcomes = _outcomes(source, data_path, if_exists)
+        for topic in source.topics:
+            yield _import(source, topic, outcomes[topic.name], folder, progress)
+
+
+def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[str, Outcome]:
+    """What is to become of each topic. Raises ImportRefused."""
+    outcomes: dict[str, Outcome] = {}
+    for topic in source.topics:
+        folder = data_path / "topics" / (topic.name + SUFFIX)
+        outcome = Outcome.IMPORTED
+        if folder.exists() and if_exists is not IfExists.REPLACE:
+            outcome = Outcome.EARLIER if _origin(folder) == source.fingerprint(topic) else Outcome.SKIPPED
+        outcomes[topic.name] = outcome
+    existing = [name for name, outcome in outcomes.items() if outcome is Outcome.SKIPPED]
+    if existing and if_exists is IfExists.REFUSE:
+        one = len(existing) == 1
+        raise ImportRefused(
+            f"--data-path: {data_path} has {'a topic' if one else 'topics'} {', '.join(existing)} already: nothing was "
+            "imported. --if-exists skip imports the others only, --if-exists replace deletes "
+            f"{'it' if one else 'them'} first"
+        )
+    return outcomes
+
+
+def _origin(folder: Path) -> str | None:
+    """The fingerprint that was noted of a topic; None if it was not imported."""
+    try:
+        content = decode_json((folder / ORIGIN_FILE).read_bytes())
+        return str(content["fingerprint"]) if content["format"] == _FORMAT else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _import(
+    source: NsqdFolder,
+    topic: TopicMetadata,
+    outcome: Outcome,
+    folder: DataFolder | None,
+    progress: Progress | None,
+) -> TopicReport:
+    """Import one topic; only count if `folder` is None."""
+    queues = source.queues(topic)
+    if outcome is not Outcome.IMPORTED:
+        if progress is not None:
+            progress(2 * sum(files.size_bytes for files in queues))
+        return TopicReport(topic.name, outcome, topic.paused)
+    report = TopicReport(topic.name, Outcome.PLANNED if folder is None else outcome, topic.paused)
+    spill = None if folder is None else folder.path
+    with closing(Merger(spill)) as distributed, closing(Merger(spill)) as waiting:
+        for number, files in enumerate(queues):
+            queue = Queue(files, progress)
+            (distributed if number else waiting).add(number, queue.read())
+            report.findings += queue.findings
+        if folder is None:
+            _lay_out(report, topic, distributed, waiting, lambda message: None)
+        else:
+            with closing(BodyReader(queues)) as bodies:
+                _build(source, topic, report, distributed, waiting, bodies, folder, progress)
+    return report
+
+
+def _lay_out(
+    report: TopicReport,
+    topic: TopicMetadata,
+    distributed: Merger,
+    waiting: Merger,
+    store: Callable[[MergedMessage], None],
+) -> list[ChannelBuilder]:
+    """Pass all messages to `store`, those in channels first, and count; returns the state of each channel."""
+    plans = [ChannelBuilder() for _ in topic.channels]
+    for message in distributed.merged():
+        store(message)
+        for copy in message.copies:
+            plans[copy.queue - 1].add(report.messages, copy.attempts)
+        report.messages += 1
+        report.body_bytes += message.size
+    for message in waiting.merged():
+        store(message)
+        report.messages += 1
+        report.waiting += 1
+        report.body_bytes += message.size
+    report.channels = [
+        ChannelReport(channel.name, channel.paused, plan.messages, plan.attempted)
+        for channel, plan in zip(topic.channels, plans, strict=True)
+    ]
+    return plans
+
+
+def _build(
+    source: NsqdFolder,
+    topic: TopicMetadata,
+    report: TopicReport,
+    distributed: Merger,
+    waiting: Merger,
+    bodies: BodyReader,
+    folder: DataFolder,
+    progress: Progress | None,
+) -> None:
+    """Make the topic in a folder of its own, and put that in place."""
+    building = folder.import_folder(topic.name)
+    folder.remove_retired(building)  # what an import left that was cut short
+    try:
+        folder.files.make_folder(building)
+        with closing(DiskLog(building, files=folder.files)) as log:
+            writer = LogWriter(log)
+
+            def store(message: MergedMessage) -> None:
+                writer.add(message.id, message.timestamp_ns, bodies.read(message))
+                if progress is not None:
+                    progress(message.size * len(message.copies))
+
+            plans = _lay_out(report, topic, distributed, waiting, store)
+            writer.close()
+            state = topic_state(topic, log, plans, report.messages - report.waiting)
+        origin = {
+            "format": _FORMAT,
+            "nsqd_data_path": str(source.path.resolve()),
+            "fingerprint": source.fingerprint(topic),
+        }
+        folder.files.replace(building / ORIGIN_FILE, json.dumps(origin).encode() + b"\n")
+        content = encode_checked(json.dumps(state, separators=(",", ":")).encode())
+        folder.files.replace(building / STATE_FILE, content)
+        retired = folder.retire_topic(topic.name)
+        folder.files.rename(building, folder.topic_folder(topic.name))
+        folder.files.sync_folder(building.parent)
+    except BaseException:
+        folder.remove_retired(building)
+        raise
+    if retired is not None:
+        folder.remove_retired(retired)

@@ -1,0 +1,105 @@
+"""nsqd's data folder, held so that no nsqd runs in it meanwhile."""
+
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from ..log.inspection.findings import Finding, Kind
+from ..wording import count_of
+from .diskqueue import QueueFiles, list_queues
+from .errors import ImportRefused
+from .nsqd_metadata import TopicMetadata, read_metadata
+
+_SEPARATORS = ":;"
+"""Between topic and channel in the name of a queue; the latter on Windows."""
+
+
+def lock(path: Path, owner: str) -> int:
+    """Keep others from locking a folder for themselves, as brokers do, until what this returns is closed.
+
+    Args:
+        path: The folder.
+        owner: Who must have it if it cannot be had, and what to do about that.
+
+    Raises:
+        ImportRefused: It is taken.
+        OSError: It cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ImportRefused(f"{path} is in use by {owner}") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class NsqdFolder:
+    """The data folder of an nsqd, locked against it until `close`. Nothing is changed in it.
+
+    Args:
+        path: Where it is.
+
+    Raises:
+        ImportRefused: It is none, an nsqd runs in it, or `nsqd.dat` is damaged.
+        OSError: The operating system refused.
+
+    Attributes:
+        path: The same.
+        topics: Sorted by name.
+        findings: What does not belong to them, or was left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_fd = lock(path, "a running nsqd: stop it first")
+        try:
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> None:
+        topics, self.findings = read_metadata(self.path)
+        self.topics = sorted(topics, key=lambda topic: topic.name)
+        self._queues = list_queues(self.path)
+        known = {name for topic in self.topics for name in self._names(topic)}
+        for name, files in self._queues.items():
+            if name not in known and (files.bad or files.data):
+                paths = [*files.data.values(), *files.bad]
+                size = sum(each.stat().st_size for each in paths)
+                files_and_size = f"{count_of(len(paths), 'file')}, {size} bytes"
+                what = f"of a queue that nsqd.dat does not know ({files_and_size}): not imported"
+                self.findings.append(Finding(Kind.NOTE, paths[0], 0, 0, what))
+
+    def close(self) -> None:
+        """Let an nsqd have it."""
+        os.close(self._lock_fd)
+
+    def queues(self, topic: TopicMetadata) -> list[QueueFiles]:
+        """The files of the topic's own queue, and of its channels, in their order."""
+        return [self._queues.get(name, QueueFiles()) for name in self._names(topic)]
+
+    def _names(self, topic: TopicMetadata) -> list[str]:
+        names = [topic.name]
+        for channel in topic.channels:
+            candidates = [f"{topic.name}{separator}{channel.name}" for separator in _SEPARATORS]
+            names.append(next((name for name in candidates if name in self._queues), candidates[0]))
+        return names
+
+    def fingerprint(self, topic: TopicMetadata) -> str:
+        """Something that changes when nsqd goes on with the topic, and not when the folder is moved. Raises OSError."""
+        queues = [
+            [
+                [[path.name, path.stat().st_size] for path in files.data.values()],
+                files.meta.read_text("latin-1") if files.meta else None,
+            ]
+            for files in self.queues(topic)
+        ]
+        return hashlib.sha256(json.dumps([asdict(topic), queues]).encode()).hexdigest()

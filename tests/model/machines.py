@@ -1,0 +1,643 @@
+"""Stateful machines that run a topic beside a naive one: any history of operations, compared after every step.
+
+MODEL_EXAMPLES=2000 in the environment makes a long run of it. `make soak` does, with examples drawn at random.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log, effect_of_seek, ids_in_flight
+from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
+from trio_nsq.broker.state import batch as batch_module
+from trio_nsq.broker.state import dispatcher as dispatcher_module
+from trio_nsq.broker.state import message_store as store_module
+from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.channel_state import ChannelState
+from trio_nsq.broker.state.checkpoint import first_needed
+from trio_nsq.broker.state.withdrawn import Withdrawn
+from trio_nsq.log import Log, MemoryLog, RecordBatch
+from trio_nsq.protocol import encode_finish
+
+SETTINGS = settings(
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", "100")),
+    stateful_step_count=50,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+# Small numbers, so that the edges of what is merged, read ahead and granted are met all the time.
+SMALL: list[tuple[Any, str, int]] = [
+    (batch_module, "MERGE_MESSAGES", 4),
+    (dispatcher_module, "MAX_GRANT_BYTES", 500),
+    (store_module, "BATCHES_KEPT", 2),
+    (store_module, "REDELIVERY_READ_BYTES", 200),
+    (store_module, "READ_BATCHES", 2),
+]
+
+LONGEST_MS = 120
+"""max_msg_timeout; longer than some consumers' msg_timeout, shorter than others'."""
+
+PRIVATE = "look#ephemeral"
+channel_names = st.sampled_from(["one", "two", "tail#ephemeral"])
+picks = st.integers(0, 40)
+milliseconds = st.sampled_from([1, 1, 10, 40, 100, 170])
+# (messages, bytes of each, deferred for how long)
+publications = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 20, 300]), st.sampled_from([0, 0, 0, 10, 100])),
+    max_size=4,
+)
+# (verb, REQ's delay)
+answers = st.tuples(
+    st.sampled_from(["FIN", "FIN", "REQ", "TOUCH", "nothing"]), st.sampled_from([0, 0, 10, 100])
+)
+# (client, how long it takes, what it says to the first of what it holds)
+turns = st.tuples(picks, st.sampled_from([0, 0, 10, 40, 70]), st.lists(answers, min_size=1, max_size=6))
+OPERATIONS = ["add", "add", "pause", "unpause", "unpause", "empty", "delete"]
+TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic"]
+
+
+# What was stored, how many messages, when they are due, and the only channel that gets them.
+Stored = tuple[list[RecordBatch], int, int, str | None]
+# What somebody has taken from which channel, and the model's copies of it.
+Taken = tuple[NaiveChannel, Channel, list[Withdrawn], dict[int, Copy]]
+
+
+def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
+    """What is kept of a channel, and the first sequence that this needs."""
+    for _ in state.encode():
+        pass
+    data = json.loads(b"".join(state.parts))
+    return data | {key: sorted(data[key]) for key in ("unfinished", "deferred")}, state.first_needed
+
+
+class TopicMachine(RuleBasedStateMachine):
+    """A durable topic over a log in memory."""
+
+    name = "topic"
+    mem_queue_size = 6
+    cache_bytes = 2000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = [(module, name, getattr(module, name)) for module, name, _ in SMALL]
+        for module, name, value in SMALL:
+            setattr(module, name, value)
+        self.naive = NaiveTopic()
+        self.clients: dict[str, Subscriber] = {}
+        self.client_count = 0
+        self.ids: dict[int, bytes] = {}
+        self.storing: Stored | None = None
+        self.saved: dict[str, Any] | None = None
+        self.saved_naive = NaiveTopic()
+        self.since_saved: list[tuple[int, int, str | None]] = []
+        self.taken: list[Taken] = []
+        self.real = Fixture(self.make_log(), name=self.name, **self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        return {"mem_queue_size": self.mem_queue_size, "cache_bytes": self.cache_bytes}
+
+    def make_log(self) -> Log:
+        return MemoryLog(max_messages=1_000_000)
+
+    def reopen_log(self) -> Log:
+        return self.real.log
+
+    # ------------------------------------------------------------------ choosing
+
+    def pick_channel(self, pick: int) -> tuple[str, NaiveChannel, Channel] | None:
+        if not self.naive.channels:
+            return None
+        name = sorted(self.naive.channels)[pick % len(self.naive.channels)]
+        return name, self.naive.channels[name], self.real.topic.channels[name]
+
+    def pick_client(self, pick: int) -> tuple[str, NaiveChannel, Subscriber] | None:
+        if not self.clients:
+            return None
+        name = list(self.clients)[pick % len(self.clients)]
+        client = self.clients[name]
+        return name, self.naive.channels[client.channel.name], client
+
+    # ------------------------------------------------------------------ publishing
+
+    def store(self, count: int, size: int, defer_ms: int, only: str | None = None) -> Stored:
+        first = self.naive.published
+        bodies = [b"%d " % (first + index) + b"x" * size for index in range(count)]
+        stored = self.real.store(*bodies, defer_ms=defer_ms, only=only)
+        return stored, count, stored[0].due_ns, only
+
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int, only: str | None) -> None:
+        self.real.topic.accept(stored)
+        self.naive.publish(count, due_ns, only)
+        self.since_saved.append((count, due_ns, only))
+
+    @precondition(lambda self: self.storing is None)
+    @rule(publications=publications)
+    def publish(self, publications: list[tuple[int, int, int]]) -> None:
+        for publication in publications:
+            self.accept(*self.store(*publication))
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 40]))
+    def begin_to_store(self, count: int, defer_ms: int) -> None:
+        """A thread appends to the log; the topic is told later."""
+        self.storing = self.store(count, 10, defer_ms)
+
+    @precondition(lambda self: self.storing is None)
+    @rule(count=st.integers(1, 3), defer_ms=st.sampled_from([0, 0, 40]), only=channel_names)
+    def publish_to_one_channel(self, count: int, defer_ms: int, only: str) -> None:
+        self.accept(*self.store(count, 10, defer_ms, only))
+        self.pass_to(self.real.now_ns)
+
+    @precondition(lambda self: self.storing is not None)
+    @rule()
+    def is_stored(self) -> None:
+        assert self.storing is not None
+        stored, self.storing = self.storing, None
+        self.accept(*stored)
+
+    # ------------------------------------------------------------------ operators
+
+    @initialize(names=st.lists(channel_names, unique=True, max_size=2), backlog=publications)
+    def begin(self, names: list[str], backlog: list[tuple[int, int, int]]) -> None:
+        self.publish(backlog)
+        for name in names:
+            self.add_channel(name)
+        for index in range(2 * len(names)):
+            self.connect(index, 3 * index + 1, 100)
+
+    def add_channel(self, name: str) -> None:
+        self.real.topic.add_channel(name, private=name == PRIVATE)
+        self.naive.channels.setdefault(name, NaiveChannel(private=name == PRIVATE))
+        self.naive.distribute()
+
+    @rule(what=st.sampled_from(OPERATIONS), name=channel_names)
+    def operate_channel(self, what: str, name: str) -> None:
+        if what == "add" and name not in self.naive.channels:
+            self.add_channel(name)
+            if self.is_kept():
+                self.keep_state()
+        if name not in self.naive.channels:
+            return
+        naive, real = self.naive.channels[name], self.real.topic.channels[name]
+        if what == "empty":
+            real.empty()
+            naive.copies.clear()
+        elif what == "delete":
+            self.real.topic.remove_channel(real)
+            naive.copies.clear()  # whoever has taken some has them no more
+            del self.naive.channels[name]
+            for consumer in naive.consumers:
+                assert self.clients.pop(consumer).closed
+        elif what != "add":
+            naive.paused = real.paused = what == "pause"
+
+    # A channel does not know which messages were for another one, and counts them until it comes there.
+    @precondition(lambda self: not self.naive.only)
+    @rule(pick=picks, place=st.integers(0, 100), keep=st.booleans())
+    def seek(self, pick: int, place: int, keep: bool) -> None:
+        """A channel is moved to some place in what is still there, or past the end."""
+        picked = self.pick_channel(pick)
+        if picked is None:
+            return
+        _, naive, real = picked
+        topic = self.real.topic
+        first, point = topic.log.first_sequence, topic.end if naive.private else topic.high_watermark
+        to = first + (point - first + 2) * place // 100
+        expected = effect_of_seek(real, to)
+        assert self.real.seek(to, picked[0]) == expected
+        assert expected.to_sequence == min(to, point)
+        published = self.naive.due_ns | self.naive.waiting
+        distributed = {number: due_ns for number, due_ns in published.items() if number < point}
+        again, skipped = naive.seek(expected.to_sequence, distributed, first, self.real.now_ns)
+        assert (expected.delivered_again, expected.skipped) == (again, skipped)
+        if keep and self.is_kept():
+            self.keep_state()
+
+    @rule(what=st.sampled_from(TOPIC_OPERATIONS))
+    def operate_topic(self, what: str) -> None:
+        if what == "empty topic":
+            self.real.topic.empty()
+            self.naive.empty()
+        elif what == "pause topic":
+            self.real.topic.pause()
+            self.naive.paused = True
+        else:
+            self.real.topic.unpause()
+            self.naive.paused = False
+            self.naive.distribute()
+
+    # ------------------------------------------------------------------ messages that are given up, or taken out
+
+    @rule(pick=picks, max_attempts=st.sampled_from([0, 1, 1, 2, 3]), dead_letters=st.booleans())
+    def configure(self, pick: int, max_attempts: int, dead_letters: bool) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            real.configure(
+                {"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""}
+            )
+            naive.configure(max_attempts, dead_letters)
+            if self.is_kept():
+                self.keep_state()
+
+    @rule(pick=picks, count=st.integers(1, 4))
+    def take_given_up(self, pick: int, count: int) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            taken = real.messages.withdrawn.take(count)
+            assert len(taken) == min(count, len(naive.at(Place.GIVEN_UP)))
+            assert all(naive.copies[message.sequence].place is Place.GIVEN_UP for message in taken)
+            self.note_taken(naive, real, taken)
+
+    @rule(pick=picks, chosen=st.lists(picks, max_size=5))
+    def withdraw(self, pick: int, chosen: list[int]) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None or not self.naive.published:
+            return
+        _, naive, real = picked
+        numbers = {each % self.naive.published for each in chosen}
+        places = (Place.READY, Place.DEFERRED, Place.GIVEN_UP)
+        expected = {n for n in numbers if n in naive.copies and naive.copies[n].place in places}
+        taken = real.withdraw(numbers)
+        assert sorted(message.sequence for message in taken) == sorted(expected)
+        self.note_taken(naive, real, taken)
+
+    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[Withdrawn]) -> None:
+        copies = {message.sequence: naive.copies[message.sequence] for message in taken}
+        for message in taken:
+            copy = copies[message.sequence]
+            assert message.attempts == copy.attempts
+            assert (message.reason is not None) == (copy.place is Place.GIVEN_UP)
+            copy.place, copy.fresh, copy.due_ns = Place.TAKEN, False, 0
+        self.taken.append((naive, real, taken, copies))
+
+    @precondition(lambda self: self.taken)
+    @rule(pick=picks, gone=st.booleans())
+    def part_with_taken(self, pick: int, gone: bool) -> None:
+        """What was taken is gone for good, or comes back; but for what was dropped with its channel meanwhile."""
+        naive, real, taken, copies = self.taken.pop(pick % len(self.taken))
+        left = [each for each in taken if naive.copies.get(each.sequence) is copies[each.sequence]]
+        if gone:
+            assert real.dispose(taken) == len(left)
+        else:
+            real.put_back(taken)
+        for message in left:
+            if gone:
+                del naive.copies[message.sequence]
+            elif message.reason is None:
+                copies[message.sequence].give_back()
+            else:
+                naive.come_back(message.sequence)
+
+    @rule(pick=picks, chosen=st.lists(picks, max_size=5))
+    def cancel(self, pick: int, chosen: list[int]) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None or not self.naive.published:
+            return
+        _, naive, real = picked
+        numbers = {each % self.naive.published for each in chosen} & naive.at(Place.DEFERRED).keys()
+        assert sorted(real.cancel(numbers | {self.naive.published})) == sorted(numbers)
+        for number in numbers:
+            del naive.copies[number]
+
+    # ------------------------------------------------------------------ consumers
+
+    @rule(pick=picks, ready=st.integers(0, 12), timeout_ms=st.sampled_from([50, 100, 200]))
+    def connect(self, pick: int, ready: int, timeout_ms: int) -> None:
+        if picked := self.pick_channel(pick):
+            name = f"client {self.client_count}"
+            self.client_count += 1
+            self.clients[name] = Subscriber(self.real, picked[2], ready=ready, msg_timeout_ms=timeout_ms)
+            picked[1].consumers[name] = NaiveConsumer(timeout_ms * MS, ready)
+
+    @rule(
+        pick=picks, what=st.sampled_from(["block", "block", "leave", "RDY", "RDY"]), ready=st.integers(0, 12)
+    )
+    def change(self, pick: int, what: str, ready: int) -> None:
+        picked = self.pick_client(pick)
+        if picked is None:
+            return
+        name, naive, client = picked
+        known = naive.consumers[name]
+        if what == "block":
+            known.blocked = not known.blocked
+            client.block(known.blocked)
+        elif what == "RDY":
+            known.ready_count = ready
+            client.ready(ready)
+        else:
+            client.leave()
+            naive.leave(name)
+            del self.clients[name]
+
+    # ------------------------------------------------------------------ delivery and answers
+
+    def dispatch(self, naive: NaiveChannel, real: Channel) -> bool:
+        names = {client.consumer: name for name, client in self.clients.items()}
+        sent: dict[str, list[int]] = {}
+        grants = real.dispatcher.dispatch(self.real.now_ns)
+        naive.come_to(real.cursor, self.real.now_ns)
+        for consumer, payload in grants:
+            name = names[consumer]
+            for message in decode(payload):
+                number = int(message.body.split()[0])
+                assert self.ids.setdefault(number, message.id) == message.id
+                naive.deliver(name, number, message.attempts, self.real.now_ns)
+                sent.setdefault(name, []).append(34 + len(message.body))
+        for sizes in sent.values():
+            assert sum(sizes) <= dispatcher_module.MAX_GRANT_BYTES or len(sizes) == 1
+        return bool(sent)
+
+    @rule(pick=picks, rounds=st.sampled_from([1, 1000]))
+    def deliver(self, pick: int, rounds: int) -> None:
+        picked = self.pick_channel(pick)
+        if picked is None:
+            return
+        _, naive, real = picked
+        while rounds and self.dispatch(naive, real):
+            rounds -= 1
+        if rounds:
+            assert not naive.at(Place.READY) or all(naive.window(name) <= 0 for name in naive.consumers)
+
+    @rule(turns=st.lists(turns, min_size=1, max_size=5))
+    def converse(self, turns: list[tuple[int, int, list[tuple[str, int]]]]) -> None:
+        """What is delivered to one client and another is answered some time later, each message in its own way."""
+        for pick, pause_ms, answers in turns:
+            self.have_client(pick)
+            self.deliver_to_client(pick)
+            self.pass_to(self.real.now_ns + pause_ms * MS)
+            if picked := self.pick_client(pick):
+                self.answer(picked[0], sorted(picked[1].held_by(picked[0])), answers)
+
+    def answer(self, name: str, held: list[int], answers: list[tuple[str, int]]) -> None:
+        finished: list[int] = []
+        for (what, delay_ms), number in zip(answers, held, strict=False):
+            if what == "REQ":
+                self.requeue(name, number, delay_ms)
+            elif what == "TOUCH":
+                self.touch(name, number)
+            elif what == "FIN":
+                finished.append(number)
+        self.finish(name, finished)
+
+    def have_client(self, pick: int) -> None:
+        if not self.naive.channels:
+            self.operate_channel("add", "one")
+        if not self.clients:
+            self.connect(pick, 5, 100)
+
+    def deliver_to_client(self, pick: int) -> None:
+        if picked := self.pick_client(pick):
+            self.deliver(sorted(self.naive.channels).index(picked[2].channel.name), 1000)
+
+    @rule(
+        pick=picks, chosen=st.lists(picks, max_size=5), what=st.sampled_from(["REQ", "TOUCH", "FIN", "FIN"])
+    )
+    def answer_for_anything(self, pick: int, chosen: list[int], what: str) -> None:
+        """Messages that may be another's, finished long ago, or delivered to this client."""
+        picked = self.pick_client(pick)
+        if picked is None or not self.ids:
+            return
+        known = sorted(self.ids)
+        numbers = list(dict.fromkeys(known[each % len(known)] for each in chosen))
+        if what == "FIN":
+            self.finish(picked[0], numbers, unknown=True)
+        for number in numbers[:1]:
+            if what == "REQ":
+                self.requeue(picked[0], number, 10)
+            elif what == "TOUCH":
+                self.touch(picked[0], number)
+
+    def finish(self, name: str, numbers: list[int], *, unknown: bool = False) -> None:
+        client = self.clients[name]
+        naive = self.naive.channels[client.channel.name]
+        ids = [self.ids[number] for number in numbers]
+        expected = [(self.ids[n], reason) for n in numbers if (reason := naive.finish(name, n))]
+        if unknown:
+            ids.insert(0, b"f" * 16)
+            expected.insert(0, (b"f" * 16, NOT_IN_FLIGHT))
+        assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == expected
+
+    def requeue(self, name: str, number: int, delay_ms: int) -> None:
+        client, now_ns = self.clients[name], self.real.now_ns
+        real = client.channel.requeue(client.consumer, self.ids[number], delay_ms, now_ns)
+        naive = self.naive.channels[client.channel.name]
+        assert real == naive.requeue(name, number, delay_ms * MS, now_ns)
+
+    def touch(self, name: str, number: int) -> None:
+        client, now_ns = self.clients[name], self.real.now_ns
+        real = client.channel.touch(client.consumer, self.ids[number], now_ns, LONGEST_MS)
+        naive = self.naive.channels[client.channel.name]
+        assert real == naive.touch(name, number, now_ns, LONGEST_MS * MS)
+
+    # ------------------------------------------------------------------ time
+
+    @rule(passed_ms=milliseconds, to_deadline_of=picks, early=st.booleans())
+    def time_passes(self, passed_ms: int, to_deadline_of: int, early: bool) -> None:
+        """So long, or until the next deadline of a channel, or until one nanosecond before it."""
+        picked = self.pick_channel(to_deadline_of)
+        deadline_ns = picked[1].next_deadline_ns() if picked and passed_ms == 1 else None
+        self.pass_to(self.real.now_ns + passed_ms * MS if deadline_ns is None else deadline_ns - early)
+
+    def pass_to(self, now_ns: int) -> None:
+        self.real.now_ns = max(self.real.now_ns, now_ns)
+        self.real.pass_ms(0)
+        for channel in self.naive.channels.values():
+            channel.tick(self.real.now_ns)
+
+    # ------------------------------------------------------------------ restarting
+
+    def is_kept(self) -> bool:
+        return not self.real.topic.ephemeral
+
+    def keep_state(self) -> None:
+        self.saved = json.loads(json.dumps(self.real.topic.snapshot()))
+        self.saved_naive = deepcopy(self.naive)
+        self.since_saved = []
+        assert self.saved is not None
+        self.real.log.discard_before(first_needed(self.saved))
+
+    @precondition(is_kept)
+    @rule(then=st.sampled_from(["go on", "go on", "stop", "crash", "crash"]))
+    def save(self, then: str) -> None:
+        """The state is saved every so often, and before a stop; a crash finds what was saved last, and the log."""
+        if then == "crash":
+            if self.storing is not None:  # it is in the log, though nobody was told
+                self.since_saved.append(self.storing[1:])
+                self.storing = None
+        else:
+            if then == "stop" and self.storing is not None:
+                self.is_stored()
+            self.keep_state()
+        if then != "go on":
+            self.restart()
+
+    def restart(self) -> None:
+        self.naive = deepcopy(self.saved_naive)
+        self.naive.restarted()
+        for publication in self.since_saved:
+            self.naive.publish(*publication)
+        self.clients.clear()
+        self.taken.clear()
+        now_ns, ids = self.real.now_ns, self.real.ids
+        self.real = Fixture(self.reopen_log(), name=self.name, **self.sizes())
+        self.real.now_ns, self.real.ids = now_ns, ids
+        assert self.real.topic.restore(deepcopy(self.saved)) is False
+        self.pass_to(now_ns)
+        for index in range(len(self.naive.channels)):
+            self.connect(index, 4, 100)
+
+    # ------------------------------------------------------------------ what is always true
+
+    @invariant()
+    def topics_agree(self) -> None:
+        topic = self.real.topic
+        assert topic.depth == self.naive.depth
+        assert topic.paused == self.naive.paused
+        assert list(topic.channels) == list(self.naive.channels)
+        assert 0 <= topic.backend_depth <= topic.depth
+
+    @invariant()
+    def channels_agree(self) -> None:
+        for name, naive in self.naive.channels.items():
+            real = self.real.topic.channels[name]
+            assert real.messages.ready_count == len(naive.at(Place.READY)), name
+            assert real.messages.withdrawn.waiting == len(naive.at(Place.GIVEN_UP)), name
+            assert real.depth == real.messages.ready_count + real.messages.withdrawn.waiting + len(
+                naive.at(Place.TAKEN)
+            ), name
+            assert real.in_flight_count == len(naive.at(Place.IN_FLIGHT)), name
+            assert real.deferred_count == len(naive.at(Place.DEFERRED)), name
+            assert 0 <= real.backend_depth <= real.depth, name
+            assert real.message_count == naive.message_count, name
+            assert real.requeue_count == naive.requeue_count, name
+            assert real.timeout_count == naive.timeout_count, name
+            assert real.given_up_count == naive.given_up_count, name
+            deferred = naive.at(Place.DEFERRED)
+            unfinished = {n: copy for n, copy in naive.copies.items() if n not in deferred}
+            assert sorted(real.messages.unfinished()) == sorted(
+                (number, copy.attempts) for number, copy in unfinished.items() if not copy.fresh
+            ), name
+
+    @invariant()
+    def consumers_agree(self) -> None:
+        for name, client in self.clients.items():
+            channel = self.naive.channels[client.channel.name]
+            real, naive = client.consumer, channel.consumers[name]
+            assert set(ids_in_flight(real)) == {self.ids[number] for number in channel.held_by(name)}, name
+            assert real.message_count == naive.message_count, name
+            assert real.finish_count == naive.finish_count, name
+            assert real.requeue_count == naive.requeue_count, name
+
+    @invariant()
+    def deadlines_are_not_late(self) -> None:
+        for name, naive in self.naive.channels.items():
+            deadline_ns, due_ns = (
+                naive.next_deadline_ns(),
+                [c.at_ns for c in naive.at(Place.DEFERRED).values()],
+            )
+            real = self.real.topic.channels[name]
+            assert real.next_due_ns == min(due_ns, default=None)
+            if deadline_ns is not None:
+                assert real.next_deadline_ns is not None
+                assert real.next_deadline_ns <= deadline_ns
+
+    @invariant()
+    def what_is_remembered_to_be_saved_is_true(self) -> None:
+        for name, channel in self.real.topic.channels.items():
+            remembered = kept(channel.state())
+            assert remembered == kept(channel.make_state()), name
+
+    # ------------------------------------------------------------------ the end
+
+    def teardown(self) -> None:
+        try:
+            self.deliver_all()
+        finally:
+            self.real.log.close()
+            for module, name, value in self.before:
+                setattr(module, name, value)
+
+    def deliver_all(self) -> None:
+        """Whatever happened: all that is not finished comes, and then there is nothing."""
+        if self.storing is not None:
+            self.is_stored()
+        self.operate_topic("unpause topic")
+        self.add_channel("one")
+        while self.clients:
+            self.change(0, "leave", 0)
+        for index in range(len(self.naive.channels)):
+            self.configure(index, 0, False)
+        while self.taken:
+            self.part_with_taken(0, False)
+        for index, name in enumerate(sorted(self.naive.channels)):
+            self.naive.channels[name].paused = self.real.topic.channels[name].paused = False
+            self.connect(index, 1000, 200)
+        self.pass_to(self.real.now_ns + 10 * SECOND)
+        for index in range(len(self.naive.channels)):
+            self.deliver(index, 1000)
+        for name, client in self.clients.items():
+            channel = self.naive.channels[client.channel.name]
+            assert set(channel.copies) == set(channel.held_by(name))
+            ids = [self.ids[number] for number in channel.copies]
+            assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == []
+            assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
+        if not self.real.topic.ephemeral:
+            assert first_needed(self.real.topic.snapshot()) == self.naive.published
+
+
+class DiskMachine(TopicMachine):
+    """A durable topic on disk, in small segments, of which little is kept in memory."""
+
+    mem_queue_size = 3
+    cache_bytes = 600
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="topic-model-"))
+        super().__init__()
+
+    def make_log(self) -> Log:
+        return disk_log(self.folder / "log", segment_bytes=700)
+
+    def reopen_log(self) -> Log:
+        self.real.log.close()
+        return self.make_log()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            shutil.rmtree(self.folder)
+
+
+class EphemeralMachine(TopicMachine):
+    """A topic in a memory that holds little: what was never sent may be dropped, what was sent may not."""
+
+    name = "topic#ephemeral"
+
+    def make_log(self) -> Log:
+        return MemoryLog(max_messages=10)
+
+    def accept(self, stored: list[RecordBatch], count: int, due_ns: int, only: str | None) -> None:
+        super().accept(stored, count, due_ns, only)
+        self.naive.drop_below(self.real.log.first_sequence)
+
+    @precondition(lambda self: False)
+    @rule()
+    def begin_to_store(self) -> None:
+        """A log in memory is not appended to by a thread."""
+
+
+class PrivateMachine(TopicMachine):
+    """A durable topic with a private channel that comes and goes."""
+
+    @rule(what=st.sampled_from([*OPERATIONS, "add"]))
+    def operate_private_channel(self, what: str) -> None:
+        self.operate_channel(what, PRIVATE)
