@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic, without_secrets
-from ...protocol.address import format_address
+from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from ...protocol.address import format_address, without_secrets
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
 from .options import ConsumerSettings
