@@ -71,8 +71,9 @@ class Producer:
             is room. A larger command is sent by itself.
         max_msg_size: The brokers' limit for a message, in bytes.
         max_body_size: The brokers' limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The brokers' limit for deferring a message; None: that is for the broker to say, at the
-            price of a connection. nsqd's is its `--max-req-timeout`, an hour by default, ours `--max-defer`, a year.
+        max_req_timeout_ms: The brokers' limit for deferring a message; None: leave it to the broker, which
+            closes the connection when it refuses. nsqd's is `--max-req-timeout`, an hour by default; `qcli serve`'s is
+            `--max-defer`, a year.
         reconnect_min_s: How long a broker is set aside after its first failure.
         reconnect_max_s: The longest.
         close_timeout_s: How long leaving may wait for acknowledgements; 0: not at all.
@@ -307,7 +308,7 @@ class Producer:
     def _check_call(self, topic: str) -> None:
         if self._closing:
             raise ProducerClosed("the producer is closed")
-        if not self._opened:  # and it may never be: nobody would settle what is published until then
+        if not self._opened:  # and it may never be: a publish would wait for ever
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")
@@ -405,6 +406,6 @@ class Producer:
 
 
 def _withdraw(future: PublishFuture) -> bool:
-    """Take back what this caller wanted published, if it is on its way to nobody; say whether it worked."""
+    """Withdraw a message that was not handed to a socket; return whether that was in time."""
     queue = future.command.queue
     return queue is not None and queue.withdraw(future)
