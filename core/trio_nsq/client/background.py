@@ -7,7 +7,7 @@ import trio
 
 
 class BackgroundTask:
-    """A nursery whose body is somebody else's `async with` block.
+    """A nursery whose body is the `async with` block of another object.
 
     Three things differ from a plain nursery:
 

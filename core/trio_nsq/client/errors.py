@@ -34,7 +34,7 @@ class ConnectionFailed(NSQError):
 
 
 def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    """One error for several, at least one: nobody could be reached."""
+    """One error for several, at least one: no broker could be reached."""
     if len(failures) == 1:
         return failures[0]
     reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
@@ -42,7 +42,7 @@ def none_reached(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
 
 
 class ConnectionLost(NSQError):
-    """A connection ended without our asking.
+    """A connection ended and the client had not closed it.
 
     Attributes:
         address: The broker, `host:port`.

@@ -133,11 +133,11 @@ class HTTPError(Exception):
 
 
 class CutOff(Exception):
-    """Raised by the generator of a body that cannot go on, through no mistake of ours; its text is logged."""
+    """Raised by the generator of a body that cannot go on, and not because of a defect; its text is logged."""
 
 
 INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
-"""What a client is told of any error of ours."""
+"""The answer to a request in which an unexpected error occurred."""
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 What is wrong with a request is found as early as it can be: a body that is announced as too long is refused before
 it arrives, one that turns out to be too long when it passes the limit. Refusals come out in the same form and order
-as requests, so that whoever answers needs to know of no second way.
+as requests, so there is one way to answer.
 """
 
 import logging
@@ -65,7 +65,7 @@ class RequestReader:
     """Reads the requests of one connection.
 
     Args:
-        router: Says who answers, and how long a body may be.
+        router: Finds the route, and with it the limit of the body.
         peer: Goes into each `Request`.
 
     Attributes:

@@ -31,7 +31,7 @@ async def serve_connection(
         stream: Closed at the end in every case.
         router: Who answers.
         peer: The client's address, for `Request.peer`; None: the stream's, if it is a socket.
-        on_request: See `OnRequest`; None for nobody.
+        on_request: See `OnRequest`; None: not called.
         poller: Hears the client instead of the task that this is called in, if the stream is a socket; None: the
             task does.
         bodies: Gives large bodies room, for which the client waits; None: there is always room.
@@ -63,7 +63,7 @@ async def serve_connection(
 
 
 def peer_of(stream: trio.abc.Stream) -> str:
-    """The address of whoever is at the other end.
+    """The address of the client.
 
     Args:
         stream: Any stream.

@@ -8,6 +8,7 @@ from urllib.parse import quote_plus
 
 from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ..protocol import NSQError
+from ..protocol.address import without_secrets
 from ..protocol.go_json import GoObject, decode_object
 from ..protocol.limits import MIB
 
@@ -24,7 +25,7 @@ class LookupFailed(NSQError):
     """A discovery service gave no usable answer.
 
     Attributes:
-        address: Of the service, without user and password.
+        address: Of the service, without user, password and query.
         reason: Why, without the address.
     """
 
@@ -99,13 +100,6 @@ async def lookup_topic(
 @cache
 def _system_tls() -> ssl.SSLContext:
     return ssl.create_default_context()  # slower to create than a request
-
-
-def without_secrets(address: str) -> str:
-    """A service's address for errors and logs: without the name and password that a URL may have."""
-    scheme, separator, rest = address.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _base_url(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Addresses as people write them: `host:port`, `[v6]:port`."""
+"""Parsing and formatting addresses: `host:port`, `[v6]:port`."""
 
 _MAX_PORT = 65535
 
@@ -15,7 +15,7 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
         The host, without brackets, and the port.
 
     Raises:
-        ValueError: It is none of these, or the port is not within 1..65535.
+        ValueError: The address is invalid, or the port is not within 1..65535.
     """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -40,12 +40,12 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
 
 
 def format_address(host: str, port: int) -> str:
-    """Put an address together again, an IPv6 host in brackets."""
+    """Format an address, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | bytes) -> str:
-    """Put what the operating system calls a socket's address in nsqd's form.
+    """Format the address of a socket as nsqd does.
 
     Args:
         address: As `getpeername` gives it: of an IP socket a tuple; of a unix socket its path, or `""` if it has none
@@ -59,13 +59,13 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
     if isinstance(address, bytes):
         address = address.replace(b"\0", b"@", 1).decode("utf-8", "backslashreplace")
     name = address or "@"
-    return name if name.isprintable() else ascii(name)  # whoever connects chose it, and it goes into logs
+    return name if name.isprintable() else ascii(name)  # the client chooses it, and it is logged
 
 
 def without_secrets(url: str) -> str:
-    """An address or URL for logs and answers: the user and password, and the query, are replaced by `xxxxx`.
+    """Replace the user and password, and the query, of an address or URL by `xxxxx`, for logs and answers.
 
-    All up to the last `@` goes: a password may have characters that belong elsewhere in a URL.
+    Everything up to the last `@` is replaced: a password may contain characters that separate parts of a URL.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

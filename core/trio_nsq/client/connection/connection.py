@@ -1,8 +1,7 @@
-"""One TCP connection to a broker: the thin layer of IO around the sans-IO protocol.
+"""One TCP connection to a broker: the IO around the sans-IO protocol.
 
-There is one reader, one writer and one owner, whoever calls `run`, which always leaves the socket closed.
-Writing is synchronous: `write` queues, and the writer sends all that was queued while it was busy, or since the
-last tick of the scheduler, as one piece.
+There is one reader, one writer and one owner: the caller of `run`, which always leaves the socket closed. `write` only
+queues. The writer sends everything that was queued while it was busy, or since the last tick of the scheduler, at once.
 """
 
 import math
@@ -59,7 +58,7 @@ async def connect(
     private_channel: bool = False,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> "Connection":
-    """Connect and introduce ourselves (magic, IDENTIFY).
+    """Connect and negotiate (magic, IDENTIFY).
 
     Args:
         address: `host:port`.
@@ -72,7 +71,7 @@ async def connect(
         A connection that the caller must `run`, or close with `close_now`.
 
     Raises:
-        ConnectionFailed: Nobody answers there, it is not an NSQ broker, or it refuses our settings.
+        ConnectionFailed: No broker answers, or it refuses the settings.
     """
     host, port = parse_address(address)
     try:
@@ -95,7 +94,7 @@ class Connection:
     """A connection to a broker.
 
     Args:
-        stream: A connected stream; it is ours from now on.
+        stream: A connected stream; the connection closes it.
         address: `host:port`, for errors and logs.
         settings: What to ask of the broker.
         max_frame_bytes: A frame that says it is longer is none.
@@ -275,10 +274,9 @@ class Connection:
         self._wake.set()
 
     def write_eof(self) -> None:
-        """Say, after all that is queued, that nothing more will come: the broker then ends the connection.
+        """Half-close the connection after all that is queued: the broker then reads everything and closes it.
 
-        It has read everything by then. Closing outright would not do: with unread data in our socket, the
-        kernel resets the connection, and the broker may lose our last commands.
+        Closing the socket instead could lose commands: if it has unread data, the kernel resets the connection.
         """
         self._at_end = True
         self._wake.set()
@@ -378,7 +376,7 @@ def _innermost(error: OSError) -> OSError:
 
 
 def _handshake_failure(error: BaseException) -> str | None:
-    """Say in words why a broker did not accept us; None for a cancellation, and for what is a defect."""
+    """The reason why a handshake failed, in words; None for a cancellation or a defect."""
     match error:
         case BrokerError():
             return f"it answered {error.code} {error.text}".rstrip()

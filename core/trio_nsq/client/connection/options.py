@@ -65,13 +65,13 @@ class ConnectionSettings:
         user_agent: Shown likewise.
         tls_v1: Encrypt the connection. A broker that does not is refused: nothing is sent in the clear.
         tls_root_ca_file: PEM file of the CAs to trust; None: the system's.
-        tls_cert, tls_key: PEM files of our own certificate, for brokers that ask for one. A key of None is in the
+        tls_cert, tls_key: PEM files of the client's certificate, for brokers that ask for one. A key of None is in the
             certificate's file.
         tls_insecure_skip_verify: Skip certificate verification.
         tls_context: Used as it is instead of what the five above say, but for `tls_v1`.
         snappy, deflate: Compress the connection, if the broker does that; one of them at most.
         deflate_level: 1 is fast, 9 is small; the broker may choose a lower one for its side.
-        auth_secret: Sent with AUTH if the broker wants to know who we are; empty: we have none.
+        auth_secret: Sent with AUTH if the broker requires authentication; empty: none.
 
     Raises:
         ValueError: A value that no broker accepts, or a file that cannot be used.
@@ -162,7 +162,7 @@ class ConnectionSettings:
 def refuse_unknown(
     owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, object]
 ) -> None:
-    """Do what Python does with keyword arguments that nobody knows, in the name of the class that was called.
+    """Raise what Python raises for unknown keyword arguments, in the name of the class that was called.
 
     Args:
         owner: That class.
@@ -172,7 +172,7 @@ def refuse_unknown(
     Raises:
         TypeError: An option is none.
     """
-    from difflib import get_close_matches  # here, for hardly anybody needs it
+    from difflib import get_close_matches  # here: it is needed for errors only
 
     known = [each.name for each in fields(settings)]
     for name in options:

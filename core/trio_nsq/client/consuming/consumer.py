@@ -29,8 +29,8 @@ from .subscription import Counters, Subscription
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
-"""How long a loop over messages that are already here may go on without letting other tasks run: the writer
-that sends its answers, and whoever answers heartbeats."""
+"""How long a loop over received messages may go on without letting other tasks run: the writer that sends its
+answers, and the reader that answers heartbeats."""
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -63,16 +63,16 @@ class Consumer:
     or, for bulk, `async for batch in consumer.batches(): ...; batch.finish()`, or `await consumer.run(handler)`.
 
     Entering connects: it returns when the first broker is subscribed, or when discovery services have said that there
-    is none yet. From then on every connection that is lost is made again, for ever, with growing delays; a loop over
-    messages just waits meanwhile. What was received over a lost connection and not finished, the broker delivers
-    again, once the message timeout is over. Brokers that discovery services name are connected as they appear, and
-    those that none of them names any more are not connected again.
+    is none yet. From then on the consumer reconnects for ever, with growing delays; a loop over messages just
+    waits meanwhile. The broker redelivers what was received over a lost connection and not finished, when the message
+    timeout is over. Brokers that discovery services name are connected as they appear; a broker that no service names
+    any more is not connected again.
 
     Leaving returns to the brokers what was received and not answered, so nothing stays in flight; see `aclose`.
     Several tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a
     message takes none away.
 
-    When messages fail (are requeued, unless with `backoff=False`), the consumer goes easy: it takes none for a while,
+    When messages fail (are requeued, unless with `backoff=False`), the consumer backs off: it takes none for a while,
     then one, and goes by its result; see `max_backoff_duration_s`.
 
     Args:
@@ -135,8 +135,8 @@ class Consumer:
         self._active = ActiveHandlers()
         self._discovery = Discovery(lookupds, topic, self._settings, random, self._found)
         self._nursery: trio.Nursery | None = None
-        self._kept: set[str] = set()  # brokers that have a task to keep them connected
-        self._trying = 0  # brokers and services that have not shown yet whether they can be reached
+        self._kept: set[str] = set()  # brokers with a task that keeps them connected
+        self._trying = 0  # brokers and services of which it is not known yet whether they can be reached
         self._failures: dict[str, ConnectionFailed] = {}  # the first of each of `_addresses` that had one
         self._settled = trio.Event()  # one broker is connected, or all have been tried
         self._opened = trio.Event()
@@ -330,7 +330,7 @@ class Consumer:
                 return batch
 
     def _is_enough(self, max_messages: int | None) -> bool:
-        """Whether it makes no sense to wait for more messages than there are."""
+        """Whether no more messages are wanted, or none can come before some are answered."""
         if self._queue.closed or self._flow.is_blocked:
             return True
         return max_messages is not None and self._queue.available >= max_messages
@@ -412,7 +412,7 @@ class Consumer:
         return connection
 
     async def _receive(self, subscription: Subscription) -> NSQError:
-        """Take part in the sharing of max_in_flight and receive, until the connection ends; say why it did."""
+        """Receive with a share of max_in_flight until the connection ends; return the reason."""
         self._flow.add(subscription)
         self._opened.set()
         self._settled.set()

@@ -1,12 +1,12 @@
-"""Where a consumer's brokers are: what discovery services (nsqlookupd) say."""
+"""Discovery: asks discovery services (nsqlookupd) which brokers have the topic."""
 
 import logging
 from collections.abc import Callable, Sequence
 
 import trio
 
-from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic, without_secrets
-from ...protocol.address import format_address
+from ...lookup.query import LookupFailed, ProducerAddress, lookup_topic
+from ...protocol.address import format_address, without_secrets
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
 from .options import ConsumerSettings
@@ -17,8 +17,7 @@ _logger = logging.getLogger("trio_nsq.client")
 
 
 class Discovery:
-    """Asks all services, again and again. What counts of each is its latest answer, so one that is down takes no broker
-    away.
+    """Asks all services at intervals. The latest answer of each counts, so a service that is down removes no broker.
 
     Args:
         addresses: Their HTTP addresses.
@@ -53,11 +52,11 @@ class Discovery:
         return any(nsqd_address in answer for answer in self._answers.values())
 
     def ask_again(self) -> None:
-        """Do not wait for the next time."""
+        """Ask now instead of at the end of the interval."""
         self._again.set()
 
     def failures_to_connect(self) -> list[ConnectionFailed]:
-        """Why they could not be asked, as far as they could not, the last time."""
+        """The services that did not answer the last time, and why."""
         failures = []
         for cause in self._failures.values():
             failures.append(ConnectionFailed(cause.address, cause.reason))
@@ -72,10 +71,10 @@ class Discovery:
                 nursery.start_soon(self._ask, address)
 
     async def keep_asking(self) -> None:
-        """Ask at every interval; never ends, if there are any. They have been asked before.
+        """Ask all services at every interval; returns only if there are none. Call `ask` before.
 
-        While they all say that nobody has the topic it is asked earlier, after pauses that double: often somebody is
-        about to make it.
+        While no service knows a broker with the topic, ask earlier, after pauses that double: the topic is often about
+        to be created.
         """
         if not self._answers:
             return
@@ -114,7 +113,7 @@ class Discovery:
 
 
 def _address_of(broker: ProducerAddress, service: str) -> str | None:
-    """Where to connect; None, with a line in the log, if that is nowhere: brokers say of themselves what they like."""
+    """The address to connect to; None, with a line in the log, if what a broker registered is no host."""
     host = broker.broadcast_address
     try:
         if host.isprintable():

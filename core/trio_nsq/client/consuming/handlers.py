@@ -23,7 +23,7 @@ class HandlerRunner:
     Args:
         handler: Called with each message.
         max_attempts: A message that is delivered more often is given up; 0: none is.
-        given_up: Called with each message that is, instead of `handler`; None: nobody is told but the log.
+        given_up: Called with each message that is, instead of `handler`; None: only a line in the log.
         auto_touch: Touch a message each time that half of its time is over, while it is being handled.
     """
 

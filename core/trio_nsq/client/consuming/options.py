@@ -38,10 +38,11 @@ class ConsumerSettings(ConnectionSettings):
     Attributes:
         private_channel: Have the channel, whose name must end in `#ephemeral`, made a private one: it begins at the end
             of the topic, and does not count as its first channel, so the consumer takes nothing from anybody. A
-            channel that exists stays what it is. Only our broker has private channels; any other is refused with
+            channel that exists stays what it is. Only `qcli serve` has private channels; any other is refused with
             `ConnectionFailed`, unless `Consumer.without_private_channels` says otherwise.
         lookupd_poll_interval_s: How often the discovery services are asked, more than 0. They are also asked when a
-            connection is lost, and earlier, after 1, 2, 4, ... seconds, while they all say that nobody has the topic.
+            connection is lost, and earlier, after 1, 2, 4, ... seconds, while none of them knows
+            a broker with the topic.
         lookupd_poll_jitter: Up to this part of the interval, at random, is added once, before the second time, so that
             consumers that were started together do not ask together; within 0..1.
         lookupd_poll_timeout_s: How long a discovery service may take to answer, more than 0.
@@ -104,7 +105,7 @@ class ConsumerSettings(ConnectionSettings):
             )
 
     def requeue_delay_ms(self, attempts: int) -> int:
-        """How long a message that failed at its so manieth attempt stays away."""
+        """The requeue delay of a message that failed at this attempt."""
         return min(self.default_requeue_delay_ms * attempts, self.max_requeue_delay_ms)
 
     def _check(self, name: str, *, above: float | None = None, most: float = float("inf")) -> None:

@@ -81,7 +81,7 @@ class ReceiveQueue:
         self.available = sum(map(len, self._batches)) - self._offset
 
     def close(self) -> None:
-        """Forget everything and wake whoever waits."""
+        """Drop all messages and wake all waiting tasks."""
         self.closed = True
         self._batches.clear()
         self._offset = self.available = 0

@@ -31,7 +31,7 @@ from .options import ConsumerSettings
 
 CLOSE_LINGER_S = 0.05
 """How long to listen on after CLOSE_WAIT. nsqd's message pump runs beside its command loop and may have one
-more message under way; it is written within microseconds, and would stay in flight if we hung up first."""
+more message under way; it is written within microseconds, and would stay in flight if the client closed first."""
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -202,8 +202,8 @@ class Subscription:
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:
                     raise BrokerError(self.address, code, text)
-                # Most often a message that was answered after its time was up: it is delivered again. No news if it
-                # was us who returned it.
+                # Most often a message that was answered after its time was up: it is delivered again. Expected
+                # if the client returned it itself.
                 level = logging.WARNING if self._live else logging.DEBUG
                 _logger.log(level, "%s refused an answer: %s %s", self.address, code, text)
             case ResponseFrame(b"CLOSE_WAIT"):

@@ -1,4 +1,4 @@
-"""Which of several brokers to publish to. Nothing here waits, and time is a parameter."""
+"""Which of several brokers to publish to next. No IO; time is a parameter."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -21,9 +21,9 @@ class _Standing:
 
 
 class BrokerRotation:
-    """Takes the brokers in good standing in turn; sets aside those that failed, for longer with each failure.
+    """Round robin over the brokers that work. A broker that failed is left out for a while, longer with each failure.
 
-    At first none is in good standing, and all are to be tried. All times are in seconds, of one clock.
+    At first no broker is known to work, and all are to be tried. All times are in seconds, of one clock.
 
     Args:
         addresses: The brokers, at least one, each of them once.

@@ -2,10 +2,8 @@
 
 import logging
 import random as random_module
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -22,11 +20,10 @@ from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
+from .limits import PublishLimits, check_bytes, split
 from .queue import (
-    COUNT_BYTES,
     MPUB_TARGET_BYTES,
     RETRIABLE_CODES,
-    SIZE_BYTES,
     Command,
     CommandGroup,
     PublishFuture,
@@ -47,22 +44,22 @@ class Producer:
             await producer.publish("clicks", b"...")
 
     A publish returns once a broker has acknowledged it, and raises `PublishFailed` otherwise, which says whether
-    the message may have been stored. What was sent is not sent again by itself, unless `retry` is set.
+    the message may have been stored. The producer sends nothing twice by itself, unless `retry` is set.
 
     Any number of tasks may publish at the same time. Single messages to one topic that wait for the same writer leave
     as one MPUB, which the broker stores as a whole or not at all: if it is refused, all of them are.
 
-    Each publish goes to the next broker in turn. One that cannot be reached, or whose connection is lost, is set aside
-    and tried again after a growing delay, beside the publishes, which meanwhile go to the others; what it was to get
-    and was not sent goes there, too. If all are away, each publish tries all of them before it fails.
-    A lost connection is made again when something is to be published, not before.
+    Publishes go to the brokers in turn. A broker that cannot be reached, or whose connection is lost, is set aside and
+    tried again after a growing delay; meanwhile publishes go to the others, also those that waited for it and were not
+    sent. If all brokers are away, each publish tries all of them before it fails.
+    A lost connection is made again when there is something to publish, not before.
 
-    A publish that a broker refuses costs no other one. Brokers close the connection after most refusals: what was sent
-    behind the refused publish, which they never execute then, is sent anew over the next connection. A broker of ours
-    keeps the connection if it is only that a topic is full, or its disk.
+    A refused publish does not fail others. Brokers close the connection after most refusals and do not execute what was
+    sent behind the refused publish: the producer sends it again over the next connection. `qcli serve` keeps the
+    connection if the topic or the disk is full.
 
-    What no broker accepts is checked before it is sent, and so are the limits below: set them to the brokers' values
-    if those are not nsqd's defaults.
+    The producer checks names, and the limits below, before it sends: set them to the brokers' values if those are not
+    nsqd's defaults.
 
     Args:
         nsqd_tcp_addresses: The broker, `host:port`, or several of them.
@@ -74,8 +71,9 @@ class Producer:
             is room. A larger command is sent by itself.
         max_msg_size: The brokers' limit for a message, in bytes.
         max_body_size: The brokers' limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The brokers' limit for deferring a message; None: that is for the broker to say, at the
-            price of a connection. nsqd's is its `--max-req-timeout`, an hour by default, ours `--max-defer`, a year.
+        max_req_timeout_ms: The brokers' limit for deferring a message; None: leave it to the broker, which
+            closes the connection when it refuses. nsqd's is `--max-req-timeout`, an hour by default; `qcli serve`'s is
+            `--max-defer`, a year.
         reconnect_min_s: How long a broker is set aside after its first failure.
         reconnect_max_s: The longest.
         close_timeout_s: How long leaving may wait for acknowledgements; 0: not at all.
@@ -102,10 +100,9 @@ class Producer:
         random: Callable[[], float] = random_module.random,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        if min(max_in_flight_bytes, max_msg_size) < 1 or max_body_size <= COUNT_BYTES + SIZE_BYTES:
-            raise ValueError(
-                "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
-            )
+        self._limits = PublishLimits(max_msg_size, max_body_size, max_req_timeout_ms)
+        if max_in_flight_bytes < 1:
+            raise ValueError(f"max_in_flight_bytes is {max_in_flight_bytes}; it must be at least 1")
         if not close_timeout_s >= 0:
             raise ValueError(f"close_timeout_s is {close_timeout_s}; it must be at least 0")
         if isinstance(nsqd_tcp_addresses, str):
@@ -122,11 +119,8 @@ class Producer:
         self._retry = retry
         self._ordered = ordered
         self._max_in_flight_bytes = max_in_flight_bytes
-        self._max_msg_size = max_msg_size
-        self._max_set_bytes = max_body_size - COUNT_BYTES
-        self._max_req_timeout_ms = max_req_timeout_ms
         self._close_timeout_s = close_timeout_s
-        self._part_bytes = min(MPUB_TARGET_BYTES, self._max_set_bytes, max_in_flight_bytes)
+        self._part_bytes = min(MPUB_TARGET_BYTES, self._limits.max_set_bytes, max_in_flight_bytes)
         self._background = BackgroundTask()
         self._rotation = BrokerRotation(addresses, reconnect_min_s, reconnect_max_s, random)
         self._links = {
@@ -221,9 +215,8 @@ class Producer:
             ValueError: A topic, message or time that brokers do not accept.
         """
         self._check_call(topic)
-        _check_bytes([body])
-        self._check_sizes([len(body)], self._max_msg_size)
-        self._check_time(defer_ms)
+        self._limits.check_message(body)
+        self._limits.check_defer(defer_ms)
         link = self._next_link()
         if defer_ms:
             future = link.queue.add(Command(topic, body=body, defer_ms=defer_ms))
@@ -254,10 +247,10 @@ class Producer:
         """
         self._check_call(topic)
         sizes = list(map(len, bodies))
-        self._check_sizes(sizes, min(self._max_msg_size, self._max_set_bytes - SIZE_BYTES))
-        self._check_time(defer_ms)
+        self._limits.check_list(sizes)
+        self._limits.check_defer(defer_ms)
         if defer_ms:
-            _check_bytes(bodies)
+            check_bytes(bodies)
         group = CommandGroup()
         pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
@@ -268,7 +261,7 @@ class Producer:
                 if defer_ms
                 else (
                     Command(topic, messages=pack_messages(part), group=group)
-                    for part in _split(bodies, sizes, self._part_bytes)
+                    for part in split(bodies, sizes, self._part_bytes)
                 )
             )
             for command in commands:
@@ -306,11 +299,7 @@ class Producer:
             ValueError: A topic, message or total size that brokers do not accept.
         """
         self._check_call(topic)
-        if len(messages.data) > self._max_set_bytes:
-            raise ValueError(f"a set of {len(messages.data)} bytes; the limit is {self._max_set_bytes}")
-        if sum(messages.sizes) != messages.body_bytes:
-            raise ValueError("the sizes of a set do not add up to its data")
-        self._check_sizes(messages.sizes, self._max_msg_size)
+        self._limits.check_set(messages)
         if messages.sizes:
             await self._settle(self._submit(Command(topic, messages=messages)))
         else:
@@ -319,22 +308,10 @@ class Producer:
     def _check_call(self, topic: str) -> None:
         if self._closing:
             raise ProducerClosed("the producer is closed")
-        if not self._opened:  # and it may never be: nobody would settle what is published until then
+        if not self._opened:  # and it may never be: a publish would wait for ever
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")
-
-    def _check_time(self, defer_ms: int) -> None:
-        most_ms = self._max_req_timeout_ms
-        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
-            within = "0 or more" if most_ms is None else f"within 0..{most_ms}"
-            raise ValueError(f"defer_ms is {defer_ms}; it must be {within}")
-
-    def _check_sizes(self, sizes: list[int], biggest: int) -> None:
-        if sizes and min(sizes) < 1:
-            raise ValueError("an empty message; brokers do not accept any")
-        if sizes and max(sizes) > biggest:
-            raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")
 
     def _submit(self, command: Command) -> PublishFuture:
         if self._closing:
@@ -429,22 +406,6 @@ class Producer:
 
 
 def _withdraw(future: PublishFuture) -> bool:
-    """Take back what this caller wanted published, if it is on its way to nobody; say whether it worked."""
+    """Withdraw a message that was not handed to a socket; return whether that was in time."""
     queue = future.command.queue
     return queue is not None and queue.withdraw(future)
-
-
-def _check_bytes(bodies: Sequence[bytes]) -> None:
-    for body in bodies:
-        if not isinstance(body, bytes):  # or it would fail in the writer, and others with it
-            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
-
-
-def _split(bodies: Sequence[bytes], sizes: list[int], max_bytes: int) -> Iterator[Sequence[bytes]]:
-    """Cut into parts that fill no more than `max_bytes` of an MPUB each, or are a single message."""
-    ends = list(accumulate(map(SIZE_BYTES.__add__, sizes)))
-    start = before = 0
-    while start < len(ends):
-        stop = max(start + 1, bisect_right(ends, before + max_bytes, lo=start))
-        yield bodies[start:stop]
-        start, before = stop, ends[stop - 1]

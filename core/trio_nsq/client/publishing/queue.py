@@ -1,8 +1,7 @@
-"""What a producer has still to send, and what it waits to have acknowledged. Nothing here waits or does IO.
+"""The publish queue of one broker: the commands that are to be sent, and those that wait for a reply. No IO.
 
-Single messages published to one topic join an MPUB for as long as nobody has taken it to be written. Replies
-carry no reference; the broker answers in the order of the commands, so a reply is for the oldest command that
-is not acknowledged.
+Single messages to one topic join an MPUB until the writer takes it. Replies carry no reference; the broker answers in
+the order of the commands, so a reply belongs to the oldest command that is not acknowledged.
 """
 
 from collections import OrderedDict, deque
@@ -27,7 +26,7 @@ _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
 """The broker accepted the command and then could not carry it out. All other codes refuse a command before that."""
 
 RETRIABLE_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
-"""It is not the command that is wrong: with another broker, or later, it may be accepted."""
+"""The command itself is right: another broker, or the same later, may accept it."""
 
 
 def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
@@ -41,7 +40,7 @@ def may_be_stored(error: BrokerError, *, atomic: bool) -> bool:
 
 
 class PublishFuture:
-    """One caller's stake in a command.
+    """The outcome of one publish, for the caller that waits for it.
 
     Attributes:
         command: The command its messages went into.
@@ -59,7 +58,7 @@ class PublishFuture:
 
 @dataclass(slots=True)
 class CommandGroup:
-    """Commands that belong together: once one has failed, those that have not been sent fail, too.
+    """The commands of one list of messages: once one has failed, those that are not sent yet fail, too.
 
     Attributes:
         address: The broker that gets them, as long as it can be reached; None: not chosen yet.
@@ -136,7 +135,7 @@ class Command:
         return len(self.futures) if self.messages is None else len(self.messages)
 
     def first_future(self) -> PublishFuture:
-        """Who waited first; the only one, unless others joined."""
+        """The oldest future; the only one, unless messages joined."""
         return next(iter(self.futures))
 
     def join(self, body: bytes) -> PublishFuture:
@@ -147,12 +146,12 @@ class Command:
         return future
 
     def settle(self) -> None:
-        """Tell those who wait that it is acknowledged."""
+        """Complete the futures: the command is acknowledged."""
         for future in self.futures:
             future.settled.set()
 
     def fail(self, cause: NSQError, *, maybe_stored: bool = False) -> None:
-        """Tell those who wait that it failed for this cause, and for what is in `failures`."""
+        """Complete the futures: the command failed for this cause, and for those in `failures`."""
         self.maybe_stored |= maybe_stored
         reason = "; ".join(dict.fromkeys(map(str, (*self.failures.values(), cause))))
         if self.group is not None and self.group.failure is None:
@@ -177,7 +176,7 @@ class PublishQueue:
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered
-        self._waiting: OrderedDict[Command, None] = OrderedDict()  # from which any can be taken out
+        self._waiting: OrderedDict[Command, None] = OrderedDict()  # ordered; any can be removed
         self._joinable: dict[str, Command] = {}  # by topic: those in `_waiting` that still take messages in
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
@@ -201,7 +200,7 @@ class PublishQueue:
         return command.first_future()
 
     def withdraw(self, future: PublishFuture) -> bool:
-        """Take back what this caller wanted published, if nobody has taken it to be written; say whether it worked."""
+        """Withdraw a message that the writer has not taken yet; return whether that was in time."""
         command = future.command
         if command.taken or future.settled.is_set():
             return False
@@ -210,7 +209,7 @@ class PublishQueue:
         if not command.futures:
             del self._waiting[command]
             self._close_to_joining(command)
-        future.settled.set()  # for whoever else waits for it to be over
+        future.settled.set()  # other tasks may wait for it
         return True
 
     def take(self) -> list[bytes]:
@@ -270,7 +269,7 @@ class PublishQueue:
         return commands
 
     def futures(self) -> list[PublishFuture]:
-        """Everyone who waits."""
+        """The futures of all commands."""
         return [
             future
             for commands in (self._unacknowledged, self._waiting)

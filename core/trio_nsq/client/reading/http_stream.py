@@ -22,7 +22,7 @@ class AnswerSilent(AnswerLost):
 
 
 class StreamedAnswer:
-    """An answer, from the end of its head on. Made by `stream_get`; whoever has it closes it.
+    """An answer, from the end of its head on. Made by `stream_get`; the caller closes it.
 
     Attributes:
         status: The status code.

@@ -1,4 +1,4 @@
-"""Reading a topic of a broker by sequence or time, over HTTP (docs/reading.md); only our brokers can do that."""
+"""Reading a topic of a broker by sequence or time, over HTTP (docs/reading.md). A stock nsqd cannot do this."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
 WAIT_S = 20
-"""How long a request waits for messages. It is told again so often that nobody has been cut off unnoticed."""
+"""How long a request waits for messages. Asking again at this interval notices a lost connection."""
 _SILENCE_S = 30.0
 """So long may a broker take beyond that: its disk may be slow."""
 _MAX_ERROR_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ class TopicReader:
 
         Raises:
             ConnectionFailed: The broker cannot be reached, or is none.
-            RequestRefused: There is no such topic, or the broker is not one of ours.
+            RequestRefused: There is no such topic, or the broker cannot be read by sequence, as nsqd.
             RuntimeError: This is no trio task.
         """
         require_trio("TopicReader")
@@ -250,7 +250,7 @@ class TopicReader:
             await answer.aclose()
 
     async def _recover(self, error: OSError | AnswerLost) -> None:
-        """Let some time pass before the next attempt, but for the first, which may be owed to our own slowness."""
+        """Wait before the next attempt, except after the first failure: the client itself may have been too slow."""
         await self._drop_answer()
         self._failures += 1
         if self._failures == 2:

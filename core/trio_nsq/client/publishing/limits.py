@@ -1,0 +1,88 @@
+"""What brokers accept: the checks before anything is sent, and the splitting of lists into MPUBs."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from trio_nsq.protocol import MessageSet
+
+from .queue import COUNT_BYTES, SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLimits:
+    """The limits of the brokers.
+
+    Attributes:
+        max_msg_size: Of a message, in bytes.
+        max_body_size: Of the body of an MPUB, in bytes.
+        max_req_timeout_ms: Of deferring a message; None: the broker decides.
+
+    Raises:
+        ValueError: There is no room for a message.
+    """
+
+    max_msg_size: int
+    max_body_size: int
+    max_req_timeout_ms: int | None
+
+    def __post_init__(self) -> None:
+        if self.max_msg_size < 1 or self.max_body_size <= COUNT_BYTES + SIZE_BYTES:
+            raise ValueError(
+                "max_in_flight_bytes, max_msg_size and max_body_size must leave room for a message"
+            )
+
+    @property
+    def max_set_bytes(self) -> int:
+        """The most bytes of messages in an MPUB, size fields included."""
+        return self.max_body_size - COUNT_BYTES
+
+    def check_message(self, body: bytes) -> None:
+        """Check a single message. Raises TypeError or ValueError."""
+        if not isinstance(body, bytes) or not 0 < len(body) <= self.max_msg_size:
+            check_bytes((body,))
+            _check_sizes((len(body),), self.max_msg_size)
+
+    def check_list(self, sizes: Sequence[int]) -> None:
+        """Check the sizes of messages that are sent as MPUBs. Raises ValueError."""
+        _check_sizes(sizes, min(self.max_msg_size, self.max_set_bytes - SIZE_BYTES))
+
+    def check_set(self, messages: MessageSet) -> None:
+        """Check messages that are sent as one MPUB. Raises ValueError."""
+        if len(messages.data) > self.max_set_bytes:
+            raise ValueError(f"a set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}")
+        if sum(messages.sizes) != messages.body_bytes:
+            raise ValueError("the sizes of a set do not add up to its data")
+        _check_sizes(messages.sizes, self.max_msg_size)
+
+    def check_defer(self, defer_ms: int) -> None:
+        """Check the time to defer a message. Raises ValueError."""
+        most_ms = self.max_req_timeout_ms
+        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
+            within = "0 or more" if most_ms is None else f"within 0..{most_ms}"
+            raise ValueError(f"defer_ms is {defer_ms}; it must be {within}")
+
+
+def check_bytes(bodies: Sequence[bytes]) -> None:
+    """Check that messages are bytes: the writer would fail otherwise, and other publishes with it. Raises TypeError."""
+    for body in bodies:
+        if not isinstance(body, bytes):
+            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
+
+
+def _check_sizes(sizes: Sequence[int], biggest: int) -> None:
+    if sizes and min(sizes) < 1:
+        raise ValueError("an empty message; brokers do not accept any")
+    if sizes and max(sizes) > biggest:
+        raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")
+
+
+def split(bodies: Sequence[bytes], sizes: Sequence[int], max_bytes: int) -> Iterator[Sequence[bytes]]:
+    """Split messages into parts that fill no more than `max_bytes` of an MPUB each, or are a single message."""
+    ends = list(accumulate(map(SIZE_BYTES.__add__, sizes)))
+    start = before = 0
+    while start < len(ends):
+        stop = max(start + 1, bisect_right(ends, before + max_bytes, lo=start))
+        yield bodies[start:stop]
+        start, before = stop, ends[stop - 1]
