@@ -7,13 +7,13 @@ from dataclasses import dataclass
 class Pacing:
     """Numbers of a broker that are no settings: measurements chose them, and tests set others.
 
+    The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller) and 0008 (turns).
+
     Attributes:
         turn_s: So long one kind of work may take before other tasks have their turn: clients whose data is always
             there, publishers that publish again at once, deliveries to one channel.
         clients_per_round: So many clients the poller hears of at a time.
-        many_clients: While so many are served, others have sent something that goes into the same write: `/pub` over 16
-            connections 42,900 -> 44,400 messages a second; PUB over 200 connections, each synced, is no faster by that.
-            To wait for the second of two would only keep the first from preparing its next.
+        many_clients: While so many are served, others have sent something that goes into the same write.
         awake_s: Who waits for an answer before sending the next command mostly sends it within this time. To sleep and
             to be woken takes as long: so the poller waits for it awake, unless the last wait was longer.
         awake_at_most_s: After so long awake, trio looks who else needs a turn.
@@ -28,11 +28,8 @@ class Pacing:
         tell_s: A thread that syncs reports its results after so long at the latest, also before it has synced all of
             its topics.
         min_commit_threads, max_commit_threads: How many threads sync.
-        commit_s: Each thread that is at work keeps the event loop waiting for Python's lock. Where a sync takes no
-            longer than this, the fewest threads are best, each with several topics. (With 100 topics, each synced for
-            itself, a thread for every topic delivered 47,000 messages a second, four threads 63,000, and two 60,000 to
-            76,000.) Where the disk is slower, there are more threads: syncs of several files at once take little longer
-            than one.
+        commit_s: While a sync takes no longer than this on average, the fewest threads are best, for each that works
+            keeps the event loop waiting for Python's lock. On slower disks there are more threads.
     """
 
     turn_s: float = 0.005

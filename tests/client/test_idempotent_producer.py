@@ -1,6 +1,5 @@
 """The idempotent producer with brokers that remember, that do not, and that go away."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -177,12 +176,6 @@ def test_nobody_is_there() -> None:
         BrokerUnreachable, match=f"the broker at {address} cannot be reached: Connection refused"
     ):
         publish_batch(address, "t", [b"a"], "p", 1, patience_s=0.01)
-
-
-@pytest.mark.parametrize("error", [BrokerUnreachable("a:1", "why"), PublishInDoubt("a:1", "why")])
-def test_errors_reach_whoever_started_the_task(error: BrokerUnreachable) -> None:
-    there = pickle.loads(pickle.dumps(error))
-    assert (type(there), str(there), there.reason) == (type(error), str(error), "why")
 
 
 @pytest.mark.interop

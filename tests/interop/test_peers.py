@@ -1,6 +1,5 @@
 """NSQ clients nobody here wrote, against our broker; and against nsqd, which keeps the peer programs honest."""
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from interop.peers import CLIENTS, Broker, Client, Delivery, nsqd, qcli_serve
+from interop.deliveries import assert_drained, counted, some_bodies
+from interop.peers import CLIENTS, Broker, Client, nsqd, qcli_serve
 
 pytestmark = pytest.mark.interop
 
@@ -28,38 +28,6 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             first_run.create(DEFERRED + client.name, "ch")
     with start(data_path) as second_run:
         yield second_run
-
-
-def some_bodies(count: int) -> list[bytes]:
-    """Return ``count`` bodies, the same ones each time: every byte value, text, 1 byte to 64 KiB, two alike."""
-    rng = random.Random(count)
-    special = [
-        b"\0",
-        b"\n",
-        bytes(range(256)),
-        "Zwölf Boxkämpfer jagen Viktor, 十二人のボクサー, 🥊\r\n".encode(),
-        b"FIN 0123456789abcdef\n",
-        rng.randbytes(65536),
-        b"the same twice",
-        b"the same twice",
-    ]
-    sizes = [int(2 ** rng.uniform(0, 14)) for _ in range(count - len(special))]
-    return special + [rng.randbytes(size) for size in sizes]
-
-
-def counted(bodies: list[bytes], attempts: int = 1) -> Counter[Delivery]:
-    return Counter(Delivery(body, attempts) for body in bodies)
-
-
-def assert_drained(broker: Broker, topic: str, channel: str) -> None:
-    """Check that the broker has nothing left in the channel.
-
-    A FIN is not acknowledged, so the client may have ended before the broker has read its last ones: ask until then.
-    """
-    names = ("depth", "in_flight_count", "deferred_count")
-    deadline = time.monotonic() + 5
-    while any(left := {name: broker.channel_stats(topic, channel)[name] for name in names}.values()):
-        assert time.monotonic() < deadline, left
 
 
 @each_client

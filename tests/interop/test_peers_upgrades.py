@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from broker.auth_server import answer, authorization, threaded_auth_server
+from interop.deliveries import assert_drained, counted, some_bodies
 from interop.peers import CLIENT_DEADLINE_S, CLIENTS, Broker, Client, nsqd, qcli_serve
 from interop.same.certificates import Certificates
-from interop.test_peers import assert_drained, counted, some_bodies
 from trio_nsq.http import Request, Response
 
 pytestmark = pytest.mark.interop

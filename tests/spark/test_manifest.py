@@ -17,9 +17,9 @@ from trio_nsq.spark.export.layout import (
     range_name,
     safe_name,
 )
-from trio_nsq.spark.export.manifest import LastMessage, Manifest
+from trio_nsq.spark.export.manifest import Manifest
 from trio_nsq.spark.export.results import ManifestError, RangeResult
-from trio_nsq.spark.ranges import Span
+from trio_nsq.spark.ranges import LastMessage, Span
 
 LAYOUT = Layout(
     PartitionBy.HOUR,

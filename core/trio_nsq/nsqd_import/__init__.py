@@ -1,7 +1,7 @@
-"""Taking over the data folder of an nsqd 1.3.0: its topics and channels, and every message in its queues.
+"""Importing the data folder of an nsqd 1.3.0: its topics and channels, and every message in its queues.
 
-`NsqdFolder` is the folder, `import_topics` does the work. What is kept: ids, publish times, attempts, bodies, pause
-flags, and which channel has what. Nothing in nsqd's folder is changed.
+`NsqdFolder` is the folder, `import_topics` imports it. Ids, timestamps, attempts, bodies, pause flags and the messages
+of each channel are kept. nsqd's folder is not changed.
 """
 
 from .errors import ImportRefused

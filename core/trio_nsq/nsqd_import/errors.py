@@ -1,7 +1,7 @@
-"""What can keep an import from beginning, or from going on."""
+"""The error of an import."""
 
 from ..protocol.errors import NSQError
 
 
 class ImportRefused(NSQError):
-    """Nothing was done; the text says why, and what to do, for the person who asked for it."""
+    """The import is refused; the text says why, and what to do."""

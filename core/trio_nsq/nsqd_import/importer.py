@@ -1,8 +1,7 @@
-"""The import itself: topic by topic, each of which is there in whole or not at all.
+"""Importing topic by topic, each completely or not at all.
 
-A topic is built in a folder that no broker takes for a topic, and renamed when everything in it is on stable
-storage. An import that was cut short can be run again: topics that are there already are known by what was noted of
-the files they came from.
+A topic is built in a folder that brokers ignore, and renamed when everything in it is on stable storage. An interrupted
+import can be run again: topics that are imported already are recognised by a fingerprint of nsqd's files.
 """
 
 import json
@@ -26,12 +25,12 @@ from .nsqd_metadata import TopicMetadata
 from .topic_builder import BodyReader, ChannelBuilder, LogWriter, topic_state
 
 ORIGIN_FILE = "imported.json"
-"""{"format": 1, "nsqd_data_path": P, "fingerprint": F}: where a topic came from, and `NsqdFolder.fingerprint`."""
+"""{"format": 1, "nsqd_data_path": P, "fingerprint": F}: the source of a topic, and `NsqdFolder.fingerprint`."""
 _FORMAT = 1
 
 
 class IfExists(StrEnum):
-    """What to do about a topic of ours that has the name of one that is to be imported."""
+    """What to do if a topic of this name exists already."""
 
     REFUSE = "refuse"
     SKIP = "skip"
@@ -39,10 +38,10 @@ class IfExists(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a topic.
+    """The result for a topic.
 
-    PLANNED: it would be imported. EARLIER: it has been, and nsqd's files are as they were then. SKIPPED: it was not
-    touched, because there is a topic of that name.
+    PLANNED: it would be imported. EARLIER: it was imported before, and nsqd's files have not changed since. SKIPPED: a
+    topic of that name exists and was not changed.
     """
 
     IMPORTED = "imported"
@@ -63,17 +62,17 @@ class ChannelReport:
 
 @dataclass(slots=True)
 class TopicReport:
-    """A topic. What is counted is only known of one that was, or would be, imported.
+    """A topic. The counts are only known if it was, or would be, imported.
 
     Attributes:
         name: Its name.
-        outcome: What became of it.
+        outcome: The result.
         paused: Whether it is.
-        messages: Messages in its log: each once, however many channels have it.
+        messages: Messages in its log, each counted once.
         body_bytes: Bytes of their bodies.
-        waiting: How many of them are in no channel, but wait in the topic.
+        waiting: How many of them are in the topic and in no channel.
         channels: Its channels.
-        findings: What was not as it should be in its queues.
+        findings: What is wrong with its queues.
     """
 
     name: str
@@ -87,7 +86,7 @@ class TopicReport:
 
 
 def queue_bytes(source: NsqdFolder) -> int:
-    """How much `import_topics` will tell of its progress, or a little more. Raises OSError."""
+    """Estimate the total that `import_topics` reports as progress. Raises OSError."""
     return 2 * sum(files.size_bytes for topic in source.topics for files in source.queues(topic))
 
 
@@ -132,7 +131,7 @@ def import_topics(
 
 
 def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[str, Outcome]:
-    """What is to become of each topic. Raises ImportRefused."""
+    """Decide what to do with each topic. Raises ImportRefused."""
     outcomes: dict[str, Outcome] = {}
     for topic in source.topics:
         folder = data_path / "topics" / (topic.name + SUFFIX)
@@ -152,7 +151,7 @@ def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[
 
 
 def _origin(folder: Path) -> str | None:
-    """The fingerprint that was noted of a topic; None if it was not imported."""
+    """Read the fingerprint of an imported topic; None if it was not imported."""
     try:
         content = decode_json((folder / ORIGIN_FILE).read_bytes())
         return str(content["fingerprint"]) if content["format"] == _FORMAT else None
@@ -197,7 +196,7 @@ def _lay_out(
     waiting: Merger,
     store: Callable[[MergedMessage], None],
 ) -> list[ChannelBuilder]:
-    """Pass all messages to `store`, those in channels first, and count; returns the state of each channel."""
+    """Pass all messages to `store`, those in channels first, count them, and return the state of each channel."""
     plans = [ChannelBuilder() for _ in topic.channels]
     for message in distributed.merged():
         store(message)
@@ -227,9 +226,9 @@ def _build(
     folder: DataFolder,
     progress: Progress | None,
 ) -> None:
-    """Make the topic in a folder of its own, and put that in place."""
+    """Build the topic in a separate folder, and rename that."""
     building = folder.import_folder(topic.name)
-    folder.remove_retired(building)  # what an import left that was cut short
+    folder.remove_retired(building)  # left by an interrupted import
     try:
         folder.files.make_folder(building)
         with closing(DiskLog(building, files=folder.files)) as log:

@@ -1,8 +1,8 @@
-"""Putting the messages of a topic's queues into one order, each once, whatever number of channels holds it.
+"""Merging the messages of a topic's queues into one order, each message once.
 
-nsqd gives every channel a copy; the copies have the same id. To find them, a key is made of each message such that
-keys sort by id and equal messages have equal beginnings. Keys are sorted in runs of bounded size, which wait in
-unnamed files to be merged: memory is bounded, however long the queues.
+nsqd gives every channel a copy; the copies have the same id. Each message gets a key: keys sort by id, and copies of a
+message have the same prefix. This is an external merge sort: sorted runs of bounded size in unnamed files are merged,
+so that memory is bounded.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ _READ_KEYS = 10_000
 
 
 class Copy(NamedTuple):
-    """A message in one queue: which, how often it was delivered there, and where its body lies."""
+    """A message in one queue: its attempts there, and the file and offset of its body."""
 
     queue: int
     attempts: int
@@ -43,10 +43,10 @@ class MergedMessage(NamedTuple):
 
 
 class Merger:
-    """Sorts what is added.
+    """Sorts and merges the messages of queues.
 
     Args:
-        folder: Where to put what there is no memory for; None: where temporary files go.
+        folder: For the runs; None: the folder for temporary files.
         run_keys: How many messages to keep in memory.
     """
 
@@ -57,7 +57,7 @@ class Merger:
         self._runs: list[IO[bytes]] = []
 
     def add(self, queue: int, messages: Iterable[QueueMessage]) -> None:
-        """Take in the messages of a queue. Raises OSError."""
+        """Add the messages of a queue. Raises OSError."""
         pack, keys = _KEY.pack, self._keys
         for message in messages:
             body = message.body
@@ -86,7 +86,7 @@ class Merger:
         self._keys.clear()
 
     def merged(self) -> Iterator[MergedMessage]:
-        """All messages, by id; of one that is in a queue twice, the copy with the most attempts. Raises OSError."""
+        """Yield all messages by id; if one is in a queue twice, the copy with more attempts. Raises OSError."""
         self._keys.sort()
         keys = merge(*map(_read_run, self._runs), self._keys) if self._runs else self._keys
         for _, same in groupby(keys, key=_identity):
@@ -97,7 +97,7 @@ class Merger:
             yield MergedMessage(int.from_bytes(message_id, "big"), timestamp_ns, size, list(copies.values()))
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for run in self._runs:
             run.close()
         self._keys.clear()

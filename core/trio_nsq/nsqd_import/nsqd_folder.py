@@ -1,4 +1,4 @@
-"""nsqd's data folder, held so that no nsqd runs in it meanwhile."""
+"""nsqd's data folder, locked so that no nsqd runs in it meanwhile."""
 
 import fcntl
 import hashlib
@@ -18,14 +18,14 @@ _SEPARATORS = ":;"
 
 
 def lock(path: Path, owner: str) -> int:
-    """Keep others from locking a folder for themselves, as brokers do, until what this returns is closed.
+    """Lock a folder against brokers, until the returned descriptor is closed.
 
     Args:
         path: The folder.
-        owner: Who must have it if it cannot be had, and what to do about that.
+        owner: For the error: what has locked it, and what to do.
 
     Raises:
-        ImportRefused: It is taken.
+        ImportRefused: It is locked.
         OSError: It cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -44,28 +44,28 @@ class NsqdFolder:
     """The data folder of an nsqd, locked against it until `close`. Nothing is changed in it.
 
     Args:
-        path: Where it is.
+        path: The folder.
 
     Raises:
-        ImportRefused: It is none, an nsqd runs in it, or `nsqd.dat` is damaged.
+        ImportRefused: It is not nsqd's, an nsqd runs in it, or `nsqd.dat` is damaged.
         OSError: The operating system refused.
 
     Attributes:
-        path: The same.
+        path: The folder.
         topics: Sorted by name.
-        findings: What does not belong to them, or was left out.
+        findings: What is left out, or belongs to no topic.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_fd = lock(path, "a running nsqd: stop it first")
         try:
-            self._look()
+            self._scan()
         except BaseException:
             self.close()
             raise
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         topics, self.findings = read_metadata(self.path)
         self.topics = sorted(topics, key=lambda topic: topic.name)
         self._queues = list_queues(self.path)
@@ -79,11 +79,11 @@ class NsqdFolder:
                 self.findings.append(Finding(Kind.NOTE, paths[0], 0, 0, what))
 
     def close(self) -> None:
-        """Let an nsqd have it."""
+        """Unlock the folder."""
         os.close(self._lock_fd)
 
     def queues(self, topic: TopicMetadata) -> list[QueueFiles]:
-        """The files of the topic's own queue, and of its channels, in their order."""
+        """Return the files of the topic's own queue, and of its channels, in order."""
         return [self._queues.get(name, QueueFiles()) for name in self._names(topic)]
 
     def _names(self, topic: TopicMetadata) -> list[str]:
@@ -94,7 +94,7 @@ class NsqdFolder:
         return names
 
     def fingerprint(self, topic: TopicMetadata) -> str:
-        """Something that changes when nsqd goes on with the topic, and not when the folder is moved. Raises OSError."""
+        """Return a hash that changes when nsqd changes the topic, and not when the folder moves. Raises OSError."""
         queues = [
             [
                 [[path.name, path.stat().st_size] for path in files.data.values()],

@@ -1,6 +1,6 @@
-"""Cutting messages into batches; where is decided by the messages alone, not by the pieces in which they come.
+"""Splitting messages into batches. The batches do not depend on the pieces in which messages arrive.
 
-A batch is cut by one slice; nothing here runs once per message.
+A batch is one slice; no Python code runs per message.
 """
 
 from bisect import bisect_right
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 MAX_BATCH_BYTES = 1024 * 1024
-"""Of bodies in one MPUB, unless a single message has more. nsqd takes 5 MiB in all by default."""
+"""The bodies of one MPUB, unless a single message is larger. nsqd accepts MPUBs of 5 MiB by default."""
 
 
 class Batcher:
-    """Cuts messages into batches, in order.
+    """Splits messages into batches, in order.
 
     Args:
         max_messages: Of one batch.
@@ -23,14 +23,14 @@ class Batcher:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._messages: list[bytes] = []
-        self._start = 0  # those before it have left
+        self._start = 0  # those before it were returned
 
     def __len__(self) -> int:
-        """How many messages wait for more to join them."""
+        """How many messages are in no batch yet."""
         return len(self._messages) - self._start
 
     def add(self, messages: list[bytes]) -> Iterator[list[bytes]]:
-        """Take in messages and yield the batches that are full with them."""
+        """Add messages and yield the batches that are full."""
         if self:
             messages = self._messages[self._start :] + messages
         self._messages, self._start = messages, 0
@@ -40,14 +40,14 @@ class Batcher:
             start = self._start
             stop = min(start + self._max_messages, bisect_right(ends, before + self._max_bytes, lo=start))
             stop = max(stop, start + 1)
-            # Full when it has its number, or when the next message would not fit in.
+            # A batch is full when it has max_messages, or when the next message does not fit.
             if stop > len(messages) or (stop == len(messages) and stop - start < self._max_messages):
                 return
             self._start, before = stop, ends[stop - 1]
             yield messages[start:stop]
 
     def rest(self) -> list[bytes]:
-        """What waits, as a batch that is not full; it no longer waits."""
+        """Remove and return the remaining messages, as a batch that is not full."""
         batch = self._messages[self._start :]
         self._messages, self._start = [], 0
         return batch

@@ -1,8 +1,8 @@
-"""Compressed connections: what IDENTIFY's `snappy` and `deflate` switch on (NSQ protocol: IDENTIFY).
+"""Compressed connections: IDENTIFY's `snappy` and `deflate` (NSQ protocol: IDENTIFY).
 
 Snappy is the framing format (google/snappy, framing_format.txt); deflate is raw DEFLATE (RFC 1951, no zlib header),
-with a sync flush wherever the sender flushes. Both go in both directions, and are streams: a codec serves one
-connection from its upgrade to its end.
+with a sync flush wherever the sender flushes. Both are streams in both directions: a codec serves one connection from
+its upgrade to its end.
 """
 
 import zlib
@@ -15,34 +15,34 @@ from .errors import NSQError
 from .limits import KIB
 
 MAX_PIECE_BYTES = 64 * KIB
-"""What `decode` gives at a time, so that a few bytes do not become gigabytes at once."""
+"""The largest piece that `decode` yields, so that a few bytes do not become gigabytes at once."""
 
 _CHUNK_HEADER_BYTES = 4
 _MAX_CHUNK_BYTES = 128 * KIB
-"""More than 64 KiB can become by snappy; beyond it there is only padding, of which a sender needs less."""
+"""More than snappy makes of 64 KiB; larger chunks could only be padding."""
 _FLUSH = b"\x00\x00\xff\xff"
-"""How a sync flush of DEFLATE ends."""
+"""The end of a sync flush of DEFLATE."""
 
 
 class CompressionError(NSQError):
-    """The peer's bytes are not what was negotiated; the connection is of no further use."""
+    """The peer's bytes are invalid; the connection cannot be used any more."""
 
 
 class Codec(Protocol):
-    """One layer of a connection: what is sent goes through `encode`, what is received through `decode`."""
+    """One layer of a connection: it encodes what is sent and decodes what is received."""
 
     @property
     def ended(self) -> bool:
-        """The peer has said, in this layer's way, that nothing more will come."""
+        """Whether the peer has ended the stream of this layer."""
 
     def encode(self, data: bytes) -> bytes:
-        """What to send for this data; the peer can decode all of it without waiting for more."""
+        """Encode data to send; the peer can decode all of it without more bytes."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The data in what was received, in pieces; none if more is needed.
+        """Decode received bytes and yield the data in pieces; none if more bytes are needed.
 
         Raises:
-            NSQError: What was received makes no sense; what came before that has been given.
+            NSQError: The bytes are invalid; the data before them was yielded.
         """
 
 
@@ -70,7 +70,7 @@ class Snappy:
         try:
             yield from self._decompress(data[:end])
         except CompressionError:
-            for start, end in chunks:  # what comes before it is good
+            for start, end in chunks:  # the chunks before the invalid one are good
                 yield from self._decompress(data[start:end])
         size = _chunk_size(self._incomplete)
         if size > _MAX_CHUNK_BYTES:
@@ -87,12 +87,12 @@ class Snappy:
 
 
 def _chunk_size(data: bytes) -> int:
-    """The size of the chunk that data begins with, without its header; 0 if that is incomplete."""
+    """Return the size of the first chunk, without its header; 0 if the header is incomplete."""
     return int.from_bytes(data[1:_CHUNK_HEADER_BYTES], "little") if len(data) >= _CHUNK_HEADER_BYTES else 0
 
 
 def _chunks(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of the whole chunks that data begins with."""
+    """Yield start and end of the complete chunks at the beginning."""
     start = 0
     while len(data) - start >= _CHUNK_HEADER_BYTES:
         size = _chunk_size(data[start : start + _CHUNK_HEADER_BYTES])
@@ -125,7 +125,7 @@ class Deflate:
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """See `Codec`. No piece is longer than MAX_PIECE_BYTES. What follows the end of the stream is ignored."""
-        # zlib keeps nothing of what it read before an error. What the peer has flushed it shall have said.
+        # After an error zlib drops what it read before. So data that the peer has flushed is decoded separately.
         flushed = data.rfind(_FLUSH) + len(_FLUSH) if _FLUSH in data else 0
         for part in (data[:flushed], data[flushed:]):
             if not self.ended:
@@ -141,7 +141,7 @@ class Deflate:
             if piece:
                 yield piece
             if decompressor.eof:
-                return  # zlib goes on naming bytes behind the end
+                return  # bytes after the end stay in `unconsumed_tail`
             data = decompressor.unconsumed_tail
             if not data and len(piece) < MAX_PIECE_BYTES:
                 return

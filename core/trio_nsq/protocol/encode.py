@@ -1,4 +1,4 @@
-"""A client's commands as bytes. Names are not checked here: callers do, with `is_valid_name`."""
+"""Encoding a client's commands. Callers check names with `is_valid_name`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def encode_auth(secret: bytes) -> bytes:
 
 
 def encode_sub(topic: str, channel: str) -> bytes:
-    """SUB to a channel of a topic; both are created if need be."""
+    """SUB to a channel of a topic; the broker creates missing ones."""
     return f"SUB {topic} {channel}\n".encode()
 
 
@@ -43,27 +43,27 @@ def encode_mpub(topic: str, messages: MessageSet) -> bytes:
 
 
 def encode_rdy(count: int) -> bytes:
-    """RDY: be sent messages while fewer than `count` are in flight."""
+    """RDY: at most `count` messages may be in flight."""
     return b"RDY %d\n" % count
 
 
 def encode_finish(ids: Sequence[bytes]) -> bytes:
-    """FIN for each id (16 bytes each), in one piece; empty for none."""
+    """FIN for each id of 16 bytes; empty without ids."""
     return b"FIN " + b"\nFIN ".join(ids) + b"\n" if ids else b""
 
 
 def encode_requeue(message_id: bytes, delay_ms: int) -> bytes:
-    """REQ: put the message back, to be delivered again no sooner than in `delay_ms` milliseconds."""
+    """REQ: requeue the message, to be delivered no sooner than in `delay_ms` milliseconds."""
     return b"REQ %s %d\n" % (message_id, delay_ms)
 
 
 def encode_touch(message_id: bytes) -> bytes:
-    """TOUCH: start the message's in-flight time anew."""
+    """TOUCH: restart the message timeout."""
     return b"TOUCH %s\n" % message_id
 
 
 def encode_cls() -> bytes:
-    """CLS: no more messages, please; those in flight may still be answered."""
+    """CLS: send no more messages; those in flight may still be answered."""
     return b"CLS\n"
 
 

@@ -1,7 +1,7 @@
-"""The errors of this library: one base, then whose fault it is.
+"""The errors of this library: one base class, then by who caused the error.
 
     NSQError
-      CommandError      a client's command cannot be obeyed: sent to it as an error frame (broker side)
+      CommandError      a client's command is refused: sent to it as an error frame (broker side)
       FrameError        the peer's bytes are not the NSQ protocol (client side)
 
 Those that need IO to happen (a lost connection, a refused publish) are in `trio_nsq.client.errors`, those of
@@ -9,15 +9,15 @@ the log in `trio_nsq.log.errors`; all share the base.
 """
 
 NON_FATAL_CODES = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
-"""After these the connection goes on; every other error frame is followed by its end."""
+"""The connection continues after these; every other error closes it."""
 
 
 class NSQError(Exception):
-    """Base of every error this library raises by itself."""
+    """Base of all errors of this library."""
 
 
 class CommandError(NSQError):
-    """A command that is refused, with the code and the text that go into the error frame.
+    """A command is refused, with the code and text of the error frame.
 
     Args:
         code: NSQ's machine-readable code, such as `E_BAD_TOPIC`.
@@ -41,7 +41,7 @@ class CommandError(NSQError):
 
 
 class FrameError(NSQError):
-    """The peer sent bytes that are not frames, or a frame larger than we accept."""
+    """The peer sent bytes that are not frames, or too large a frame."""
 
 
 _GO_ESCAPES = {

@@ -1,4 +1,4 @@
-"""Frames, the broker's half of the conversation.
+"""Frames: what a broker sends.
 
  0        4        8                                  4+size
 +--------+--------+----------------------------------+
@@ -19,11 +19,11 @@ from .errors import FrameError
 from .limits import MIB
 
 MESSAGE_HEADER_BYTES = 26
-"""Timestamp, attempts and id: what a message frame carries before the body."""
+"""Timestamp, attempts and id: the bytes of a message frame before the body."""
 MESSAGE_FRAME_BYTES = 8 + MESSAGE_HEADER_BYTES
-"""What a message costs on the wire beside its body."""
+"""The bytes of a message on the wire, without its body."""
 DEFAULT_MAX_FRAME_BYTES = 64 * MIB
-"""A client's guard against a peer that is not NSQ; generous beside nsqd's default max-msg-size of 1 MiB."""
+"""A client's protection from a peer that is not NSQ; nsqd's default max-msg-size is 1 MiB."""
 
 _HEAD = Struct(">ii")
 _MESSAGE = Struct(">iiqH16s")
@@ -61,7 +61,7 @@ class ErrorFrame:
 
 @dataclass(frozen=True, slots=True)
 class MessageRun:
-    """Message frames that followed each other, as four lists of equal length, in order of arrival.
+    """Consecutive message frames, as four lists of equal length, in order of arrival.
 
     Attributes:
         ids: 16 bytes each, ASCII hex digits.
@@ -83,17 +83,17 @@ Event = ResponseFrame | ErrorFrame | MessageRun
 
 
 def encode_frame(frame_type: FrameType, data: bytes) -> bytes:
-    """One frame of any type."""
+    """Encode a frame of any type."""
     return _HEAD.pack(4 + len(data), frame_type) + data
 
 
 def encode_response(data: bytes) -> bytes:
-    """A response frame."""
+    """Encode a response frame."""
     return encode_frame(FrameType.RESPONSE, data)
 
 
 def encode_error(data: bytes) -> bytes:
-    """An error frame; `data` is the code, one space and the text."""
+    """Encode an error frame; `data` is the code, one space and the text."""
     return encode_frame(FrameType.ERROR, data)
 
 
@@ -103,53 +103,53 @@ HEARTBEAT_FRAME = encode_response(b"_heartbeat_")
 
 
 class FrameReader:
-    """Bytes from a broker in, events out.
+    """Decodes the bytes of a broker into events.
 
     Args:
-        max_frame_bytes: A frame whose size field says more is refused before its data is buffered.
+        max_frame_bytes: A larger frame is refused before its data is buffered.
     """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # Immutable, so that a message's body is a slice of it and costs no second copy.
+        # Immutable, so that a message's body is copied only once, by a slice.
         self._data = b""
         self._position = 0
-        self._arrived = bytearray()  # what came while `_data` was not used up
-        self._wanted = _HEAD.size  # with less than this there is no next event
+        self._received = bytearray()  # received while `_data` was not used up
+        self._wanted = _HEAD.size  # bytes needed for the next event
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the socket gave."""
+        """Add bytes from the socket."""
         if self._position == len(self._data):
             self._data, self._position = bytes(data), 0
         else:
-            self._arrived += data
+            self._received += data
 
     @property
     def wanted_bytes(self) -> int:
-        """How long the frame is that is under way, its size field included; 8 as long as that is not known."""
+        """The size of the incomplete frame, with its size field; 8 as long as it is not known."""
         return self._wanted
 
     def take_buffered(self) -> bytes:
-        """Hand over, and forget, the bytes not yet read: for a connection upgrade."""
-        self._gather()
+        """Remove and return the bytes that were not read, for a connection upgrade."""
+        self._join()
         rest, self._data = self._data[self._position :], b""
         self._position, self._wanted = 0, _HEAD.size
         return rest
 
     def next_event(self) -> Event | None:
-        """The next reply, or all message frames that lie ready next to each other; None: feed me more.
+        """Return the next reply, or all consecutive message frames received; None if more bytes are needed.
 
         Raises:
-            FrameError: The bytes are not frames. The connection is of no further use.
+            FrameError: The bytes are not frames. The connection cannot be used any more.
         """
-        available = len(self._data) - self._position + len(self._arrived)
+        available = len(self._data) - self._position + len(self._received)
         if available < self._wanted:
             return None
-        self._gather()
+        self._join()
         data, position = self._data, self._position
         size, frame_type = _HEAD.unpack_from(data, position)
         self._check(size, frame_type)
-        self._wanted = 4 + size  # a frame that comes in a thousand pieces is looked at twice
+        self._wanted = 4 + size  # so that a frame in many pieces is parsed twice, not with each piece
         if available < self._wanted:
             return None
         self._wanted = _HEAD.size
@@ -162,11 +162,11 @@ class FrameReader:
         code, _, text = content.decode("utf-8", "surrogateescape").partition(" ")
         return ErrorFrame(code, text)
 
-    def _gather(self) -> None:
-        if self._arrived:
-            self._data = self._data[self._position :] + self._arrived
+    def _join(self) -> None:
+        if self._received:
+            self._data = self._data[self._position :] + self._received
             self._position = 0
-            self._arrived = bytearray()
+            self._received = bytearray()
 
     def _check(self, size: int, frame_type: int) -> None:
         if not 4 <= size <= self._max_frame_bytes:
@@ -178,7 +178,7 @@ class FrameReader:
             raise FrameError(f"unknown frame type {frame_type}")
 
     def _message_run(self) -> MessageRun:
-        """The message frame that lies ready, and those after it up to whatever is not one, whole and in order."""
+        """Return the complete message frame at the position, and all complete ones that follow it."""
         run = MessageRun([], [], [], [])
         biggest = min(self._max_frame_bytes, MAX_INT32)
         self._position = _split_frames(

@@ -1,7 +1,7 @@
-"""JSON as Go's `encoding/json` takes it, for what peers written for NSQ send.
+"""Decoding and encoding JSON as Go's `encoding/json` does, as nsqd and nsqlookupd use it.
 
 Go is more lenient than Python in some things (letter case of keys, missing fields, `null`) and stricter in others
-(numbers, constants, encodings). Whoever reads JSON that nsqd or nsqlookupd would read reads it with these.
+(numbers, constants, encodings).
 """
 
 import json
@@ -13,28 +13,33 @@ _T = TypeVar("_T")
 
 _MAX_DIGITS = 20
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
 
 
 class GoObject:
     """A JSON object, read field by field.
 
-    Field names are given in lower case and found in any. A field that is missing or `null` has its type's zero: "",
-    0, an empty list or object; of one that occurs twice the last counts, but each must have the right type. Every
-    method raises ValueError for a value of the wrong type.
+    Field names are given in lower case and match in any case. A field that is missing or `null` has its type's zero:
+    "", 0, False, an empty list or object. Of a repeated field the last value counts, but all must have the right type.
+    Every method raises ValueError for a value of the wrong type.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        self._pairs = pairs  # their keys are folded when they are looked at: most objects never are
+        self._pairs = pairs
+        self._values: dict[str, list[Any]] | None = None  # made on first use: most objects are never read
 
     def text(self, name: str) -> str:
         """A string."""
         return _text(self._last(name, str, ""))
 
-    def integer(self, name: str) -> int:
-        """A whole number of 64 bits; one written with a point or an exponent is of the wrong type."""
+    def boolean(self, name: str) -> bool:
+        """True or false."""
+        return self._last(name, bool, False)
+
+    def integer(self, name: str, allowed: range = INT64) -> int:
+        """A whole number in this range; one written with a point or an exponent is of the wrong type."""
         value = self._last(name, int, 0)
-        if value not in _INT64:
+        if value not in allowed:
             raise _wrong(name)
         return value
 
@@ -57,12 +62,15 @@ class GoObject:
         return [item or GoObject([]) for item in items]
 
     def _last(self, name: str, kind: type[_T], zero: _T) -> _T:
-        found = zero
-        for key, value in self._pairs:
-            if value is not None and _fold(key) == name:
-                if type(value) is not kind:  # exactly: a bool is an int to Python only
-                    raise _wrong(name)
-                found = value
+        if self._values is None:
+            self._values = {}
+            for key, value in self._pairs:
+                if value is not None:
+                    self._values.setdefault(_fold(key), []).append(value)
+        values = self._values.get(name, [zero])
+        if any(type(value) is not kind for value in values):  # exactly: a bool is an int to Python only
+            raise _wrong(name)
+        found: _T = values[-1]
         return found
 
 
@@ -95,7 +103,7 @@ _ESCAPES = str.maketrans(
 
 
 def encode_object(value: dict[str, Any]) -> bytes:
-    """Encode as Go does: no blanks, and what HTML or JavaScript would take amiss escaped. Keys keep their order."""
+    """Encode like Go: no blanks, and characters special to HTML or JavaScript escaped. Keys keep their order."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.translate(_ESCAPES).encode()  # these characters occur inside of strings only
 
@@ -109,7 +117,7 @@ def _text(value: str) -> str:
 
 
 def _integer(digits: str) -> float:
-    """An integer; infinity for one longer than any we want, which Python would be slow to read, or refuse."""
+    """Return an integer; infinity for a very long one, which Python parses slowly or refuses."""
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 

@@ -1,25 +1,23 @@
-"""IDENTIFY: what a client asks for, what it gets, and the reply that says so (NSQ protocol: IDENTIFY)."""
+"""IDENTIFY: the request, the settings that result from it, and the reply (NSQ protocol: IDENTIFY)."""
 
 import json
-import math
-import re
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from .errors import CommandError
+from .go_json import decode_object
 from .limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class IdentifyRequest:
-    """The JSON body of IDENTIFY. Zero, False and "" stand for "not said".
+    """The JSON body of IDENTIFY. Zero, False and "" mean that the field is missing.
 
     Times are in milliseconds, sizes in bytes. -1 turns heartbeats, output buffering or its timer off.
 
     Attributes:
-        survive_refusals: Ours alone: a publish that cannot be stored does not end the connection.
-        private_channel: Ours alone: a channel that SUB makes begins at the end of the topic, and does not count as its
-            first channel.
+        survive_refusals: Not in nsqd: a publish that cannot be stored does not end the connection.
+        private_channel: Not in nsqd: a channel that SUB creates begins at the end of the topic, and does not count as
+            its first channel.
     """
 
     client_id: str = ""
@@ -41,7 +39,7 @@ class IdentifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class IdentifySettings:
-    """What is in force for a connection after negotiation.
+    """The settings of a connection after negotiation.
 
     Attributes:
         heartbeat_interval_ms: 0 means off.
@@ -59,82 +57,51 @@ class IdentifySettings:
 
     @staticmethod
     def default(limits: Limits) -> "IdentifySettings":
-        """What a connection has that never sent IDENTIFY."""
+        """Return the settings of a connection that has not sent IDENTIFY."""
         return negotiate(IdentifyRequest(), limits)
 
 
-_FIELDS: dict[str, type] = {f.name: type(f.default) for f in fields(IdentifyRequest)}
 _DEFLATE_LEVEL = 6
-_MAX_DIGITS = 20
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
-
-class _Object(list[tuple[str, Any]]):
-    """A JSON object with all its keys, those that occur twice included."""
-
-
-def _integer(digits: str) -> float:
-    """An integer; infinity for one longer than any we want, which Python would be slow to read, or refuse."""
-    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
-
-
-def _beyond(name: str) -> int:
-    """The first number that does not fit into nsqd's integer of that name, and so is of the wrong type."""
-    return 2**31 if name == "sample_rate" else 2**63
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+_INT32 = range(-(2**31), 2**31)
 
 
 def parse_identify(body: bytes) -> IdentifyRequest:
-    """Decode an IDENTIFY body as Go would.
-
-    Keys are known in any case and unknown ones ignored; of keys that occur twice the last counts, but each must
-    have the right type; `null` is the same as leaving out, also for the whole body.
+    """Decode an IDENTIFY body as Go does, see `GoObject`; unknown fields are ignored.
 
     Raises:
         CommandError: `E_BAD_BODY`, for anything but a JSON object with values of the right types.
     """
-    bad = CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
     try:
-        # As Go: what is not UTF-8 becomes U+FFFD. (Given bytes, json would take UTF-16 and others for JSON, too.)
-        decoded: Any = json.loads(
-            body.decode("utf-8", "replace"),
-            object_pairs_hook=_Object,
-            parse_int=_integer,
-            parse_constant=_refuse_constant,
+        given = decode_object(body)
+        request = IdentifyRequest(
+            client_id=given.text("client_id"),
+            hostname=given.text("hostname"),
+            user_agent=given.text("user_agent"),
+            feature_negotiation=given.boolean("feature_negotiation"),
+            heartbeat_interval=given.integer("heartbeat_interval"),
+            output_buffer_size=given.integer("output_buffer_size"),
+            output_buffer_timeout=given.integer("output_buffer_timeout"),
+            tls_v1=given.boolean("tls_v1"),
+            snappy=given.boolean("snappy"),
+            deflate=given.boolean("deflate"),
+            deflate_level=given.integer("deflate_level"),
+            sample_rate=given.integer("sample_rate", _INT32),
+            msg_timeout=given.integer("msg_timeout"),
+            survive_refusals=given.boolean("survive_refusals"),
+            private_channel=given.boolean("private_channel"),
         )
-    except (ValueError, RecursionError):
-        raise bad from None
-    if decoded is None:
-        return IdentifyRequest()
-    if not isinstance(decoded, _Object):
-        raise bad
-    known: dict[str, Any] = {}
-    for key, value in decoded:
-        name = key.lower().replace("\u017f", "s")  # the long s: Go folds case as Unicode says
-        wanted = _FIELDS.get(name)
-        if wanted is None or value is None:
-            continue
-        # bool is an int to Python, not to the protocol; a float, even a whole one, is not an int to either.
-        if type(value) is not wanted:
-            raise bad
-        if isinstance(value, str):
-            value = _LONE_SURROGATE.sub("\ufffd", value)
-        elif isinstance(value, int) and not -_beyond(name) <= value < _beyond(name):
-            raise bad
-        known[name] = value
-    return IdentifyRequest(**known)
+    except ValueError:
+        raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+    return request
 
 
 def negotiate(
     request: IdentifyRequest, limits: Limits, before: IdentifySettings | None = None
 ) -> IdentifySettings:
-    """Settle a connection's settings.
+    """Return a connection's settings after a request.
 
     Args:
-        before: What was settled before and stays where the request says nothing; None: the defaults.
+        before: The settings so far, for fields that are missing; None: the defaults.
 
     Raises:
         CommandError: `E_BAD_BODY` naming the first value out of range; nothing is clamped.
@@ -185,7 +152,7 @@ def negotiate(
 
 @dataclass(frozen=True, slots=True)
 class Upgrades:
-    """What a connection is to become after the reply to IDENTIFY, in this order: TLS, then compression.
+    """The layers that a connection gets after the reply to IDENTIFY: TLS first, then compression.
 
     Attributes:
         deflate_level: 1..9; filled in also when `deflate` is false, as nsqd does.
@@ -198,7 +165,7 @@ class Upgrades:
 
 
 def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> Upgrades:
-    """Settle what of the upgrades that a client asks for it gets.
+    """Return those of the requested upgrades that a client gets.
 
     Args:
         tls: Whether the broker has a certificate.
@@ -224,9 +191,9 @@ def identify_reply(
     survive_refusals: bool = False,
     private_channel: bool = False,
 ) -> bytes:
-    """The JSON reply to a client that asked for feature negotiation, keys in nsqd's order.
+    """Encode the JSON reply for feature negotiation, keys in nsqd's order.
 
-    What nsqd does not know is told only to those who asked for it.
+    Fields that nsqd does not have are only sent to clients that asked for them.
     """
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,

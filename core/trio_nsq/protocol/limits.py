@@ -1,4 +1,4 @@
-"""Numbers both sides of the protocol agree on, with nsqd 1.3.0's defaults."""
+"""The limits of the protocol, with the defaults of nsqd 1.3.0."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ MAX_LINE_BYTES = 16 * KIB
 """A command line, its line feed included. A longer one ends the connection with no error frame."""
 
 MAX_HANDSHAKE_BYTES = 64 * KIB
-"""Of the body of IDENTIFY and of AUTH, which have some hundred bytes. They come before anybody is known, and IDENTIFY
-is decoded on the event loop."""
+"""The body of IDENTIFY and of AUTH, which have some hundred bytes. Unknown clients send them, and IDENTIFY is decoded
+on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Limits:
     """Bytes of one command body (MPUB; IDENTIFY and AUTH, if it is less than `MAX_HANDSHAKE_BYTES`)."""
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 60 * MINUTE_MS
-    """REQ is cut to it."""
+    """A longer delay of REQ is reduced to it."""
     max_defer_ms: int = 365 * DAY_MS
-    """DPUB above it is refused; nsqd has `max_req_timeout_ms` for both."""
+    """A longer delay of DPUB is refused; nsqd uses `max_req_timeout_ms` for both."""
     max_heartbeat_interval_ms: int = MINUTE_MS
     heartbeat_interval_ms: int = 30 * SECOND_MS
-    """For clients that do not ask for another; nsqd's fixed half of a 60 s client timeout."""
+    """For clients that do not request another; nsqd uses half of a client timeout of 60 s."""
     max_output_buffer_size: int = 64 * KIB
     output_buffer_size: int = 16 * KIB
     min_output_buffer_timeout_ms: int = 25
@@ -45,6 +45,6 @@ class Limits:
     max_deflate_level: int = 6
     """A client that asks for a higher level gets this one."""
     deflate: bool = True
-    """Whether clients may have it."""
+    """Whether clients may use it."""
     snappy: bool = True
-    """Whether clients may have it."""
+    """Whether clients may use it."""

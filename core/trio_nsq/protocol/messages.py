@@ -1,12 +1,12 @@
-"""Sets of messages as they travel in MPUB bodies and lie in the log: `(int32 size, bytes)*`.
+"""Message sets, as in MPUB bodies and in the log: `(int32 size, bytes)*`.
 
      0        4              4+size
     +--------+--------------+--------+------- - -
     |  size  |    body      |  size  |  body
     +--------+--------------+--------+------- - -
 
-The bytes are kept as they came; the only per-message work on the publish path is `walk_messages`, which reads
-each size once. Loops over messages are in `bulk.py`.
+The bytes are never changed; the only per-message work on the publish path is `walk_messages`, which reads each size
+once. Loops over messages are in `bulk.py`.
 """
 
 from bisect import bisect_right
@@ -39,15 +39,15 @@ class MessageSet:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of all bodies, without their size fields."""
+        """The size of all bodies, without their size fields."""
         return len(self.data) - 4 * len(self.sizes)
 
     def bodies(self) -> list[bytes]:
-        """Every body, copied out, in order."""
+        """Copy every body, in order."""
         return split_bodies(self.data, self.sizes)
 
     def split(self, max_messages: int, max_bytes: int) -> "list[MessageSet]":
-        """The same messages in sets of so many, and so many bytes of `data`, unless a single message is larger."""
+        """Split the messages into sets within these limits, unless a single message is larger."""
         if len(self.sizes) <= max_messages and len(self.data) <= max_bytes:
             return [self] if self.sizes else []
         sets: list[MessageSet] = []
@@ -66,17 +66,17 @@ class MessageSet:
 
     @staticmethod
     def join(sets: Sequence["MessageSet"]) -> "MessageSet":
-        """One set holding the messages of all, in order."""
+        """Join the messages of all sets, in order."""
         if len(sets) == 1:
             return sets[0]
         return MessageSet(b"".join([s.data for s in sets]), list(chain.from_iterable(s.sizes for s in sets)))
 
 
 class SizePrefixes(dict[int, bytes]):
-    """int32 size fields by the size of a body: a lookup in C in place of a Python loop.
+    """The int32 size fields of bodies by their sizes: a dict lookup is faster than to pack each.
 
     Args:
-        more: How much greater than the body the size is.
+        more: Added to the size of the body.
     """
 
     def __init__(self, more: int = 0) -> None:
@@ -84,7 +84,7 @@ class SizePrefixes(dict[int, bytes]):
 
     def __missing__(self, size: int) -> bytes:
         prefix = _INT32.pack(size + self._more)
-        if size < 65536:  # bounds what is remembered
+        if size < 65536:  # bounds the memory
             self[size] = prefix
         return prefix
 
@@ -93,7 +93,7 @@ _prefix = SizePrefixes()
 
 
 def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
-    """Make a set of these bodies, in order. Sizes are not checked against any limit here."""
+    """Make a set of these bodies, in order. Sizes are not checked against limits."""
     sizes = list(map(len, bodies))
     data = b"".join(chain.from_iterable(zip(map(_prefix.__getitem__, sizes), bodies, strict=True)))
     return MessageSet(data, sizes)
@@ -130,20 +130,20 @@ read_sizes = walk_sizes if COMPILED else unpack_sizes
 def walk_messages(
     data: bytes | bytearray, start: int, end: int, count: int, limits: Limits, sizes: list[int]
 ) -> int:
-    """Check the sizes of `count` messages from `data[start:]` on, as far as the bytes up to `end` tell.
+    """Check the sizes of messages from `start` on, as far as the bytes up to `end` allow.
 
     Args:
-        data: The buffer; bytes are several times as fast where there is a compiled module.
-        start: Where the next size field lies.
-        end: Where the bytes at hand end.
-        count: Messages in the whole set; `sizes` holds those already walked.
-        sizes: Body lengths seen so far; extended in place.
+        data: The buffer; with the compiled module `bytes` are several times as fast as a bytearray.
+        start: The offset of the next size field.
+        end: The end of the received bytes.
+        count: Messages in the whole set, including those in `sizes`.
+        sizes: The body sizes read so far; extended in place.
 
     Returns:
-        Where the next unread size field lies: past `end` while the last walked body is still incomplete.
+        The offset of the next size field: after `end` while the last body is incomplete.
 
     Raises:
-        CommandError: `E_BAD_MESSAGE`, for a size that is not within 1..max_msg_size.
+        CommandError: `E_BAD_MESSAGE`, for a size outside 1..max_msg_size.
     """
     biggest = min(limits.max_msg_size, MAX_INT32)
     if type(data) is bytes:

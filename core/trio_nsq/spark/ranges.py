@@ -25,6 +25,13 @@ class Span(NamedTuple):
         return max(0, min(self.end, other.end) - max(self.first, other.first))
 
 
+class LastMessage(NamedTuple):
+    """The last message that was exported, which tells one log from another with the same name."""
+
+    sequence: int
+    id: str
+
+
 def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
     """The parts of a span that others do not cover, in order.
 

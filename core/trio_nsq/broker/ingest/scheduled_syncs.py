@@ -12,8 +12,7 @@ from ..state.topic import Topic
 from .group_commit import GroupCommitter, Synced
 
 _SYNC_BYTES = 16 * 1024 * 1024
-"""So much is synced, however few messages that are: a file is synced before the next is begun, and all publishers of
-its topic wait for that."""
+"""A sync is requested after so many bytes, however few messages they are: docs/decisions/0004."""
 
 
 @dataclass(slots=True)

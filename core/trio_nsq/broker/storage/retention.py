@@ -47,8 +47,7 @@ CARRIED_BYTES_SHARE = 0.1
 MAX_CARRIED_MESSAGES = 20_000
 MAX_CARRIED_BYTES = 64 * 1024 * 1024
 """Unfinished messages are carried forward if at least PINNED_BYTES of files can be deleted then, if they are at most
-these shares of the messages and bytes in those files, and if they are at most so many: they are copied, and held in
-memory, in a second or two."""
+these shares of the messages and bytes in those files, and if they are at most so many: docs/decisions/0011."""
 TRY_AGAIN_NS = 30 * 1_000_000_000
 _LOOKS = 16
 _LEAST_LOOK_NS = 1_000_000_000

@@ -1,6 +1,5 @@
 """A consumer of one channel, on one broker or several."""
 
-import logging
 import random as random_module
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -9,30 +8,26 @@ from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import NSQError, is_ephemeral, is_valid_name
+from trio_nsq.protocol import is_ephemeral, is_valid_name
 from trio_nsq.under_trio import require_trio
 
 from ..background import BackgroundTask
 from ..connection.addresses import each_once, lookupd_address, nsqd_address
-from ..connection.connection import Connection, connect
 from ..connection.options import refuse_unknown
-from ..connection.reconnect import ReconnectDelays
-from ..errors import ConnectionFailed, none_reached
-from .discovery import Discovery
+from ..errors import ConnectionFailed
 from .flow_control import FlowControl
 from .handlers import ActiveHandlers, Handler, HandlerRunner
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings
 from .receive_queue import ReceiveQueue
 from .subscription import Counters, Subscription
+from .subscriptions import Subscriptions
 
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
 DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
 """How long a loop over received messages may go on without letting other tasks run: the writer that sends its
 answers, and the reader that answers heartbeats."""
-
-_logger = logging.getLogger("trio_nsq.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +116,26 @@ class Consumer:
         lookupds = each_once("lookupd_http_addresses", lookupd_http_addresses, lookupd_address)
         if nsqd_tcp_addresses is None:
             nsqd_tcp_addresses = () if lookupds else DEFAULT_NSQD_TCP_ADDRESSES
-        self._addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
-        if not self._addresses and not lookupds:
+        addresses = each_once("nsqd_tcp_addresses", nsqd_tcp_addresses, nsqd_address)
+        if not addresses and not lookupds:
             raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
-        self._topic = topic
-        self._channel = channel
-        self._random = random
-        self._new_delays()  # for its checks
         self._background = BackgroundTask()
         self._queue = ReceiveQueue()
         self._counters = Counters()
         self._flow = FlowControl[Subscription](max_in_flight, self._settings, random)
         self._active = ActiveHandlers()
-        self._discovery = Discovery(lookupds, topic, self._settings, random, self._found)
-        self._nursery: trio.Nursery | None = None
-        self._kept: set[str] = set()  # brokers with a task that keeps them connected
-        self._trying = 0  # brokers and services of which it is not known yet whether they can be reached
-        self._failures: dict[str, ConnectionFailed] = {}  # the first of each of `_addresses` that had one
-        self._settled = trio.Event()  # one broker is connected, or all have been tried
-        self._opened = trio.Event()
+        self._subscriptions = Subscriptions(
+            addresses,
+            lookupds,
+            topic,
+            channel,
+            self._settings,
+            random,
+            flow=self._flow,
+            counters=self._counters,
+            queue=self._queue,
+            without_private_channels=lambda address: self.without_private_channels(address),
+        )
         self._yield_at = 0.0
         self._now = trio.current_time
         self._entered = self._closing = False
@@ -157,13 +153,9 @@ class Consumer:
             raise RuntimeError("a Consumer can be entered only once")
         self._entered = True
         self._now = trio.lowlevel.current_clock().current_time  # in half the time: every message asks
-        await self._background.open(self._run)
+        await self._background.open(self._subscriptions.run)
         try:
-            await self._settled.wait()
-            if not self._opened.is_set() and not self._discovery.answered:
-                failures = [self._failures[address] for address in self._addresses]
-                raise none_reached([*failures, *self._discovery.failures_to_connect()])
-            self._opened.set()
+            await self._subscriptions.wait_opened()
         except BaseException:
             self._queue.close()
             await self._background.close()
@@ -192,6 +184,7 @@ class Consumer:
             await self._closed.wait()
             return
         self._closing = True
+        self._subscriptions.stop()
         self._flow.stop()
         self._queue.close()
         timeout_s = self._settings.close_timeout_s
@@ -343,93 +336,6 @@ class Consumer:
         if self._queue.closed:
             raise StopAsyncIteration
         self._yield_at = trio.current_time() + TIME_SLICE_S
-
-    async def _run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._flow.run)
-            self._trying += 1
-            self._found(self._addresses)
-            await self._discovery.ask()
-            self._tried()
-            await self._opened.wait()
-            await self._discovery.keep_asking()
-
-    def _found(self, addresses: list[str]) -> None:
-        """Keep these brokers connected, from now on, if that is not done yet."""
-        assert self._nursery is not None
-        for address in addresses:
-            if address not in self._kept:
-                self._kept.add(address)
-                self._trying += 1
-                self._nursery.start_soon(self._keep_connected, address)
-
-    def _is_wanted(self, address: str) -> bool:
-        return address in self._addresses or self._discovery.names(address)
-
-    async def _keep_connected(self, address: str) -> None:
-        delays = self._new_delays()
-        first = True
-        while not self._closing and self._is_wanted(address):
-            try:
-                connection = await self._subscribe(address)
-            except ConnectionFailed as error:
-                if first:
-                    if address in self._addresses:  # not of all that are ever found, for they come and go
-                        self._failures[address] = error
-                    self._tried()
-                    await self._opened.wait()  # if that never is, entering raises the error and cancels this
-                delay_s = delays.next_s()
-                _logger.warning("%s; next attempt in %.1f s", error, delay_s)
-            else:
-                if not first:
-                    _logger.info("connected to %s", address)
-                connected_at = trio.current_time()
-                reason = await self._receive(
-                    Subscription(connection, self._settings, self._counters, self._flow, self._queue.put)
-                )
-                if self._closing:
-                    return
-                delays.connection_lasted(trio.current_time() - connected_at)
-                delay_s = delays.next_s()
-                _logger.warning("%s; connecting again in %.1f s", reason, delay_s)
-                self._discovery.ask_again()
-            first = False
-            await trio.sleep(delay_s)
-        self._kept.discard(address)
-
-    async def _subscribe(self, address: str) -> Connection:
-        """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""
-        private = self._settings.private_channel
-        connection = await connect(address, self._settings, private_channel=private)
-        if private and not connection.makes_private_channel:
-            try:
-                await self.without_private_channels(address)
-            except BaseException:
-                await connection.close_now()
-                raise
-        await connection.subscribe(self._topic, self._channel)
-        return connection
-
-    async def _receive(self, subscription: Subscription) -> NSQError:
-        """Receive with a share of max_in_flight until the connection ends; return the reason."""
-        self._flow.add(subscription)
-        self._opened.set()
-        self._settled.set()
-        try:
-            return await subscription.run()
-        finally:
-            self._queue.discard(subscription)
-            self._flow.remove(subscription)
-
-    def _tried(self) -> None:
-        self._trying -= 1
-        if not self._trying:
-            self._settled.set()
-
-    def _new_delays(self) -> ReconnectDelays:
-        settings = self._settings
-        return ReconnectDelays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
 
 
 async def _refuse(address: str) -> None:

@@ -62,6 +62,8 @@ class BrokerHTTP:
         self._is_unix_socket = "/" in address.removeprefix(_HTTPS)
         if not self._is_unix_socket:
             host, _, port = address.removeprefix(_HTTPS).rpartition(":")
+            if not port.isdecimal():
+                raise ValueError(f"{address!r} names no port; write it as host:port")
             self._host, self._port = host.strip("[]"), int(port)
         self._idle: http.client.HTTPConnection | None = None
         self._idle_since_s = 0.0

@@ -27,6 +27,7 @@ from .format import FileHeader, base_in_name
 from .identity import Identity, find_header
 from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
+from .window import Window
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -40,31 +41,6 @@ NO_LIMIT = 2**64
 _Record = TypeVar("_Record")
 _Decode = Callable[[RecordHeader, bytes, int], _Record | None]
 """Decodes the record with this header at this place in these bytes; None if it is damaged."""
-
-
-class Window:
-    """The part of a file that was read last, so that one system call serves many records.
-
-    Args:
-        read: `read(size, offset, needed)` returns at most `size` bytes, and at least `needed` unless the file ends.
-        at_a_time: Bytes to read at least.
-    """
-
-    __slots__ = ("_at_a_time", "_read", "_start", "data")
-
-    def __init__(self, read: Callable[[int, int, int], bytes], at_a_time: int) -> None:
-        self.data = b""
-        self._start = 0
-        self._read = read
-        self._at_a_time = at_a_time
-
-    def at(self, offset: int, size: int) -> int:
-        """Return the position in `data` of the byte at `offset`, having read `size` bytes from it on."""
-        position = offset - self._start
-        if position < 0 or position + size > len(self.data):
-            self.data = self._read(max(size, self._at_a_time), offset, size)
-            self._start, position = offset, 0
-        return position
 
 
 class Segment:

@@ -12,22 +12,15 @@ still run; it then writes the same files with the same content. Each task writes
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..ranges import Span, covered_up_to, split, subtract
+from ..ranges import LastMessage, Span, covered_up_to, split, subtract
 from .layout import Layout, range_name, safe_name
 from .results import ManifestError, RangeResult
 
 VERSION = 1
 FOLDER = "_nsq"
 """Spark, pyarrow and others ignore names that begin with an underscore."""
-
-
-class LastMessage(NamedTuple):
-    """The last message that was exported, which tells one log from another with the same name."""
-
-    sequence: int
-    id: str
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
 from ..storage import Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
-from .layout import Layout, partition_folder, partition_key, range_name
+from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
 from .manifest import result_path
 from .request import FileOptions
 from .results import RangeResult
@@ -94,7 +95,9 @@ def export_range(task: ExportTask, storage: Storage, advance: Advance | None = N
 
 def _read(task: ExportTask) -> Iterator[Found | Spooled]:
     if task.spool is not None:
-        return read_spool(task.spool, task.span, task.layout.partition)
+        partition = task.layout.partition
+        key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
+        return read_spool(task.spool, task.span, key_of)
     return BrokerLog(task.address, task.topic, task.tls, task.patience_s).read(task.span)
 
 

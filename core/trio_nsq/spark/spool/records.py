@@ -23,7 +23,6 @@ from ...log.records import RecordBatch, RecordHeader, decode_payload
 from ...log.segment.format import base_in_name
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
-from ..export.layout import PartitionBy, partition_key
 from ..ranges import Span
 
 _METADATA_BYTES = 18
@@ -113,21 +112,22 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
     )
 
 
-def read_spool(folder: Path, span: Span, partition: PartitionBy = PartitionBy.NONE) -> Iterator[Spooled]:
+def read_spool(folder: Path, span: Span, key_of: Callable[[int], int] | None = None) -> Iterator[Spooled]:
     """Read the messages of a span, and its gaps.
 
-    Nothing is written, so several processes can read at once. With partitions, the span is read once for each of them:
-    a channel mixes old and new messages, and every change of the partition would start another file.
+    Nothing is written, so several processes can read at once. With `key_of`, messages of the same key come together;
+    the span is read once for each key. A channel mixes old and new messages, and an export starts another file whenever
+    the date or hour changes.
 
     Args:
         folder: The folder of an nsqd's log.
         span: The span; all of it has been synced.
-        partition: Messages of the same partition come together.
+        key_of: The key of a publish time in Unix nanoseconds; None: read in order of sequence.
 
     Raises:
         LogReadError: The operating system returned an error.
     """
-    if partition is PartitionBy.NONE:
+    if key_of is None:
         yield from _read(folder, span)
         return
     keys: set[int] = set()
@@ -135,12 +135,12 @@ def read_spool(folder: Path, span: Span, partition: PartitionBy = PartitionBy.NO
         if isinstance(found, Gap):
             yield found
         else:
-            keys.update(partition_key(partition, time_ns) for time_ns in found.times_ns)
+            keys.update(map(key_of, found.times_ns))
     for key in sorted(keys):
         for found in _read(folder, span):
             if isinstance(found, SpooledRows):
                 times = enumerate(found.times_ns)
-                indexes = [index for index, time_ns in times if partition_key(partition, time_ns) == key]
+                indexes = [index for index, time_ns in times if key_of(time_ns) == key]
                 if indexes:
                     yield found.take(indexes)
 

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 from urllib.parse import quote, unquote
 
 from ...log import Files, OpenFiles, reasonable_limit
 from ...protocol.errors import NSQError
-from ..export.manifest import BrokerRanges
+from ..ranges import LastMessage
 from ..storage import lock_file, make_folder
 from .nsqd_log import NsqdLog, ReceivedBatch
 
@@ -33,6 +34,20 @@ class SpoolError(NSQError):
     """A spool cannot be used; the text says why."""
 
 
+class ExportedRanges(Protocol):
+    """How far the messages of an nsqd are exported."""
+
+    @property
+    def end(self) -> int:
+        """The sequence after the last range."""
+        ...
+
+    @property
+    def last(self) -> LastMessage | None:
+        """The last message in a file."""
+        ...
+
+
 class Spool(AbstractContextManager["Spool"]):
     """A spool. One process at a time can open it; others may read its logs meanwhile.
 
@@ -41,7 +56,7 @@ class Spool(AbstractContextManager["Spool"]):
     Args:
         folder: A local folder; created if needed.
         topic, channel: What it is for.
-        exported: The ranges that are exported already, by nsqd: a new log starts behind them.
+        exported: How far the messages of each nsqd are exported: a new log starts there.
         window: See `WINDOW`.
 
     Attributes:
@@ -57,7 +72,7 @@ class Spool(AbstractContextManager["Spool"]):
         folder: Path,
         topic: str,
         channel: str,
-        exported: Mapping[str, BrokerRanges],
+        exported: Mapping[str, ExportedRanges],
         window: int = WINDOW,
     ) -> None:
         self.folder = folder.absolute()
@@ -114,11 +129,13 @@ class Spool(AbstractContextManager["Spool"]):
             )
 
     def _open(self, address: str) -> NsqdLog:
-        ranges = self._exported.get(address) or BrokerRanges()
-        folder = self.folder / quote(address, safe="")
-        log = self._logs[address] = NsqdLog(folder, ranges.end, self._files, self._window)
-        foreign = ranges.last is not None and log.id_at(ranges.last.sequence) not in (None, ranges.last.id)
-        if foreign or log.next_sequence < ranges.end:
+        exported = self._exported.get(address)
+        end, last = (exported.end, exported.last) if exported is not None else (0, None)
+        log = self._logs[address] = NsqdLog(
+            self.folder / quote(address, safe=""), end, self._files, self._window
+        )
+        foreign = last is not None and log.id_at(last.sequence) not in (None, last.id)
+        if foreign or log.next_sequence < end:
             raise SpoolError(
                 f"the spool {self.folder} is not the one whose messages of {address} are in the folder: "
                 "name that, or another folder"

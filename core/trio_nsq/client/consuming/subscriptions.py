@@ -1,0 +1,176 @@
+"""The subscriptions of a consumer: one for each broker, which is made again whenever it is lost."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from trio_nsq.protocol import NSQError
+
+from ..connection.connection import Connection, connect
+from ..connection.reconnect import ReconnectDelays
+from ..errors import ConnectionFailed, none_reached
+from .discovery import Discovery
+from .flow_control import FlowControl
+from .options import ConsumerSettings
+from .receive_queue import ReceiveQueue
+from .subscription import Counters, Subscription
+
+_logger = logging.getLogger("trio_nsq.client")
+
+
+class Subscriptions:
+    """Keeps a subscription to each broker: those that are given, and those that discovery finds.
+
+    Args:
+        addresses: The brokers, `host:port` each.
+        lookupds: The HTTP addresses of discovery services.
+        topic, channel: What to subscribe to.
+        settings: Of the consumer.
+        random: Gives numbers in [0, 1), for the jitter.
+        flow: Decides about the ready counts.
+        counters: Of the consumer.
+        queue: Gets the messages.
+        without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
+            private channels, before each SUB there.
+
+    Raises:
+        ValueError: Reconnect delays that cannot work.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        lookupds: Sequence[str],
+        topic: str,
+        channel: str,
+        settings: ConsumerSettings,
+        random: Callable[[], float],
+        *,
+        flow: FlowControl[Subscription],
+        counters: Counters,
+        queue: ReceiveQueue,
+        without_private_channels: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._addresses = addresses
+        self._topic = topic
+        self._channel = channel
+        self._settings = settings
+        self._random = random
+        self._flow = flow
+        self._counters = counters
+        self._queue = queue
+        self._without_private_channels = without_private_channels
+        self._new_delays()  # for its checks
+        self._discovery = Discovery(lookupds, topic, settings, random, self._found)
+        self._nursery: trio.Nursery | None = None
+        self._kept: set[str] = set()  # brokers with a task that keeps them connected
+        self._trying = 0  # brokers and services of which it is not known yet whether they can be reached
+        self._failures: dict[str, ConnectionFailed] = {}  # the first of each of `_addresses` that had one
+        self._settled = trio.Event()  # one broker is connected, or all have been tried
+        self._opened = trio.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Do not connect again from here on."""
+        self._stopped = True
+
+    async def wait_opened(self) -> None:
+        """Wait until a broker is connected, or discovery services have answered that there is none.
+
+        Raises:
+            ConnectionFailed: Neither is possible.
+        """
+        await self._settled.wait()
+        if not self._opened.is_set() and not self._discovery.answered:
+            failures = [self._failures[address] for address in self._addresses]
+            raise none_reached([*failures, *self._discovery.failures_to_connect()])
+        self._opened.set()
+
+    async def run(self) -> None:
+        """Connect, and connect again; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._flow.run)
+            self._trying += 1
+            self._found(self._addresses)
+            await self._discovery.ask()
+            self._tried()
+            await self._opened.wait()
+            await self._discovery.keep_asking()
+
+    def _found(self, addresses: Sequence[str]) -> None:
+        """Keep these brokers connected, from now on, if that is not done yet."""
+        assert self._nursery is not None
+        for address in addresses:
+            if address not in self._kept:
+                self._kept.add(address)
+                self._trying += 1
+                self._nursery.start_soon(self._keep_connected, address)
+
+    def _is_wanted(self, address: str) -> bool:
+        return address in self._addresses or self._discovery.names(address)
+
+    async def _keep_connected(self, address: str) -> None:
+        delays = self._new_delays()
+        first = True
+        while not self._stopped and self._is_wanted(address):
+            try:
+                connection = await self._subscribe(address)
+            except ConnectionFailed as error:
+                if first:
+                    if address in self._addresses:  # not of all that are ever found, for they come and go
+                        self._failures[address] = error
+                    self._tried()
+                    await self._opened.wait()  # if that never is, entering raises the error and cancels this
+                delay_s = delays.next_s()
+                _logger.warning("%s; next attempt in %.1f s", error, delay_s)
+            else:
+                if not first:
+                    _logger.info("connected to %s", address)
+                connected_at = trio.current_time()
+                reason = await self._receive(
+                    Subscription(connection, self._settings, self._counters, self._flow, self._queue.put)
+                )
+                if self._stopped:
+                    return
+                delays.connection_lasted(trio.current_time() - connected_at)
+                delay_s = delays.next_s()
+                _logger.warning("%s; connecting again in %.1f s", reason, delay_s)
+                self._discovery.ask_again()
+            first = False
+            await trio.sleep(delay_s)
+        self._kept.discard(address)
+
+    async def _subscribe(self, address: str) -> Connection:
+        """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""
+        private = self._settings.private_channel
+        connection = await connect(address, self._settings, private_channel=private)
+        if private and not connection.makes_private_channel:
+            try:
+                await self._without_private_channels(address)
+            except BaseException:
+                await connection.close_now()
+                raise
+        await connection.subscribe(self._topic, self._channel)
+        return connection
+
+    async def _receive(self, subscription: Subscription) -> NSQError:
+        """Receive with a share of max_in_flight until the connection ends; return the reason."""
+        self._flow.add(subscription)
+        self._opened.set()
+        self._settled.set()
+        try:
+            return await subscription.run()
+        finally:
+            self._queue.discard(subscription)
+            self._flow.remove(subscription)
+
+    def _tried(self) -> None:
+        self._trying -= 1
+        if not self._trying:
+            self._settled.set()
+
+    def _new_delays(self) -> ReconnectDelays:
+        settings = self._settings
+        return ReconnectDelays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
