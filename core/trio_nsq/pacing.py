@@ -10,7 +10,7 @@ class Pacing:
     The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller) and 0008 (turns).
 
     Attributes:
-        turn_s: So long one kind of work may take before other tasks have their turn: clients whose data is always
+        turn_s: More than 0. So long one kind of work may take before other tasks have their turn: clients whose data is always
             there, publishers that publish again at once, deliveries to one channel.
         clients_per_round: So many clients the poller hears of at a time.
         many_clients: While so many are served, others have sent something that goes into the same write.

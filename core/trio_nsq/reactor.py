@@ -175,7 +175,6 @@ class Poller:
         self._endpoints: dict[int, PolledEndpoint] = {}
         # In order, and each once: news of a client that is here already give it no second turn.
         self._again: dict[PolledEndpoint, None] = {}
-        self._stays_awake = False
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
         """Watch a client's socket, until `remove`."""
@@ -239,12 +238,12 @@ class Poller:
     async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
         """Serve clients, and do what could wait, until there is nothing to do."""
         pacing, awake_s = self._pacing, self._clock_s()
-        self._stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
+        stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
         turn_over_s = awake_s + pacing.turn_s
         while (
             self._serve_round(epoll, rounds)
             or rounds.idle()
-            or (self._stays_awake and self._wait_awake(epoll, rounds, awake_s + pacing.awake_at_most_s))
+            or (stays_awake and self._wait_awake(epoll, rounds, awake_s + pacing.awake_at_most_s))
         ):
             if self._clock_s() > turn_over_s:
                 await trio.lowlevel.checkpoint()
@@ -261,7 +260,6 @@ class Poller:
             if events := epoll.poll(0, self._pacing.clients_per_round):
                 self._mark_readable(events)
                 return True
-        self._stays_awake = False
         return False
 
     def _mark_readable(self, events: list[tuple[int, int]]) -> None:

@@ -56,6 +56,7 @@ class Desk:
             Route("POST", "/long", self.handle, begin=self.begin_long),
             Route("POST", "/never", self.handle, begin=self.begin_never),
             Route("POST", "/mistake", self.handle, begin=self.begin_mistaken),
+            Route("POST", "/refused", self.handle, begin=self.begin_refused),
             Route("POST", "/plain", self.handle),
         ]
         self.router = Router(routes)
@@ -83,6 +84,9 @@ class Desk:
 
     def begin_never(self, request: Request, then: Callable[[Response], None]) -> bool:
         return False
+
+    def begin_refused(self, request: Request, then: Callable[[Response], None]) -> bool:
+        raise HTTPError(503, "FULL")
 
     def begin_mistaken(self, request: Request, then: Callable[[Response], None]) -> bool:
         raise ZeroDivisionError
@@ -175,6 +179,14 @@ async def test_what_can_be_answered_at_once_takes_no_task() -> None:
         assert desk.begun == [b"1", b"2", b"3", b"4", b"5"]
         assert desk.handled == []
         assert desk.reported == [(body, 200) for body in desk.begun]
+
+
+async def test_what_is_refused_at_once_takes_no_task() -> None:
+    async with sitting() as desk:
+        await desk.send(post("/refused", b"1") + post("/at-once", b"2") + post("/refused", b"3"))
+        await desk.answers(b'{"message":"FULL"}', b"2", b'{"message":"FULL"}')
+        assert desk.handled == []
+        assert desk.reported == [(b"1", 503), (b"2", 200), (b"3", 503)]
 
 
 async def test_what_cannot_goes_to_the_handler() -> None:

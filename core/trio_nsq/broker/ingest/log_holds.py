@@ -17,23 +17,19 @@ class LogHolds:
     def __init__(self) -> None:
         self.lines: dict[Topic, deque[trio.Event]] = {}
 
-    def take(self, topic: Topic) -> None:
-        """Hold a log that nobody holds."""
-        self.lines[topic] = deque()
-
-    async def wait(self, topic: Topic) -> None:
-        """Hold a log as soon as those who hold it, or wait for it already, have let go."""
+    def enter(self, topic: Topic) -> trio.Event | None:
+        """Stand in line for a log; what is set when it is the caller's. None: nobody held it, and the caller does now."""
+        line = self.lines.get(topic)
+        if line is None:
+            self.lines[topic] = deque()
+            return None
         turn = trio.Event()
-        line = self.lines[topic]
         line.append(turn)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():
-                self.release(topic)
-            else:
-                line.remove(turn)
-            raise
+        return turn
+
+    def leave(self, topic: Topic, turn: trio.Event) -> None:
+        """Wait no longer for a turn that has not come."""
+        self.lines[topic].remove(turn)
 
     def release(self, topic: Topic) -> bool:
         """Let go of a log; whether nobody holds it now."""

@@ -226,7 +226,7 @@ class Publisher:
         if topic.log.begins_file(group.size):
             if topic not in self._written:  # else when that is committed
                 self._nursery.start_soon(self._begin_file, topic)
-                self._holds.take(topic)
+                self._holds.enter(topic)
             return False
         del self._gathered[topic]
         began_s = perf_counter()
@@ -371,16 +371,18 @@ class Publisher:
 
     async def _hold(self, topic: Topic) -> None:
         """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
-        if topic in self._holds.lines:
-            await self._holds.wait(topic)
-        else:
-            self._holds.take(topic)
-            self._due.pop(topic, None)
+        turn = self._holds.enter(topic)
+        self._due.pop(topic, None)
         try:
+            if turn is not None:
+                await turn.wait()
             while topic in self._written:
                 await self._change(topic)
         except BaseException:
-            self._release(topic)
+            if turn is None or turn.is_set():
+                self._release(topic)
+            else:
+                self._holds.leave(topic, turn)
             raise
 
     def _release(self, topic: Topic) -> None:
