@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cli.support import Cli, command_line
 from interop.peers import qcli_serve
-from spark.support import fill
 from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.layout import Layout
@@ -197,7 +196,7 @@ def main() -> None:
         broker = stack.enter_context(qcli_serve(folder / "data", "--sync=interval"))
         qcli = Cli(broker.tcp_address, broker.http_address)
         bodies = [body(number) for number in range(args.messages)]
-        fill(qcli, TOPIC, bodies)
+        qcli.publish(TOPIC, bodies)
 
         small = rounds_of(
             0 if args.only_rates else args.rounds,

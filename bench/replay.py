@@ -21,7 +21,7 @@ from bench.export import BODY_BYTES, TOPIC, WORKERS, body, ratio, rounds_of
 
 from cli.support import Cli
 from interop.peers import Broker, nsqd, qcli_serve
-from spark.support import export, fill
+from spark.support import export
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.engine import Engine, run_inline
@@ -68,12 +68,9 @@ def main() -> None:
         weak = stack.enter_context(qcli_serve(folder / "weak", "--sync=interval"))
         synced = stack.enter_context(qcli_serve(folder / "synced"))
         stock = stack.enter_context(nsqd(folder / "stock", "--mem-queue-size=0"))
-        fill(
-            Cli(weak.tcp_address, weak.http_address), TOPIC, [body(number) for number in range(args.messages)]
-        )
-        export(
-            Cli(weak.tcp_address, weak.http_address), TOPIC, folder / "archive", "--row-group-size", "16MiB"
-        )
+        weak_cli = Cli(weak.tcp_address, weak.http_address)
+        weak_cli.publish(TOPIC, [body(number) for number in range(args.messages)])
+        export(weak_cli, TOPIC, folder / "archive", "--row-group-size", "16MiB")
         engine = stack.enter_context(open_spark(f"local[{WORKERS}]"))
 
         def turn(broker: Broker, engine: Engine, **options: bool) -> Callable[[Path], float]:

@@ -39,7 +39,7 @@ steps = st.lists(
 @given(steps=steps)
 def test_any_history_against_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deferred_module, "_BLOCK_MESSAGES", 4)
+        patch.setattr(deferred_module, "BLOCK_MESSAGES", 4)
         real = DeferredMessages()
         naive: list[tuple[int, int, int]] = []  # (due_ns, sequence, attempts)
         copies: list[tuple[DeferredMessages, list[Block], list[tuple[int, int, int]]]] = []

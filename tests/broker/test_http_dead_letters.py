@@ -172,7 +172,7 @@ async def test_dropped(tmp_path: Path) -> None:
 async def test_a_request_does_what_it_can_in_its_time_and_says_where_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_dead_letters, "_PATIENCE_S", 1e-9)
+    monkeypatch.setattr(http_dead_letters, "PATIENCE_S", 1e-9)
     monkeypatch.setattr(http_dead_letters, "READ_BYTES", 1)
     async with running_api(tmp_path / "d") as api:
         for body in (b"1", b"2", b"3"):

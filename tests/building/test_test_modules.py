@@ -30,10 +30,6 @@ BY_NAME = {"attrgetter", "delattr", "getattr", "hasattr", "object", "patch", "se
 
 REACHING_IN: frozenset[str] = frozenset(
     {
-        "broker/test_deferred.py",
-        "broker/test_http_dead_letters.py",
-        "broker/test_quantiles.py",
-        "broker/test_retention.py",
         "conftest.py",
     }
 )

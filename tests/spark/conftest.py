@@ -8,6 +8,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from spark.support import ToParquet, run_in_process
 from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
 
 if TYPE_CHECKING:
@@ -54,3 +55,9 @@ def spark(engine: SparkEngine) -> "SparkSession":
     ):
         session.conf.set(f"spark.sql.{name}", value)
     return session
+
+
+@pytest.fixture
+def to_parquet(qcli: Cli) -> ToParquet:
+    """Runs `to-parquet` in this process."""
+    return lambda *args, cli=qcli: run_in_process(cli, "to-parquet", *map(str, args))

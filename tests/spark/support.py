@@ -1,6 +1,6 @@
 """What the tests of this folder share.
 
-- brokers and messages: `cli_of`, `fill`, `numbers`, `write_log`, `bodies_in`, `count_in`, `until`
+- brokers and messages: `cli_of`, `numbers`, `write_log`, `bodies_in`, `count_in`, `until`
 - exports: `export`, `run_in_process`, and what was written: `parquet_files`, `rows`, `column`, `leftovers`
 - replays: `replay`, `replayed`, `planned`, `jobs_of`, and files for them: `write_parquet`, `as_export`
 - the processes of Spark, to be killed: `command_of`, `jvm_of`, `workers_of`
@@ -33,6 +33,8 @@ from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.replay.job import ReplayJob, open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 
+ToParquet = Callable[..., Result]
+"""Runs `to-parquet` with these arguments; the fixture of this name."""
 HOUR_NS = 3600 * 10**9
 NOON_NS = 1_795_262_400 * 10**9
 """2026-11-21T12:00:00Z"""
@@ -52,11 +54,6 @@ def until(condition: Callable[[], bool]) -> None:
 def cli_of(broker: Broker) -> Cli:
     """`qcli` that finds this broker."""
     return Cli(broker.tcp_address, broker.http_address)
-
-
-def fill(qcli: Cli, topic: str, bodies: Sequence[bytes]) -> None:
-    """Publish these."""
-    qcli.publish(topic, bodies)
 
 
 def bodies_in(address: str, topic: str) -> list[bytes]:

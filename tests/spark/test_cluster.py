@@ -17,7 +17,7 @@ import pytest
 from cli.support import Cli
 from interop.peers import Child
 from qcli.commands.spark.bundle import ENTRY, ZIP
-from spark.support import bodies_in, column, fill, jobs_of, leftovers, parquet_files, rows, write_parquet
+from spark.support import bodies_in, column, jobs_of, leftovers, parquet_files, rows, write_parquet
 from trio_nsq.spark.runtime.java import java_home
 
 pytestmark = [
@@ -82,7 +82,7 @@ CONF = [
 def test_spark_submit_with_a_bundle(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """What `qcli spark bundle` says is typed."""
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
-    fill(qcli, topic, bodies)
+    qcli.publish(topic, bodies)
     told = qcli("spark", "bundle", str(tmp_path / "submit")).out.decode()
     bundle, entry = (str(tmp_path / "submit" / name) for name in (ZIP, ENTRY))
     assert told.startswith(f"PYTHONPATH={bundle} spark-submit ")
@@ -139,7 +139,7 @@ def test_a_replay_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: P
 
 
 def test_the_command_itself_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b"%d" % n for n in range(1000)])
+    qcli.publish(topic, [b"%d" % n for n in range(1000)])
     with qcli.running(
         "to-parquet", topic, str(tmp_path / "a"), "--master", cluster, "--format", "json"
     ) as running:

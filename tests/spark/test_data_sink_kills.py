@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli
-from spark.support import bodies_in, fill, jvm_of
+from spark.support import bodies_in, jvm_of
 from trio_nsq.client.errors import RequestRefused
 from trio_nsq.spark.broker_log import BrokerLog
 
@@ -59,7 +59,7 @@ def copying(
 def test_a_query_is_killed(qcli: Cli, topic: str, tmp_path: Path) -> None:
     chance, copy, address = random.Random(SEED), f"{topic}-copy", qcli.http_address
     bodies = [b"%09d" % number * 10 for number in range(MESSAGES)]
-    fill(qcli, topic, bodies)
+    qcli.publish(topic, bodies)
 
     def copied() -> int:
         try:

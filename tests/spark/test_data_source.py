@@ -10,7 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from broker.state import damage
 from cli.support import Cli
 from interop.peers import qcli_serve
-from spark.support import HOUR_NS, NOON_NS, export, fill, rows, write_log
+from spark.support import HOUR_NS, NOON_NS, export, rows, write_log
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.ranges import Span
@@ -21,7 +21,7 @@ from trio_nsq.spark.source.options import SourceError
 @pytest.mark.slow
 def test_the_source_nsq(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """What it gives is what an export writes; no `register` is called."""
-    fill(qcli, topic, [b"%d" % n for n in range(25_000)])
+    qcli.publish(topic, [b"%d" % n for n in range(25_000)])
     export(qcli, topic, tmp_path)
     options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
     names = ["seq", "id", "ts_ns", "body"]

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
-from spark.support import HOUR_NS, NOON_NS, cli_of, fill, numbers, until, write_log
+from spark.support import HOUR_NS, NOON_NS, cli_of, numbers, until, write_log
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
@@ -118,7 +118,7 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
 
     with broker_on(tmp_path / "data") as (broker, port):
-        fill(cli_of(broker), "t", numbers(250))
+        cli_of(broker).publish("t", numbers(250))
         options = {"nsqdHttpAddress": broker.http_address}
         query = (
             stream(**options, maxOffsetsPerTrigger="100").trigger(processingTime="50 milliseconds").start()
@@ -128,11 +128,11 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
         broker.process.kill()
         broker.process.wait()
     with broker_on(tmp_path / "data", port) as (broker, _):
-        fill(cli_of(broker), "t", numbers(30, 250))
+        cli_of(broker).publish("t", numbers(30, 250))
         query.processAllAvailable()
         assert len(seen) == 280
         query.stop()
-        fill(cli_of(broker), "t", numbers(200, 280))
+        cli_of(broker).publish("t", numbers(200, 280))
         query = stream(**options, maxOffsetsPerTrigger="150").trigger(availableNow=True).start()
         query.awaitTermination()
         assert (query.exception(), sizes[-2:]) == (None, [150, 50])
@@ -142,7 +142,7 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
         assert json.loads(first.latestOffset) == {broker.http_address: {"sequence": 480}}  # 50 behind
         assert json.loads(last.endOffset)[broker.http_address]["sequence"] == 480
         broker.http("POST", "/topic/delete", topic="t")
-        fill(cli_of(broker), "t", numbers(1000))
+        cli_of(broker).publish("t", numbers(1000))
         query = stream(**options).trigger(availableNow=True).start()
         with pytest.raises(Exception, match="it was deleted and made again, or lost its end"):
             query.awaitTermination()
@@ -154,20 +154,20 @@ def test_a_stream_reads_everything_once(spark: SparkSession, tmp_path: Path) -> 
 
 def test_triggers_take_no_more_than_they_should(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
-    fill(qcli, topic, numbers(25))
+    qcli.publish(topic, numbers(25))
     query = Query([], **options, maxOffsetsPerTrigger="10", minPartitions="3")
     assert [sequences(batch) for batch in query.batches()] == [
         [*range(10)],
         [*range(10, 20)],
         [*range(20, 25)],
     ]
-    fill(qcli, topic, numbers(3))
+    qcli.publish(topic, numbers(3))
     again = Query(query.checkpoint, **options)
     assert [sequences(batch) for batch in again.batches()] == [[25, 26, 27]]
 
 
 def test_partitions(qcli: Cli, topic: str) -> None:
-    fill(qcli, topic, numbers(100))
+    qcli.publish(topic, numbers(100))
     for least, spans in (("0", 1), ("4", 4)):
         planner = reader(**options_for(qcli, topic), minPartitions=least)
         end = planner.latestOffset({}, ReadAllAvailable())
@@ -180,8 +180,8 @@ def test_partitions(qcli: Cli, topic: str) -> None:
 def test_two_brokers_take_turns_and_keep_their_order(qcli: Cli, topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as other:
         addresses = [qcli.http_address, other.http_address]
-        fill(qcli, topic, numbers(90))
-        fill(cli_of(other), topic, numbers(10))
+        qcli.publish(topic, numbers(90))
+        cli_of(other).publish(topic, numbers(10))
         there, back = ",".join(addresses), ", ".join([*reversed(addresses), addresses[0]])
         query = Query([], topic=topic, nsqdHttpAddress=there, maxOffsetsPerTrigger="50")
         first = query.batch()
@@ -201,16 +201,16 @@ def test_an_empty_topic(broker: Broker, qcli: Cli, topic: str) -> None:
     broker.create(topic)
     query = Query([], **options_for(qcli, topic))
     assert [query.batch(), query.batch()] == [[], None]  # where it begins is noted once
-    fill(qcli, topic, numbers(2))
+    qcli.publish(topic, numbers(2))
     assert [sequences(each) for each in query.batches()] == [[0, 1]]
 
 
 def test_what_is_available_now_is_settled_at_the_beginning(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
-    fill(qcli, topic, numbers(20))
+    qcli.publish(topic, numbers(20))
     query = Query([], **options, maxOffsetsPerTrigger="15").until_now()
     assert sequences(query.batch()) == list(range(15))
-    fill(qcli, topic, numbers(5))
+    qcli.publish(topic, numbers(5))
     assert [sequences(each) for each in query.batches()] == [[15, 16, 17, 18, 19]]
     assert query.control.reportLatestOffset() == {qcli.http_address: {"sequence": 25}}
     again = Query(query.checkpoint, **options).until_now()
@@ -219,7 +219,7 @@ def test_what_is_available_now_is_settled_at_the_beginning(qcli: Cli, topic: str
 
 def test_columns_and_rows(qcli: Cli, topic: str) -> None:
     """Batches of ten thousand rows at most; what there is of each can be chosen, in any order."""
-    fill(qcli, topic, numbers(25_000))
+    qcli.publish(topic, numbers(25_000))
     stream = reader(**options_for(qcli, topic), columns="body, seq")
     (partition,) = stream.partitions({}, stream.latestOffset({}, ReadAllAvailable()))
     batches = list(stream.read(partition))
@@ -235,12 +235,12 @@ def test_columns_and_rows(qcli: Cli, topic: str) -> None:
 def test_latest_is_settled_with_the_first_batch(qcli: Cli, topic: str) -> None:
     """A query that was killed before its first batch was done begins where it began."""
     options = options_for(qcli, topic) | {"startingOffsets": "latest"}
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     query = Query([], **options)
     assert query.batch() == []
-    fill(qcli, topic, numbers(5))
+    qcli.publish(topic, numbers(5))
     assert query.plan()
-    fill(qcli, topic, numbers(5))
+    qcli.publish(topic, numbers(5))
     again = Query(query.checkpoint, **options)
     assert sequences(again.rows()) == [10, 11, 12, 13, 14]
     assert sequences(again.batch()) == [15, 16, 17, 18, 19]
@@ -260,8 +260,8 @@ def test_where_a_stream_begins(tmp_path: Path) -> None:
 
 def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str, tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data") as other:
-        fill(qcli, topic, numbers(5))
-        fill(cli_of(other), topic, numbers(3))
+        qcli.publish(topic, numbers(5))
+        cli_of(other).publish(topic, numbers(3))
         query = Query([], **options_for(qcli, topic))
         assert sequences(query.batch()) == list(range(5))
         both = {"topic": topic, "nsqdHttpAddress": f"{qcli.http_address},{other.http_address}"}
@@ -269,7 +269,7 @@ def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str,
         assert joined.batch() == [(other.http_address, n) for n in range(3)]
         assert joined.rows() == [(other.http_address, n) for n in range(3)]
         assert joined.batch() is None
-        fill(cli_of(other), topic, numbers(1))
+        cli_of(other).publish(topic, numbers(1))
         alone = Query(joined.checkpoint, **options_for(qcli, topic))
         with pytest.raises(
             SourceError, match=f"also reads {other.http_address}, which nsqdHttpAddress does not"
@@ -277,7 +277,7 @@ def test_a_broker_that_joins_begins_where_the_option_says(qcli: Cli, topic: str,
             alone.plan()
         without = Query(joined.checkpoint, **options_for(qcli, topic), failOnDataLoss="false")
         assert without.batch() is None
-        fill(qcli, topic, numbers(1))
+        qcli.publish(topic, numbers(1))
         assert without.batch() == [(qcli.http_address, 5)]
         assert Query(without.checkpoint, **both).batch() == [(other.http_address, 3)]
 
@@ -290,7 +290,7 @@ def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         with broker_on(tmp_path / "data") as (broker, port):
             options["nsqdHttpAddress"] = broker.http_address
-            fill(cli_of(broker), "t", numbers(5))
+            cli_of(broker).publish("t", numbers(5))
             query = Query([], **options)
             assert sequences(query.batch()) == list(range(5))
         for ask in (query.batch, lambda: Query(query.checkpoint, **options).until_now().batches()):
@@ -307,7 +307,7 @@ def discard(broker: Broker, topic: str, start: int) -> tuple[int, int]:
     """Have what was published before be discarded. Returns where the log begins and ends then."""
     broker.create(topic, "c")
     for first in range(start, start + 300, 100):
-        fill(cli_of(broker), topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
+        cli_of(broker).publish(topic, [b"%d" % n + b"x" * 1000 for n in range(first, first + 100)])
     broker.http("POST", "/channel/empty", topic=topic, channel="c")
     log = BrokerLog(broker.http_address, topic)
     until(lambda: log.bounds().first > start)
@@ -318,7 +318,7 @@ def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
     with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
         options = options_for(cli_of(broker), "t")
         broker.create("t", "c")
-        fill(cli_of(broker), "t", numbers(10))
+        cli_of(broker).publish("t", numbers(10))
         planned, query = Query([], **options), Query([], **options)
         assert planned.plan()
         assert sequences(query.batch()) == list(range(10))
@@ -345,7 +345,7 @@ def test_retention_that_passes_the_checkpoint(tmp_path: Path) -> None:
 def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, published: int | None) -> None:
     """With fewer messages, as many, or more: it is never taken for the one before, not even where that is asked."""
     options = options_for(qcli, topic)
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     idle, planned, read = (Query([], **options, failOnDataLoss="false") for _ in range(3))
     assert sequences(idle.batch()) == list(range(10))
     assert planned.plan()
@@ -354,12 +354,12 @@ def test_a_topic_that_was_made_again(broker: Broker, qcli: Cli, topic: str, publ
     broker.http("POST", "/topic/delete", topic=topic)
     if published is not None:
         broker.create(topic)
-        fill(qcli, topic, numbers(published))
+        qcli.publish(topic, numbers(published))
     started = Query(idle.checkpoint, **options)
     attempts: list[Callable[[], object]] = [started.plan, planned.rows, idle.plan]
     if published == 10:
         assert not idle.plan()  # it looks as though nothing had happened, until there is something to read
-        fill(qcli, topic, numbers(1))
+        qcli.publish(topic, numbers(1))
     if published is not None:
         attempts.append(lambda: list(read.tasks.read(partition)))
     for attempt in attempts:
@@ -371,7 +371,7 @@ def test_what_is_not_there_to_begin_with(qcli: Cli, topic: str) -> None:
     options = options_for(qcli, topic)
     with pytest.raises(SourceError, match=f"there is no topic {topic} on .*: make it"):
         Query([], **options).plan()
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     for more, text in (
         ({"startingOffsets": "11"}, "ends before message 10, and is to be read from 11 on"),
         ({"startingOffsets": "soon"}, "INVALID_AT: 'soon' is not"),

@@ -13,7 +13,6 @@ from spark.support import (
     cli_of,
     column,
     export,
-    fill,
     leftovers,
     numbers,
     parquet_files,
@@ -37,10 +36,10 @@ def test_a_channel_is_moved_over_what_is_in_files(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
     broker.create(topic, "archive", "other")
-    fill(qcli, topic, numbers(50))
+    qcli.publish(topic, numbers(50))
     assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 50
     assert (depth(broker, topic), depth(broker, topic, "other")) == (0, 50)
-    fill(qcli, topic, numbers(10, 50))
+    qcli.publish(topic, numbers(10, 50))
     assert depth(broker, topic) == 10
     assert export(qcli, topic, tmp_path, "--channel", "archive", "--to", "55")["messages"] == 5
     assert depth(broker, topic) == 5
@@ -54,7 +53,7 @@ def test_a_channel_that_is_not_there_is_made(broker: Broker, qcli: Cli, topic: s
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), "--channel", "archive")
     assert (result.code, "There is no topic" in result.err) == (1, True)
     broker.create(topic)
-    fill(qcli, topic, numbers(20))
+    qcli.publish(topic, numbers(20))
     assert export(qcli, topic, tmp_path, "--channel", "archive")["messages"] == 20
     assert depth(broker, topic) == 0
 
@@ -65,7 +64,7 @@ def test_a_channel_is_not_moved_over_what_is_not(
 ) -> None:
     """One range of four goes wrong, and all others are done: the channel stays before that one."""
     broker.create(topic, "archive")
-    fill(qcli, topic, numbers(40))
+    qcli.publish(topic, numbers(40))
     request = ExportRequest(topic, str(tmp_path), channel="archive", min_ranges=4)
 
     def all_but_one(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
@@ -100,10 +99,10 @@ def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path)
                 following = qcli.running(*arguments)
                 running = following.__enter__()
             for _ in range(3):
-                fill(qcli, "t", numbers(500, published))
+                qcli.publish("t", numbers(500, published))
                 published += 500
                 until(lambda: depth(broker, "t") == 0)
-            fill(qcli, "t", numbers(300, published))
+            qcli.publish("t", numbers(300, published))
             published += 300
             if life < 2:
                 broker.process.kill()
@@ -125,11 +124,11 @@ def test_round_after_round_through_restarts_of_broker_and_export(tmp_path: Path)
 def test_without_a_channel_it_goes_on_where_it_was(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     request = ExportRequest(topic, str(tmp_path), first="-1h")
     with open_export(request, [qcli.http_address]) as job:
         for end in (10, 10, 25):
-            fill(qcli, topic, numbers(end - bounds_end(job.result.messages), job.result.messages))
+            qcli.publish(topic, numbers(end - bounds_end(job.result.messages), job.result.messages))
             tasks = job.plan([qcli.http_address])
             job.run(run_inline, tasks, lambda *_: None)
             assert job.result.messages == end
@@ -148,10 +147,10 @@ def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
         broker.create("t", "c")
         request = ExportRequest("t", str(tmp_path / "a"))
         with open_export(request, [qcli.http_address]) as job:
-            fill(qcli, "t", numbers(10))
+            qcli.publish("t", numbers(10))
             job.run(run_inline, job.plan([qcli.http_address]), lambda *_: None)
             for start in range(10, 1010, 100):
-                fill(qcli, "t", [b"%d" % n + b"x" * 1000 for n in range(start, start + 100)])
+                qcli.publish("t", [b"%d" % n + b"x" * 1000 for n in range(start, start + 100)])
             broker.http("POST", "/channel/empty", topic="t", channel="c")
             log = BrokerLog(qcli.http_address, "t")
             until(lambda: log.bounds().first > 10)
@@ -164,13 +163,13 @@ def test_what_was_discarded_before_it_was_read_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path: Path, form: str) -> None:
-    fill(qcli, topic, numbers(3))
+    qcli.publish(topic, numbers(3))
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms", "--format", form]
     for rounds in (1, 2):
         with qcli.running(*arguments) as running:
             told = [running.read_line().decode() if form == "json" else heard_summary(running)]
             if rounds == 2:
-                fill(qcli, topic, numbers(2, 3))
+                qcli.publish(topic, numbers(2, 3))
                 told.append(running.read_line().decode() if form == "json" else heard_summary(running))
             running.process.send_signal(signal.SIGINT)
             result = running.end()
@@ -185,11 +184,11 @@ def test_what_rounds_have_said_is_not_said_twice(qcli: Cli, topic: str, tmp_path
 
 def test_a_topic_that_is_made_again_ends_it(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Something is in files by then, and it does not go on from there."""
-    fill(qcli, topic, numbers(3))
+    qcli.publish(topic, numbers(3))
     with qcli.running("to-parquet", topic, str(tmp_path / "a"), "--follow", "--every", "50ms") as running:
         heard_summary(running)
         broker.http("POST", "/topic/delete", topic=topic)
-        fill(qcli, topic, numbers(2))
+        qcli.publish(topic, numbers(2))
         result = running.end()
     assert result.code == 4
     assert result.err.endswith("it was deleted and made again, or lost its end. Name another folder.\n")
@@ -200,7 +199,7 @@ def test_an_interrupt_is_heard_that_a_shell_has_ignored(
     broker: Broker, qcli: Cli, topic: str, tmp_path: Path, command: str
 ) -> None:
     """In a script that is no interactive shell, so in the background."""
-    fill(qcli, topic, numbers(3))
+    qcli.publish(topic, numbers(3))
     arguments = [topic, str(tmp_path / "a"), "--follow"]
     if command == "replay":
         export(qcli, topic, tmp_path / "a")

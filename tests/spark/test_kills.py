@@ -16,7 +16,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker
-from spark.support import column, command_of, export, fill, jvm_of, leftovers, parquet_files, workers_of
+from spark.support import column, command_of, export, jvm_of, leftovers, parquet_files, workers_of
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SEED = int(os.environ.get("FAULT_SEED", "1"))
@@ -31,7 +31,7 @@ ARGUMENTS = ["--target-file-size", "400KiB", "--partition-by", "hour", "--compre
 def filled(broker: Broker) -> str:
     """A topic with messages in it."""
     qcli = Cli(broker.tcp_address, broker.http_address)
-    fill(qcli, "filled", [b"%09d" % number + b"x" * (BODY_BYTES - 9) for number in range(MESSAGES)])
+    qcli.publish("filled", [b"%09d" % number + b"x" * (BODY_BYTES - 9) for number in range(MESSAGES)])
     return "filled"
 
 

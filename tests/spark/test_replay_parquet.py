@@ -20,7 +20,6 @@ from spark.support import (
     cli_of,
     count_in,
     export,
-    fill,
     jobs_of,
     numbers,
     planned,
@@ -37,7 +36,7 @@ from trio_nsq.spark.runtime.engine import run_inline
 @pytest.fixture
 def archive(qcli: Cli, topic: str, tmp_path: Path) -> Path:
     """An export of a thousand messages."""
-    fill(qcli, topic, numbers(1000))
+    qcli.publish(topic, numbers(1000))
     export(qcli, topic, tmp_path / "archive", "--row-group-size", "64KiB")
     return tmp_path / "archive"
 
@@ -91,14 +90,14 @@ def test_the_hours_of_an_export(qcli: Cli, topic: str, tmp_path: Path) -> None:
 
 def test_strings_and_what_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"caf\xc3\xa9", b"\xff\x00binary", b"plain"]
-    fill(qcli, topic, bodies)
+    qcli.publish(topic, bodies)
     export(qcli, topic, tmp_path / "text", "--text")
     assert replayed(qcli, tmp_path, str(tmp_path / "text"), f"{topic}.again")["published"] == 3
     assert Counter(bodies_in(qcli.http_address, f"{topic}.again")) == Counter(bodies)
 
 
 def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b'{"user": "u%d", "n": 1}' % n for n in range(10)])
+    qcli.publish(topic, [b'{"user": "u%d", "n": 1}' % n for n in range(10)])
     export(qcli, topic, tmp_path / "json", "--json")
     result = replay(qcli, tmp_path, str(tmp_path / "json"), f"{topic}.again")
     assert result.code == 1
@@ -109,7 +108,7 @@ def test_an_export_of_json_has_no_bodies(qcli: Cli, topic: str, tmp_path: Path) 
 
 
 def test_several_topics_in_one_folder(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:
-    fill(qcli, f"{topic}.other", [b"x", b"y"])
+    qcli.publish(f"{topic}.other", [b"x", b"y"])
     export(qcli, f"{topic}.other", archive)
     result = replay(qcli, tmp_path, str(archive), f"{topic}.again")
     assert (result.code, f"holds the topics {topic}, {topic}.other: say with --from-topic" in result.err) == (

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cli.support import Cli
 from interop.peers import qcli_serve
-from spark.support import HOUR_NS, NOON_NS, cli_of, column, export, fill, numbers, replayed, rows, write_log
+from spark.support import HOUR_NS, NOON_NS, cli_of, column, export, numbers, replayed, rows, write_log
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 MESSAGES = 1_000_000 if COMPLETE else 20_000
@@ -92,7 +92,7 @@ def test_there_and_back_again(tmp_path: Path) -> None:
 def test_the_way_back_of_the_way_back(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """What was replayed can be exported and replayed like anything else, also into its own topic."""
 
-    fill(qcli, topic, numbers(500))
+    qcli.publish(topic, numbers(500))
     for expected in (500, 1000, 2000):
         assert export(qcli, topic, tmp_path / str(expected))["messages"] == expected
         replayed(qcli, tmp_path, str(tmp_path / str(expected)), topic)

@@ -12,7 +12,7 @@ import trio_nsq
 from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark.bundle import ENTRY
-from spark.support import column, export, fill, leftovers, numbers, rows
+from spark.support import column, export, leftovers, numbers, rows
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
@@ -24,7 +24,7 @@ from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_
 @pytest.mark.slow
 def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
-    fill(qcli, topic, bodies)
+    qcli.publish(topic, bodies)
     told: list[int] = []
     with open_export(ExportRequest(topic, str(tmp_path), min_ranges=6), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
@@ -41,7 +41,7 @@ def test_an_export_of_several_ranges(engine: Engine, qcli: Cli, topic: str, tmp_
 def test_what_goes_wrong_in_a_task_keeps_its_name(
     engine: Engine, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
-    fill(qcli, topic, numbers(100))
+    qcli.publish(topic, numbers(100))
     request = ExportRequest(topic, str(tmp_path), min_ranges=2, patience_s=0)
     with open_export(request, [qcli.http_address]) as job:
         first, second = job.plan([qcli.http_address])
@@ -58,8 +58,7 @@ def test_what_goes_wrong_in_a_task_keeps_its_name(
 @pytest.mark.slow
 def test_spark_reads_it(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Partitions, JSON columns and times, as the engine whose files these could be has them."""
-    fill(
-        qcli,
+    qcli.publish(
         topic,
         [b'{"user": "u%d", "n": %d, "tags": ["x"]}' % (n % 3, n) for n in range(300)] + [b"nonsense"],
     )
@@ -111,7 +110,7 @@ def test_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_java_that_fails_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(1))
+    qcli.publish(topic, numbers(1))
     java = fake_java(tmp_path / "java", "21.0.1", "#!/bin/sh\necho 'no memory' >&2\nexit 1\n")
     arguments = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark"]
     result = qcli(*arguments, env={"JAVA_HOME": str(java)})

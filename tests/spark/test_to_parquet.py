@@ -2,19 +2,7 @@
 
 import json
 import pickle
-import random
-import resource
-import select
-import signal
-import socket
-import socketserver
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -23,49 +11,35 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker.state import damage
-from cli.support import DEADLINE_S, Cli, Result
-from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
+from cli.support import Cli
+from interop.peers import Broker, qcli_lookupd, qcli_serve
 from spark.support import (
     HOUR_NS,
     NOON_NS,
+    ToParquet,
     cli_of,
     column,
     export,
-    fill,
     leftovers,
     numbers,
     parquet_files,
     rows,
-    run_in_process,
-    until,
     write_log,
 )
-from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.extras import install_hint
-from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest, FileOptions
 from trio_nsq.spark.export.task import ExportTask, export_range
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
-from trio_nsq.spark.storage import ArrowStorage, LocalStorage, Storage, StorageError, storage_at
-
-ToParquet = Callable[..., Result]
-
-
-@pytest.fixture
-def to_parquet(qcli: Cli) -> ToParquet:
-    """Runs the command in this process."""
-    return lambda *args, cli=qcli: run_in_process(cli, "to-parquet", *map(str, args))
-
+from trio_nsq.spark.storage import ArrowStorage, LocalStorage
 
 # ---------------------------------------------------------------------- what is written
 
 
 def test_all_that_is_kept_exactly_as_it_is(qcli: Cli, topic: str, tmp_path: Path) -> None:
     bodies = [b"\0\xff", b"x" * 70_000, *numbers(500), "ä".encode()]
-    fill(qcli, topic, bodies)
+    qcli.publish(topic, bodies)
     said = export(qcli, topic, tmp_path / "a")
     assert (said["messages"], said["ranges"], said["files"], said["engine"]) == (503, 1, 1, "inline")
     assert said["body_bytes"] == sum(map(len, bodies))
@@ -84,7 +58,7 @@ def test_all_that_is_kept_exactly_as_it_is(qcli: Cli, topic: str, tmp_path: Path
 
 
 def test_the_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b"x"])
+    qcli.publish(topic, [b"x"])
     export(qcli, topic, tmp_path)
     (name,) = parquet_files(tmp_path)
     assert [str(field) for field in pq.read_schema(tmp_path / name)] == [
@@ -102,7 +76,7 @@ def test_the_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
 
 
 def test_duckdb_reads_it(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(1000))
+    qcli.publish(topic, numbers(1000))
     export(qcli, topic, tmp_path, "--partition-by", "hour", "--text")
     relation = duckdb.sql(
         f"SELECT count(*), count(DISTINCT seq), sum(body::BIGINT), min(ts) = min(make_timestamptz(ts_ns // 1000)), "
@@ -123,7 +97,7 @@ def test_duckdb_reads_it(qcli: Cli, topic: str, tmp_path: Path) -> None:
     ],
 )
 def test_which_messages(qcli: Cli, topic: str, tmp_path: Path, args: list[str], expected: range) -> None:
-    fill(qcli, topic, numbers(50))
+    qcli.publish(topic, numbers(50))
     assert export(qcli, topic, tmp_path, *args)["messages"] == len(expected)
     if expected:
         assert column(tmp_path, "seq") == list(expected)
@@ -133,7 +107,7 @@ def test_which_messages(qcli: Cli, topic: str, tmp_path: Path, args: list[str], 
 
 def test_row_groups_and_target_size(qcli: Cli, topic: str, tmp_path: Path) -> None:
     for start in range(0, 1000, 25):
-        fill(qcli, topic, [b"%09d" % n + b"x" * 991 for n in range(start, start + 25)])
+        qcli.publish(topic, [b"%09d" % n + b"x" * 991 for n in range(start, start + 25)])
     said = export(
         qcli,
         topic,
@@ -154,7 +128,7 @@ def test_row_groups_and_target_size(qcli: Cli, topic: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("codec", ["snappy", "gzip", "lz4", "brotli"])
 def test_compression(qcli: Cli, topic: str, tmp_path: Path, codec: str) -> None:
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     export(qcli, topic, tmp_path, "--compression", codec)
     metadata = pq.ParquetFile(tmp_path / parquet_files(tmp_path)[0]).metadata
     assert metadata.row_group(0).column(7).compression == codec.upper()
@@ -162,7 +136,7 @@ def test_compression(qcli: Cli, topic: str, tmp_path: Path, codec: str) -> None:
 
 
 def test_text_is_kept_as_it_is_where_it_is_none(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b"a", b"\xff", "ä".encode()])
+    qcli.publish(topic, [b"a", b"\xff", "ä".encode()])
     said = export(qcli, topic, tmp_path, "--text")
     assert said["unparsed"] == 1
     assert rows(tmp_path, "body", "unparsed").to_pylist() == [
@@ -182,10 +156,10 @@ def test_json_columns_that_were_inferred(qcli: Cli, topic: str, tmp_path: Path) 
         b"nonsense",
         b'{"n": "x"}',
     ]
-    fill(qcli, topic, bodies[:2])
+    qcli.publish(topic, bodies[:2])
     said = export(qcli, topic, tmp_path, "--json")
     assert said["unparsed"] == 0
-    fill(qcli, topic, [*bodies[2:], b'{"new": 1}'])
+    qcli.publish(topic, [*bodies[2:], b'{"new": 1}'])
     assert export(qcli, topic, tmp_path, "--json")["unparsed"] == 2
     assert rows(tmp_path, "user", "n", "body_ts", "tags", "rest", "unparsed").to_pylist() == [
         {"user": "ann", "n": 1.0, "body_ts": 2, "tags": None, "rest": None, "unparsed": None},
@@ -197,7 +171,7 @@ def test_json_columns_that_were_inferred(qcli: Cli, topic: str, tmp_path: Path) 
 
 
 def test_json_columns_that_were_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b'{"user": "ann", "ts": "2026-11-21T12:00:00Z", "n": 1, "more": 1}', b"[]"])
+    qcli.publish(topic, [b'{"user": "ann", "ts": "2026-11-21T12:00:00Z", "n": 1, "more": 1}', b"[]"])
     export(qcli, topic, tmp_path, "--json", "--columns", "user,n:double,ts:timestamp")
     table = rows(tmp_path)
     assert table.column_names[7:] == ["user", "n", "body_ts", "unparsed"]
@@ -207,7 +181,7 @@ def test_json_columns_that_were_named(qcli: Cli, topic: str, tmp_path: Path) -> 
 
 
 def test_json_without_any_object(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(3))
+    qcli.publish(topic, numbers(3))
     result = to_parquet(topic, tmp_path, "--json")
     assert (result.code, result.err) == (
         1,
@@ -242,13 +216,13 @@ def test_partitions_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_not_written_again(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(100))
+    qcli.publish(topic, numbers(100))
     export(qcli, topic, tmp_path, "--from", "20", "--to", "60")
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in parquet_files(tmp_path)}
     said = export(qcli, topic, tmp_path)
     assert (said["messages"], said["ranges"]) == (60, 2)
     assert (said["skipped_messages"], said["skipped_ranges"]) == (40, 1)
-    fill(qcli, topic, numbers(50, 100))
+    qcli.publish(topic, numbers(50, 100))
     assert export(qcli, topic, tmp_path)["messages"] == 50
     assert export(qcli, topic, tmp_path)["messages"] == 0
     assert column(tmp_path, "seq") == list(range(150))
@@ -265,7 +239,7 @@ def request_for(qcli: Cli, topic: str, folder: Path, **more: object) -> ExportRe
 
 def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Two of three ranges are done, of the third the file is there and not noted; a fourth is half written."""
-    fill(qcli, topic, [b"%09d" % n for n in range(400)])
+    qcli.publish(topic, [b"%09d" % n for n in range(400)])
     with open_export(request_for(qcli, topic, tmp_path, min_ranges=4), [qcli.http_address]) as job:
         tasks = job.plan([qcli.http_address])
         assert len(tasks) == 4
@@ -285,7 +259,7 @@ def test_what_a_run_that_was_killed_has_done_counts(qcli: Cli, topic: str, tmp_p
 
 def test_a_file_that_has_its_name_stays(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """A range whose task was killed between its files' names and its note may be half gone on the broker by now."""
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]) as job:
         (task,) = job.plan([qcli.http_address])
         first = task.run()
@@ -299,7 +273,7 @@ def test_a_file_that_has_its_name_stays(qcli: Cli, topic: str, tmp_path: Path) -
 
 
 def test_another_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, [b'{"a": 1}'])
+    qcli.publish(topic, [b'{"a": 1}'])
     export(qcli, topic, tmp_path / "a")
     for args in (["--text"], ["--json"], ["--partition-by", "date"]):
         result = to_parquet(topic, tmp_path / "a", *args)
@@ -316,11 +290,11 @@ def test_another_layout_is_refused(to_parquet: ToParquet, qcli: Cli, topic: str,
 def test_a_topic_that_was_made_again_is_another(
     to_parquet: ToParquet, broker: Broker, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     export(qcli, topic, tmp_path)
     for count in (5, 20):  # fewer than before, and more
         broker.http("POST", "/topic/delete", topic=topic)
-        fill(qcli, topic, numbers(count))
+        qcli.publish(topic, numbers(count))
         result = to_parquet(topic, tmp_path)
         assert result.code == 1
         assert "it was deleted and made again, or lost its end. Name another folder." in result.err
@@ -328,7 +302,7 @@ def test_a_topic_that_was_made_again_is_another(
 
 
 def test_a_manifest_that_cannot_be_read(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     export(qcli, topic, tmp_path)
     (tmp_path / "_nsq" / topic / "manifest.json").write_bytes(b"{")
     result = to_parquet(topic, tmp_path)
@@ -336,7 +310,7 @@ def test_a_manifest_that_cannot_be_read(to_parquet: ToParquet, qcli: Cli, topic:
 
 
 def test_one_export_at_a_time(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(10))
+    qcli.publish(topic, numbers(10))
     with open_export(request_for(qcli, topic, tmp_path), [qcli.http_address]):
         result = to_parquet(topic, tmp_path)
     assert (result.code, result.err) == (1, f"Error: Another export of topic {topic} writes to {tmp_path}.\n")
@@ -349,8 +323,8 @@ def test_all_brokers_that_a_discovery_service_names(tmp_path: Path) -> None:
     with qcli_lookupd() as lookupd:
         tcp = f"--lookupd-tcp-address={lookupd.tcp_address}"
         with qcli_serve(tmp_path / "1", tcp) as one, qcli_serve(tmp_path / "2", tcp) as two:
-            fill(cli_of(one), "t", numbers(30))
-            fill(cli_of(two), "t", numbers(20, 100))
+            cli_of(one).publish("t", numbers(30))
+            cli_of(two).publish("t", numbers(20, 100))
             named = f"{one.http_address},{two.http_address}"
             assert export(cli_of(one), "t", tmp_path / "a", "--nsqd-http-address", named)["messages"] == 50
             found = rows(tmp_path / "a", "broker", "seq", "body").to_pylist()
@@ -395,193 +369,8 @@ def test_what_came_back_for_one_channel_is_not_written_twice(tmp_path: Path) -> 
     assert column(tmp_path / "a", "seq") == [0, 1, 2, 3, 4, 5, 9, 10, 11]
 
 
-# ---------------------------------------------------------------------- what goes wrong
-
-
-def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
-    for args, text in (
-        (["--text", "--json"], "exclude each other"),
-        (["--columns", "a"], "say --json"),
-        (["--json", "--columns", "a:int"], "is not one of string, long"),
-        (["--json", "--columns", "a,a"], "is there twice"),
-        (["--json", "--columns", "a,"], "empty name"),
-        (["--channel", "c", "--from", "1"], "the channel says where to begin"),
-        (["--channel", "c d"], "is not a channel name"),
-        (["--follow", "--to", "5"], "until it is interrupted"),
-        (["--engine", "inline", "--master", "local"], "exclude each other"),
-        (["--compression", "snappy", "--compression-level", "2"], "means nothing to snappy"),
-        (["--target-file-size", "1kB"], "less than 64KiB"),
-        (["--nsqd-http-address", "a:1,a:1"], "it names a:1 twice"),
-        (["--from", "9", "--to", "3"], "nothing between them"),
-        (["--every", "5s"], "--every is for --follow"),
-    ):
-        result = to_parquet(topic, tmp_path, *args)
-        assert (result.code, text in result.err) == (2, True), result.err
-
-
-def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    result = to_parquet(topic, folder)
-    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
-    result = to_parquet(topic, folder, cli=Cli("127.0.0.1:1", "127.0.0.1:1"))
-    assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
-    result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")
-    assert (result.code, "No nsqlookupd answers at 127.0.0.1:1: " in result.err) == (3, True)
-    assert "Start one with 'qcli lookupd', or name another address with --lookupd-http-address." in result.err
-    with nsqd(tmp_path / "data") as other:
-        other.create("t")
-        result = to_parquet("t", folder, cli=cli_of(other))
-        assert (result.code, "cannot be read by sequence" in result.err) == (1, True)
-    assert not folder.exists()
-
-
-def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(3))
-    (tmp_path / "file").write_text("")
-    result = to_parquet(topic, tmp_path / "file")
-    assert (result.code, result.err) == (1, f"Error: {tmp_path}/file: Not a directory\n")
-    result = to_parquet(topic, "nonsense://bucket/folder")
-    assert (result.code, "nonsense://bucket/folder cannot be used" in result.err) == (1, True)
-
-
-@pytest.mark.parametrize(("limit_bytes", "file"), [(100, "_nsq/{0}/manifest.json"), (20_000, "{0}-")])
-def test_a_disk_that_takes_no_more_is_named(
-    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, limit_bytes: int, file: str
-) -> None:
-    fill(qcli, topic, [random.Random(1).randbytes(100_000)])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
-    try:
-        result = to_parquet(topic, tmp_path / "a", "-q")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert result.code == 1
-    assert result.err.startswith(f"Error: {tmp_path}/a/{file.format(topic)}")
-    assert result.err.endswith(": File too large\n")
-
-
-def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    consuming = ["--nsqd-tcp-address", "127.0.0.1:1", "--channel", "c"]
-    for module, args in (("pyarrow", []), ("pyarrow", consuming), ("pyspark", ["--engine", "spark"])):
-        fill(qcli, topic, numbers(1))
-        program = f"import sys; sys.modules[{module!r}] = None; from qcli.app import run; sys.exit(run(sys.argv[1:]))"
-        done = subprocess.run(
-            [sys.executable, "-c", program, "to-parquet", topic, str(tmp_path / module), *args],
-            env=qcli.environment(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        assert done.returncode == 1
-        assert install_hint("spark") in done.stderr
-        assert "Traceback" not in done.stderr
-        assert parquet_files(tmp_path / module) == []
-
-
-class StalledAnswers(socketserver.ThreadingTCPServer):
-    """A proxy before a broker: until it is told otherwise, three mebibytes of an answer go through and no more."""
-
-    block_on_close = False
-
-    def __init__(self, broker_address: str) -> None:
-        host, _, port = broker_address.rpartition(":")
-        self._broker = (host, int(port))
-        self.stalled, self.goes_on = threading.Event(), threading.Event()
-        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
-        self.address = "%s:%d" % self.socket.getsockname()
-
-    def finish_request(self, request: Any, client_address: object) -> None:
-        """Pass on what one client and the broker say, until either of them ends it."""
-        passed = 0
-        with socket.create_connection(self._broker) as broker, suppress(OSError):
-            while True:
-                for source in select.select([request, broker], [], [])[0]:
-                    if not (data := source.recv(65536)):
-                        return
-                    if source is request:
-                        broker.sendall(data)
-                        continue
-                    passed += len(data)
-                    if passed > 3 << 20 and not self.goes_on.is_set():
-                        self.stalled.set()
-                        self.goes_on.wait(DEADLINE_S)
-                    request.sendall(data)
-
-
-@contextmanager
-def stalled_answers(broker_address: str) -> Iterator[StalledAnswers]:
-    with StalledAnswers(broker_address) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            proxy.goes_on.set()
-            proxy.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_nothing_half(
-    qcli: Cli, topic: str, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    """The broker says nothing more in the middle of a range, so that the signal comes there."""
-    fill(qcli, topic, [b"x" * 1000] * 6000)
-    with stalled_answers(qcli.http_address) as proxy:
-        slow = Cli(qcli.tcp_address, proxy.address)
-        with slow.running("to-parquet", topic, str(tmp_path / "a"), "--row-group-size", "1MiB") as running:
-            assert proxy.stalled.wait(DEADLINE_S)
-            until(lambda: any(".parquet" in path.name for path in leftovers(tmp_path / "a")))
-            running.process.send_signal(number)
-            result = running.end()
-        assert result.code == code
-        assert result.err.rstrip().endswith("The same command goes on from there.")
-        assert (parquet_files(tmp_path / "a"), leftovers(tmp_path / "a")) == ([], [])
-        proxy.goes_on.set()
-        export(slow, topic, tmp_path / "a")
-        assert column(tmp_path / "a", "seq") == list(range(6000))
-
-
-def test_on_a_terminal_a_bar_shows_how_far_it_is(topic: str, tmp_path: Path) -> None:
-    with qcli_serve(tmp_path / "data") as broker:
-        qcli = cli_of(broker)
-        fill(qcli, topic, [b"x" * 1000] * 30_000)
-        arguments = ["--target-file-size", "1MiB", "--compression", "none"]
-        with qcli.on_terminal("to-parquet", topic, str(tmp_path / "a"), *arguments) as terminal:
-            terminal.expect(b"/30000")
-            terminal.expect(b"messages/s")
-            assert terminal.end() == 0
-    assert b"30,000 messages (28.6 MiB) of" in terminal.shown
-
-
-# ---------------------------------------------------------------------- where to
-
-
-def storages(tmp_path: Path) -> list[Storage]:
-    system = pyarrow.fs.LocalFileSystem()
-    return [LocalStorage(tmp_path / "local"), ArrowStorage(system, str(tmp_path / "arrow"))]
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_storages_keep_their_promises(tmp_path: Path, index: int) -> None:
-    storage = storages(tmp_path)[index]
-    assert (storage.read("a/b"), storage.names("a"), storage.exists("a/b")) == (None, [], False)
-    storage.write("a/b", b"one")
-    storage.write("a/b", b"two")
-    assert (storage.read("a/b"), storage.names("a"), storage.exists("a/b")) == (b"two", ["a/b"], True)
-    temporary, file = storage.create("c.parquet")
-    file.write(b"three")
-    assert storage.complete(temporary, file) == 5
-    assert (storage.temporary_names(), storage.exists("d/c.parquet")) == ([temporary], False)
-    storage.publish([(temporary, "d/e/c.parquet")])
-    assert (storage.temporary_names(), storage.read("d/e/c.parquet")) == ([], b"three")
-    storage.discard("d/e/c.parquet")
-    storage.discard("d/e/c.parquet")
-    assert not storage.exists("d/e/c.parquet")
-
-
 def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(100))
+    qcli.publish(topic, numbers(100))
     arrow = ArrowStorage(pyarrow.fs.LocalFileSystem(), str(tmp_path / "a"))
     for _ in range(2):
         job = ExportJob(request_for(qcli, topic, tmp_path / "a", min_ranges=3), arrow)
@@ -593,68 +382,8 @@ def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: 
     assert leftovers(tmp_path) == []
 
 
-def test_places() -> None:
-    assert isinstance(storage_at("file:///tmp/x"), LocalStorage)
-    assert isinstance(storage_at("x/y"), LocalStorage)
-    assert isinstance(storage_at("s3a://key:secret@bucket/x?region=eu-west-1"), ArrowStorage)
-    with pytest.raises(StorageError):
-        storage_at("what://x/y")
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def test_a_broker_that_goes_away_is_waited_for(topic: str, tmp_path: Path) -> None:
-    with qcli_serve(tmp_path / "data") as broker:
-        fill(cli_of(broker), topic, [b"%09d" % n * 20 for n in range(20_000)])
-        port = broker.http_address.rpartition(":")[2]
-        log = BrokerLog(broker.http_address, topic)
-        reading = log.read(Span(0, 20_000))
-        sequences: list[int] = []
-        found = next(reading)
-        sequences += range(found.base_sequence, found.next_sequence)  # type: ignore[union-attr]
-        broker.process.kill()
-        broker.process.wait()
-        with qcli_serve(tmp_path / "data", f"--http-address=127.0.0.1:{port}"):
-            for found in reading:
-                sequences += range(found.base_sequence, found.next_sequence)  # type: ignore[union-attr]
-    assert sequences == list(range(20_000))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"HTTP/1.1 200 OK\r\nContent-",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nX-NSQ-End-Sequence: 5\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n\x89NSQ",
-        b"HTTP/1.1 200 OK\r\nX-NSQ-End-Sequence: 5\r\nTransfer-Encoding: chunked\r\n\r\n2",
-        b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nwhat",
-        b"220 smtp ready\r\n",
-    ],
-)
-def test_an_answer_that_breaks_off_is_none(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for _ in range(2):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-        server = threading.Thread(target=serve)
-        server.start()
-        log = BrokerLog(f"127.0.0.1:{listener.getsockname()[1]}", "t", patience_s=0)
-        with pytest.raises(BrokerUnreachable):
-            log.bounds()
-        with pytest.raises(BrokerUnreachable):
-            list(log.read(Span(0, 5)))
-        server.join()
-
-
 def test_tasks_can_be_sent_to_others(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    fill(qcli, topic, numbers(5))
+    qcli.publish(topic, numbers(5))
     task = ExportTask(str(tmp_path), topic, qcli.http_address, "b", Span(0, 5), Layout(), FileOptions())
     done = pickle.loads(pickle.dumps(task)).run()
     assert pickle.loads(pickle.dumps(done)) == done

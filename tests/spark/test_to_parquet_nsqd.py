@@ -30,7 +30,6 @@ from spark.support import (
     cli_of,
     column,
     export,
-    fill,
     leftovers,
     numbers,
     parquet_files,
@@ -133,7 +132,7 @@ def test_everything_once_with_its_attempts(stock: Broker, topic: str, tmp_path: 
     chance = random.Random(SEED)
     bodies = [b"%d-" % number + chance.randbytes(chance.randrange(1, 300)) for number in range(3000)]
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, bodies)
+    cli_of(stock).publish(topic, bodies)
     again = trio.run(put_back, stock, topic, 5)
     said = take(stock, topic, tmp_path)
     assert (said["messages"], said["repeated"], said["engine"]) == (3000, 0, "inline")
@@ -146,7 +145,7 @@ def test_everything_once_with_its_attempts(stock: Broker, topic: str, tmp_path: 
     expected = {body: 1 + again.count(body) for body in bodies}
     assert {row["body"]: row["attempts"] for row in found} == expected
     assert (left(stock, topic), spool_messages(tmp_path), leftovers(tmp_path)) == (0, 0, [])
-    fill(cli_of(stock), topic, numbers(10))
+    cli_of(stock).publish(topic, numbers(10))
     assert take(stock, topic, tmp_path)["messages"] == 10
     assert column(tmp_path, "seq") == list(range(3010))
 
@@ -156,14 +155,14 @@ def test_messages_that_are_published_meanwhile_are_not_waited_for(
 ) -> None:
     """A channel that is in use is never empty; what was there before is all in files when the command ends."""
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, numbers(1000))
+    cli_of(stock).publish(topic, numbers(1000))
     ended, published = threading.Event(), 1000
 
     def publish() -> None:
         nonlocal published
         deadline = time.monotonic() + DEADLINE_S
         while not ended.is_set() and time.monotonic() < deadline:
-            fill(cli_of(stock), topic, numbers(1, published))
+            cli_of(stock).publish(topic, numbers(1, published))
             published += 1
 
     publisher = threading.Thread(target=publish)
@@ -188,7 +187,7 @@ def test_the_command_is_killed(tmp_path: Path, kills: int) -> None:
     bodies = [b"%09d" % number + b"x" * 400 for number in range(count)]
     with nsqd(tmp_path / "data", "--msg-timeout=1s") as broker:
         broker.create("t", "archive")
-        fill(cli_of(broker), "t", bodies)
+        cli_of(broker).publish("t", bodies)
         address = ["--nsqd-tcp-address", broker.tcp_address]
         for number in range(kills):
             # In turn: while it receives, for all is one round; while it exports, which is most of what it does; and in
@@ -223,7 +222,7 @@ def test_the_command_is_killed(tmp_path: Path, kills: int) -> None:
 def test_what_cannot_be_stored_stays_in_the_channel(stock: Broker, topic: str, tmp_path: Path) -> None:
     """A full disk, here files that may not grow."""
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, numbers(100))
+    cli_of(stock).publish(topic, numbers(100))
     address = ["--nsqd-tcp-address", stock.tcp_address]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
@@ -241,7 +240,7 @@ def test_what_cannot_be_stored_stays_in_the_channel(stock: Broker, topic: str, t
 async def test_not_all_of_several_can_be_reached(stock: Broker, topic: str, tmp_path: Path) -> None:
     """What the others have is taken; then the caller is told."""
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, numbers(100))
+    cli_of(stock).publish(topic, numbers(100))
     addresses = [stock.tcp_address, f"127.0.0.1:{free_port()}"]
     until = CollectLimits(2**30, idle_s=0.05, began_ns=time.time_ns(), connections=2, patience_s=0.2)
     with Spool(tmp_path, topic, "archive", {}) as spool:
@@ -272,9 +271,9 @@ def test_nothing_is_received_that_the_folder_would_not_take(
     stock: Broker, topic: str, tmp_path: Path
 ) -> None:
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, numbers(10))
+    cli_of(stock).publish(topic, numbers(10))
     take(stock, topic, tmp_path, "--text")
-    fill(cli_of(stock), topic, numbers(10))
+    cli_of(stock).publish(topic, numbers(10))
     address = ["--nsqd-tcp-address", stock.tcp_address]
     result = in_process("to-parquet", topic, str(tmp_path), *address, *CHANNEL)
     assert (result.code, "was begun with --text" in result.err) == (1, True)
@@ -283,7 +282,7 @@ def test_nothing_is_received_that_the_folder_would_not_take(
 
 def test_what_was_received_and_cannot_be_exported_waits(stock: Broker, topic: str, tmp_path: Path) -> None:
     stock.create(topic, "archive")
-    fill(cli_of(stock), topic, numbers(10))
+    cli_of(stock).publish(topic, numbers(10))
     address = ["--nsqd-tcp-address", stock.tcp_address]
     result = in_process("to-parquet", topic, str(tmp_path), *address, *CHANNEL, "--json")
     assert (result.code, left(stock, topic)) == (1, 0)
@@ -318,7 +317,7 @@ def test_round_after_round_over_a_restart_of_nsqd(tmp_path: Path) -> None:
                     following = cli_of(broker).running("to-parquet", "t", str(folder), *arguments)
                     running = following.__enter__()
                 for round_ in range(2):
-                    fill(cli_of(broker), "t", numbers(200, (2 * life + round_) * 200))
+                    cli_of(broker).publish("t", numbers(200, (2 * life + round_) * 200))
                     until(lambda: left(broker, "t") == 0)
                 if life == 1:
                     assert running is not None
@@ -344,12 +343,12 @@ def test_several_nsqds_that_a_discovery_service_names(tmp_path: Path) -> None:
     ):
         for broker, start in ((one, 0), (two, 100)):
             broker.create("t", "archive")
-            fill(cli_of(broker), "t", numbers(100, start))
+            cli_of(broker).publish("t", numbers(100, start))
         until(lambda: lookupd.http("GET", "/lookup", topic="t").count(b'"tcp_port"') == 2)
         given = ["to-parquet", "t", str(tmp_path / "a"), "--format", "json", *CHANNEL]
         result = in_process(*given, "--lookupd-http-address", lookupd.http_address, "--consume")
         assert result.code == 0, result.err
-        fill(cli_of(two), "t", numbers(1, 200))
+        cli_of(two).publish("t", numbers(1, 200))
         both = ["--nsqd-tcp-address", one.tcp_address, "--nsqd-tcp-address", two.tcp_address]
         assert in_process(*given, *both, "--deflate").records[0]["messages"] == 1
     found = rows(tmp_path / "a", "broker", "seq", "body").to_pylist()
@@ -362,7 +361,7 @@ def test_several_nsqds_that_a_discovery_service_names(tmp_path: Path) -> None:
 
 def test_a_broker_of_ours_works_the_same_way(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     broker.create(topic, "archive")
-    fill(qcli, topic, numbers(500))
+    qcli.publish(topic, numbers(500))
     assert take(broker, topic, tmp_path / "a")["messages"] == 500
     assert column(tmp_path / "a", "body") == numbers(500)
     assert left(broker, topic) == 0

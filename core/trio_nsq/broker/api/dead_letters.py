@@ -33,7 +33,7 @@ from .targets import due_given, find_channel, find_topic, given, whole_number
 if TYPE_CHECKING:
     from ..server import Server
 
-_PATIENCE_S = 1.0
+PATIENCE_S = 1.0
 _OK = Response.text("OK")
 
 
@@ -344,7 +344,7 @@ class _LetterReader:
     async def next(self) -> list[Letter]:
         """Some letters, possibly none; not at the end. Raises HTTPError."""
         start, _ = self._spans[0]
-        self._until_s = min(self._until_s, trio.current_time() + _PATIENCE_S)
+        self._until_s = min(self._until_s, trio.current_time() + PATIENCE_S)
         try:
             records = await self._readers.call(
                 self._topic, partial(self._topic.store.read_scattered, start, READ_BYTES)

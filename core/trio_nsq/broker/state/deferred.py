@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .batch import Batch
 from .version import Version
 
-_BLOCK_MESSAGES = 1024
+BLOCK_MESSAGES = 1024
 _MAX_ATTEMPTS = 0xFFFF
 """The largest number that a message frame can hold."""
 _ROW_BYTES = 8 + 8 + 2
@@ -223,7 +223,7 @@ class DeferredMessages:
             self._held.update(dict.fromkeys(sequences, held))
         blocks, attempts = self._blocks, min(attempts, _MAX_ATTEMPTS)
         if not blocks or due_ns >= blocks[-1].due_ns[-1]:  # the usual case: most delays are equal
-            if not blocks or len(blocks[-1].due_ns) >= _BLOCK_MESSAGES:
+            if not blocks or len(blocks[-1].due_ns) >= BLOCK_MESSAGES:
                 blocks.append(Block(array("Q"), array("Q"), array("H")))
             index = len(blocks) - 1
             at = len(blocks[index].due_ns)
@@ -232,8 +232,8 @@ class DeferredMessages:
             at = bisect_right(blocks[index].due_ns, due_ns)
         block = self._changeable(index)
         block.insert(at, due_ns, sequences, attempts)
-        if len(block.due_ns) > _BLOCK_MESSAGES:
-            half = _BLOCK_MESSAGES // 2
+        if len(block.due_ns) > BLOCK_MESSAGES:
+            half = BLOCK_MESSAGES // 2
             blocks[index : index + 1] = [block[at : at + half] for at in range(0, len(block), half)]
 
     def release(self, now_ns: int, at_most: int) -> list[Released]:

@@ -1,0 +1,64 @@
+"""Reading a broker's log: a broker that goes away, and answers that break off."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from interop.peers import qcli_serve
+from spark.support import (
+    cli_of,
+)
+from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.spark.broker_log import BrokerLog
+from trio_nsq.spark.ranges import Span
+
+
+def test_a_broker_that_goes_away_is_waited_for(topic: str, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        cli_of(broker).publish(topic, [b"%09d" % n * 20 for n in range(20_000)])
+        port = broker.http_address.rpartition(":")[2]
+        log = BrokerLog(broker.http_address, topic)
+        reading = log.read(Span(0, 20_000))
+        sequences: list[int] = []
+        found = next(reading)
+        sequences += range(found.base_sequence, found.next_sequence)  # type: ignore[union-attr]
+        broker.process.kill()
+        broker.process.wait()
+        with qcli_serve(tmp_path / "data", f"--http-address=127.0.0.1:{port}"):
+            for found in reading:
+                sequences += range(found.base_sequence, found.next_sequence)  # type: ignore[union-attr]
+    assert sequences == list(range(20_000))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nX-NSQ-End-Sequence: 5\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n\x89NSQ",
+        b"HTTP/1.1 200 OK\r\nX-NSQ-End-Sequence: 5\r\nTransfer-Encoding: chunked\r\n\r\n2",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nwhat",
+        b"220 smtp ready\r\n",
+    ],
+)
+def test_an_answer_that_breaks_off_is_none(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        log = BrokerLog(f"127.0.0.1:{listener.getsockname()[1]}", "t", patience_s=0)
+        with pytest.raises(BrokerUnreachable):
+            log.bounds()
+        with pytest.raises(BrokerUnreachable):
+            list(log.read(Span(0, 5)))
+        server.join()

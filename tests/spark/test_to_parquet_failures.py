@@ -1,0 +1,187 @@
+"""`qcli to-parquet` when something is wrong: arguments, brokers, folders, a full disk, and signals."""
+
+import random
+import resource
+import select
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.support import DEADLINE_S, Cli
+from interop.peers import nsqd, qcli_serve
+from spark.support import (
+    ToParquet,
+    cli_of,
+    column,
+    export,
+    leftovers,
+    numbers,
+    parquet_files,
+    until,
+)
+from trio_nsq.extras import install_hint
+
+
+def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
+    for args, text in (
+        (["--text", "--json"], "exclude each other"),
+        (["--columns", "a"], "say --json"),
+        (["--json", "--columns", "a:int"], "is not one of string, long"),
+        (["--json", "--columns", "a,a"], "is there twice"),
+        (["--json", "--columns", "a,"], "empty name"),
+        (["--channel", "c", "--from", "1"], "the channel says where to begin"),
+        (["--channel", "c d"], "is not a channel name"),
+        (["--follow", "--to", "5"], "until it is interrupted"),
+        (["--engine", "inline", "--master", "local"], "exclude each other"),
+        (["--compression", "snappy", "--compression-level", "2"], "means nothing to snappy"),
+        (["--target-file-size", "1kB"], "less than 64KiB"),
+        (["--nsqd-http-address", "a:1,a:1"], "it names a:1 twice"),
+        (["--from", "9", "--to", "3"], "nothing between them"),
+        (["--every", "5s"], "--every is for --follow"),
+    ):
+        result = to_parquet(topic, tmp_path, *args)
+        assert (result.code, text in result.err) == (2, True), result.err
+
+
+def test_no_topic_no_broker_and_no_log(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    result = to_parquet(topic, folder)
+    assert (result.code, result.err) == (1, f"Error: There is no topic {topic} on {qcli.http_address}.\n")
+    result = to_parquet(topic, folder, cli=Cli("127.0.0.1:1", "127.0.0.1:1"))
+    assert (result.code, "No broker answers at 127.0.0.1:1: connection refused." in result.err) == (3, True)
+    result = to_parquet(topic, folder, "--lookupd-http-address", "127.0.0.1:1")
+    assert (result.code, "No nsqlookupd answers at 127.0.0.1:1: " in result.err) == (3, True)
+    assert "Start one with 'qcli lookupd', or name another address with --lookupd-http-address." in result.err
+    with nsqd(tmp_path / "data") as other:
+        other.create("t")
+        result = to_parquet("t", folder, cli=cli_of(other))
+        assert (result.code, "cannot be read by sequence" in result.err) == (1, True)
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_used(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, numbers(3))
+    (tmp_path / "file").write_text("")
+    result = to_parquet(topic, tmp_path / "file")
+    assert (result.code, result.err) == (1, f"Error: {tmp_path}/file: Not a directory\n")
+    result = to_parquet(topic, "nonsense://bucket/folder")
+    assert (result.code, "nonsense://bucket/folder cannot be used" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize(("limit_bytes", "file"), [(100, "_nsq/{0}/manifest.json"), (20_000, "{0}-")])
+def test_a_disk_that_takes_no_more_is_named(
+    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, limit_bytes: int, file: str
+) -> None:
+    qcli.publish(topic, [random.Random(1).randbytes(100_000)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
+    try:
+        result = to_parquet(topic, tmp_path / "a", "-q")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.code == 1
+    assert result.err.startswith(f"Error: {tmp_path}/a/{file.format(topic)}")
+    assert result.err.endswith(": File too large\n")
+
+
+def test_without_the_extra_the_command_says_so(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    consuming = ["--nsqd-tcp-address", "127.0.0.1:1", "--channel", "c"]
+    for module, args in (("pyarrow", []), ("pyarrow", consuming), ("pyspark", ["--engine", "spark"])):
+        qcli.publish(topic, numbers(1))
+        program = f"import sys; sys.modules[{module!r}] = None; from qcli.app import run; sys.exit(run(sys.argv[1:]))"
+        done = subprocess.run(
+            [sys.executable, "-c", program, "to-parquet", topic, str(tmp_path / module), *args],
+            env=qcli.environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 1
+        assert install_hint("spark") in done.stderr
+        assert "Traceback" not in done.stderr
+        assert parquet_files(tmp_path / module) == []
+
+
+class StalledAnswers(socketserver.ThreadingTCPServer):
+    """A proxy before a broker: until it is told otherwise, three mebibytes of an answer go through and no more."""
+
+    block_on_close = False
+
+    def __init__(self, broker_address: str) -> None:
+        host, _, port = broker_address.rpartition(":")
+        self._broker = (host, int(port))
+        self.stalled, self.goes_on = threading.Event(), threading.Event()
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.address = "%s:%d" % self.socket.getsockname()
+
+    def finish_request(self, request: Any, client_address: object) -> None:
+        """Pass on what one client and the broker say, until either of them ends it."""
+        passed = 0
+        with socket.create_connection(self._broker) as broker, suppress(OSError):
+            while True:
+                for source in select.select([request, broker], [], [])[0]:
+                    if not (data := source.recv(65536)):
+                        return
+                    if source is request:
+                        broker.sendall(data)
+                        continue
+                    passed += len(data)
+                    if passed > 3 << 20 and not self.goes_on.is_set():
+                        self.stalled.set()
+                        self.goes_on.wait(DEADLINE_S)
+                    request.sendall(data)
+
+
+@contextmanager
+def stalled_answers(broker_address: str) -> Iterator[StalledAnswers]:
+    with StalledAnswers(broker_address) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.goes_on.set()
+            proxy.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_half(
+    qcli: Cli, topic: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """The broker says nothing more in the middle of a range, so that the signal comes there."""
+    qcli.publish(topic, [b"x" * 1000] * 6000)
+    with stalled_answers(qcli.http_address) as proxy:
+        slow = Cli(qcli.tcp_address, proxy.address)
+        with slow.running("to-parquet", topic, str(tmp_path / "a"), "--row-group-size", "1MiB") as running:
+            assert proxy.stalled.wait(DEADLINE_S)
+            until(lambda: any(".parquet" in path.name for path in leftovers(tmp_path / "a")))
+            running.process.send_signal(number)
+            result = running.end()
+        assert result.code == code
+        assert result.err.rstrip().endswith("The same command goes on from there.")
+        assert (parquet_files(tmp_path / "a"), leftovers(tmp_path / "a")) == ([], [])
+        proxy.goes_on.set()
+        export(slow, topic, tmp_path / "a")
+        assert column(tmp_path / "a", "seq") == list(range(6000))
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is(topic: str, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        qcli = cli_of(broker)
+        qcli.publish(topic, [b"x" * 1000] * 30_000)
+        arguments = ["--target-file-size", "1MiB", "--compression", "none"]
+        with qcli.on_terminal("to-parquet", topic, str(tmp_path / "a"), *arguments) as terminal:
+            terminal.expect(b"/30000")
+            terminal.expect(b"messages/s")
+            assert terminal.end() == 0
+    assert b"30,000 messages (28.6 MiB) of" in terminal.shown
