@@ -10,8 +10,8 @@ class Pacing:
     The measurements are in docs/decisions: 0006 (group commit), 0007 (the poller) and 0008 (turns).
 
     Attributes:
-        turn_s: More than 0. So long one kind of work may take before other tasks have their turn: clients whose data is always
-            there, publishers that publish again at once, deliveries to one channel.
+        turn_s: So long one kind of work may take before other tasks have their turn: clients whose data is always
+            there, publishers that publish again at once, deliveries to one channel. More than 0.
         clients_per_round: So many clients the poller hears of at a time.
         many_clients: While so many are served, others have sent something that goes into the same write.
         awake_s: Who waits for an answer before sending the next command mostly sends it within this time. To sleep and

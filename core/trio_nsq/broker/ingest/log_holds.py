@@ -18,7 +18,7 @@ class LogHolds:
         self.lines: dict[Topic, deque[trio.Event]] = {}
 
     def enter(self, topic: Topic) -> trio.Event | None:
-        """Stand in line for a log; what is set when it is the caller's. None: nobody held it, and the caller does now."""
+        """Stand in line for a log; returns what is set when it is the caller's, or None if it is already."""
         line = self.lines.get(topic)
         if line is None:
             self.lines[topic] = deque()
