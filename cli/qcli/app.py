@@ -1,4 +1,4 @@
-"""The root command, and the frame in which every command runs: errors, signals and pipes end here."""
+"""The root command, and how a command line runs: errors, signals and closed pipes become exit codes here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import click
 from .environment import notices
 from .framework.command import Example, LazyGroup
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
-from .framework.errors import Failure, OutputClosed, Terminated, leaves, translate
+from .framework.errors import Failure, OutputClosed, Terminated, leaf_exceptions, translate
 from .framework.exit_codes import ExitCode
 from .framework.options import version_option
-from .framework.output import settle_streams, talk
+from .framework.output import configure_streams, print_diagnostic
 
 _MODULES = {
     "serve": "qcli.commands.serve.command",
@@ -59,7 +59,7 @@ _MODULES = {
 def root() -> None:
     """A message broker that speaks NSQ's protocol, and the tools around it.
 
-    Data goes to standard output, talk goes to standard error.
+    Data goes to standard output, diagnostics go to standard error.
     """
 
 
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     for line in notices(os.environ, root):
-        talk(line)
+        print_diagnostic(line)
     try:
         # Not click's `main`, which takes a closed pipe for a failure.
         with root.make_context("qcli", list(arguments)) as ctx:
@@ -100,13 +100,13 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(outcome, OutputClosed):
             return ExitCode.OK
         if isinstance(outcome, Failure):
-            talk(f"Error: {outcome.message}")
+            print_diagnostic(f"Error: {outcome.message}")
         else:
             outcome.show()
         return outcome.exit_code
     except BaseExceptionGroup as group:
         # trio wraps whatever comes out of tasks.
-        found = leaves(group)
+        found = leaf_exceptions(group)
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
             return ExitCode.INTERRUPTED
         if any(isinstance(leaf, Terminated) for leaf in found):
@@ -117,7 +117,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def run_process() -> NoReturn:
     """Run the command line of this process and end it."""
-    settle_streams()
+    configure_streams()
     try:
         # Also if it was ignored, as a shell without a terminal has it for what runs in the background: whoever sends
         # it there means it, and nsqd obeys, too.

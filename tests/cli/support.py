@@ -1,7 +1,7 @@
 """What the tests of the commands share.
 
 - `Cli` runs `qcli` as users do: as a process, with its own environment and pipes, and never without a time limit.
-- `serving`, `refusal`, `options` and `hear_until_ready` run `qcli serve`, or only read its command line.
+- `serving`, `refusal`, `options` and `lines_until_ready` run `qcli serve`, or only read its command line.
 - `fail_messages` is a consumer that can process nothing.
 - `all_contexts` are all commands there are; `only_ours` marks tests of what only our broker can do.
 """
@@ -283,7 +283,7 @@ def serving(tmp_path: Path, *flags: str, **env: str) -> Iterator[Running]:
         yield broker
 
 
-def hear_until_ready(broker: Running) -> list[str]:
+def lines_until_ready(broker: Running) -> list[str]:
     """What it says until it is ready, that included."""
     heard = [broker.hear_line()]
     while not heard[-1].startswith("ready"):

@@ -9,7 +9,7 @@ import pytest
 
 from broker.auth_server import AuthServer, answer, authorization, threaded_auth_server
 from broker.certificates import Certificates
-from cli.support import Cli, Run, hear_until_ready, only_ours, serving
+from cli.support import Cli, Run, lines_until_ready, only_ours, serving
 from interop.peers import Broker, qcli_lookupd, qcli_serve
 from trio_nsq.http import Request, Response
 
@@ -216,7 +216,7 @@ def test_connections_are_compressed(broker: Broker, qcli: Cli, topic: str) -> No
 def test_http_over_a_unix_socket(tmp_path: Path, run_here: Run) -> None:
     path = tmp_path / "http.sock"
     with serving(tmp_path, "--http-address", str(path), "--address-file", str(tmp_path / "a.json")) as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         qcli = Cli(json.loads((tmp_path / "a.json").read_text())["tcp_address"], str(path))
         assert qcli("pub", "clicks", stdin=b"one\n").code == 0
         assert qcli("peek", "clicks", "--format", "raw").out == b"one\n"

@@ -17,7 +17,7 @@ import trio.testing
 from cli.support import Cli, Running, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.commands.pub import publish as publishing
-from qcli.commands.pub.publish import BrokerOutcome, Publication
+from qcli.commands.pub.publish import BrokerOutcome, PublishPipeline
 from qcli.commands.pub.send import MAX_PRODUCERS, Sender
 from qcli.framework.exit_codes import ExitCode
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
@@ -435,8 +435,8 @@ def test_order_is_kept(
     (tmp_path / "lines").write_bytes(lines(bodies))
     sender = Unreliable(at_once, seed)
 
-    async def main() -> Publication:
-        publication = Publication(
+    async def main() -> PublishPipeline:
+        publication = PublishPipeline(
             {"broker": sender},
             delimiter=b"\n",
             max_msg_size=100,
@@ -480,8 +480,8 @@ def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_
 
     (tmp_path / "lines").write_bytes(b"one\n")
 
-    async def main() -> Publication:
-        publication = Publication(
+    async def main() -> PublishPipeline:
+        publication = PublishPipeline(
             {"b": FailsOnce(1, 0)}, delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, pace=None
         )
         await publication.run([str(tmp_path / "lines")], 4096)
@@ -517,8 +517,8 @@ def test_a_signal_in_an_outage_counts_each_attempt_once(
     (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(10)]))
     sender = PartlyThenSilent(1, 0)
 
-    async def main() -> Publication:
-        publication = Publication(
+    async def main() -> PublishPipeline:
+        publication = PublishPipeline(
             {"broker": sender}, delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, pace=None
         )
         async with trio.open_nursery() as nursery:
@@ -566,9 +566,9 @@ def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[Broke
     """Publish 0 to 29 to a broker that is away and to another."""
     (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(30)]))
 
-    async def main() -> Publication:
+    async def main() -> PublishPipeline:
         with trio.CancelScope() as scope:
-            publication = Publication(
+            publication = PublishPipeline(
                 {"away": Away(scope), "other": other},
                 delimiter=b"\n",
                 max_msg_size=9,

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from qcli.commands.pub.input import Input, open_input
-from qcli.commands.shared.rate_limiter import Pace
+from qcli.commands.shared.rate_limiter import RateLimiter
 from qcli.framework.errors import Failure
 
 
@@ -73,7 +73,7 @@ async def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
         await open_input(str(tmp_path / "missing"))
 
 
-async def passes(pace: Pace, count: int) -> float:
+async def passes(pace: RateLimiter, count: int) -> float:
     await pace.wait()
     assert pace.is_due()
     pace.take(count)
@@ -82,29 +82,29 @@ async def passes(pace: Pace, count: int) -> float:
 
 async def test_the_rate_is_even(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
-    pace = Pace(10, begun)
+    pace = RateLimiter(10, begun)
     assert pace.max_messages == 1
     assert [round(await passes(pace, 1) - begun, 6) for _ in range(4)] == [0, 0.1, 0.2, 0.3]
 
 
 async def test_a_high_rate_lets_slices_pass(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
-    pace = Pace(10_000, begun)
+    pace = RateLimiter(10_000, begun)
     assert pace.max_messages == 500
     assert [round(await passes(pace, 500) - begun, 6) for _ in range(4)] == [0, 0.05, 0.1, 0.15]
 
 
 async def test_a_pause_is_made_up_for_only_in_part(autojump_clock: trio.testing.MockClock) -> None:
-    pace = Pace(100, trio.current_time())
+    pace = RateLimiter(100, trio.current_time())
     await passes(pace, 1)
     await trio.sleep(60)
     begun = trio.current_time()
     for _ in range(100):
         await passes(pace, 1)
-    assert trio.current_time() - begun == pytest.approx(99 / 100 - Pace.MAX_CREDIT_S)
+    assert trio.current_time() - begun == pytest.approx(99 / 100 - RateLimiter.MAX_CREDIT_S)
 
 
 async def test_less_than_one_a_second(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
-    pace = Pace(0.25, begun)
+    pace = RateLimiter(0.25, begun)
     assert [await passes(pace, 1) - begun for _ in range(3)] == pytest.approx([0, 4, 8])

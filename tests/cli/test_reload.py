@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cli.support import DEADLINE_S, Cli, Running, hear_until_ready, serving
+from cli.support import DEADLINE_S, Cli, Running, lines_until_ready, serving
 
 
 def certify(folder: Path, name: str) -> None:
@@ -66,7 +66,7 @@ def test_a_new_certificate(tmp_path: Path) -> None:
     flags = ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
     flags += ["--https-address", "127.0.0.1:0", "--address-file", str(tmp_path / "a.json")]
     with serving(tmp_path, *flags) as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         bound = json.loads((tmp_path / "a.json").read_text())
         https, tcp = bound["https_address"], bound["tcp_address"]
         assert (https_certificate(https), tcp_certificate(tcp)) == (first, first)
@@ -94,7 +94,7 @@ def test_the_log_level(tmp_path: Path, command: str) -> None:
     flags = ["--config", str(config), "--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
     flags += ["--data-path", str(tmp_path / "data")]
     with Cli("127.0.0.1:1", "127.0.0.1:1").running(command, *flags) as server:
-        assert len(hear_until_ready(server)) == 1
+        assert len(lines_until_ready(server)) == 1
         config.write_text('log_level = "debug"\ntcp_address = "127.0.0.1:1"\n')
         assert reloaded(server, "restart") == [
             "the log level is debug",
@@ -109,7 +109,7 @@ def test_the_log_level(tmp_path: Path, command: str) -> None:
 
 def test_without_files_to_read_it_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-level", "debug") as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         broker.process.send_signal(signal.SIGHUP)
         while "SIGHUP" not in broker.hear_line():
             pass

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cli.support import DEADLINE_S, Cli, hear_until_ready, refusal, serving
+from cli.support import DEADLINE_S, Cli, lines_until_ready, refusal, serving
 
 
 def test_ready_comes_after_the_address_file(tmp_path: Path) -> None:
     file = tmp_path / "addresses.json"
     file.write_text("of an earlier broker")
     with serving(tmp_path, "--address-file", str(file)) as broker:
-        ready = hear_until_ready(broker)[-1]
+        ready = lines_until_ready(broker)[-1]
         addresses = json.loads(file.read_text())
         assert ready == (
             f"ready: tcp {addresses['tcp_address']}, http {addresses['http_address']}, data {tmp_path / 'data'}\n"
@@ -34,7 +34,7 @@ def test_ready_comes_after_the_address_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path) as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         broker.process.send_signal(number)
         result = broker.end()
     assert (result.code, result.out) == (0, b"")
@@ -45,7 +45,7 @@ def test_messages_outlive_it(tmp_path: Path) -> None:
     file = tmp_path / "addresses.json"
     for out in (b"", b"a\n"):
         with serving(tmp_path, "--address-file", str(file)) as broker:
-            hear_until_ready(broker)
+            lines_until_ready(broker)
             addresses = json.loads(file.read_text())
             qcli = Cli(addresses["tcp_address"], addresses["http_address"])
             if out:
@@ -58,7 +58,7 @@ def test_messages_outlive_it(tmp_path: Path) -> None:
 
 def test_the_log_is_nsqd_s(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-prefix", "[b1] ") as broker:
-        log = hear_until_ready(broker)[:-1]
+        log = lines_until_ready(broker)[:-1]
         assert log
         for line in log:
             assert re.fullmatch(r"\[b1\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} [A-Z]+: .+\n", line)
@@ -67,7 +67,7 @@ def test_the_log_is_nsqd_s(tmp_path: Path) -> None:
 def test_the_log_has_no_control_characters_of_clients(tmp_path: Path) -> None:
     sent = b"\x1b]0;title\x07\x1b[2J\r\xff\xc2\x9b\xe2\x80\xae"
     with serving(tmp_path, "--address-file", str(tmp_path / "a.json")) as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         host, _, port = json.loads((tmp_path / "a.json").read_text())["tcp_address"].rpartition(":")
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as client:
             client.sendall(b"  V2" + sent + b" x\n")
@@ -87,12 +87,12 @@ def test_no_password_is_told_when_a_url_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_log_level_is_kept_to(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-level", "ERROR") as broker:
-        assert len(hear_until_ready(broker)) == 1
+        assert len(lines_until_ready(broker)) == 1
 
 
 def test_no_http(tmp_path: Path) -> None:
     with serving(tmp_path, "--http-address", "", "--address-file", str(tmp_path / "a.json")) as broker:
-        assert ", http off, " in hear_until_ready(broker)[-1]
+        assert ", http off, " in lines_until_ready(broker)[-1]
         assert json.loads((tmp_path / "a.json").read_text())["http_address"] is None
 
 
@@ -103,7 +103,7 @@ def test_https_is_told_if_there_is_a_certificate(tmp_path: Path) -> None:
     leaf.private_key_pem.write_to_path(key)
     flags = [f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0"]
     with serving(tmp_path, *flags, "--address-file", str(tmp_path / "a.json")) as broker:
-        ready = hear_until_ready(broker)[-1]
+        ready = lines_until_ready(broker)[-1]
         https_address = json.loads((tmp_path / "a.json").read_text())["https_address"]
         assert f", https {https_address}, " in ready
         host, port = https_address.split(":")
@@ -116,7 +116,7 @@ def test_https_is_told_if_there_is_a_certificate(tmp_path: Path) -> None:
 def test_unix_sockets(tmp_path: Path) -> None:
     tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
     with serving(tmp_path, f"--tcp-address={tcp}", f"--http-address={http}") as broker:
-        assert f"ready: tcp {tcp}, http {http}, " in hear_until_ready(broker)[-1]
+        assert f"ready: tcp {tcp}, http {http}, " in lines_until_ready(broker)[-1]
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             client.connect(str(http))
@@ -133,7 +133,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 def test_a_folder_in_use(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
-        hear_until_ready(broker)
+        lines_until_ready(broker)
         assert str(tmp_path / "data") in refusal(tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_a_relative_folder_is_told_as_an_absolute_one(
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "no") in refusal(tmp_path, "--data-path", "./no/such")
     with serving(tmp_path, "--data-path", "./here") as broker:
-        assert hear_until_ready(broker)[-1].endswith(f", data {tmp_path / 'here'}\n")
+        assert lines_until_ready(broker)[-1].endswith(f", data {tmp_path / 'here'}\n")
 
 
 def test_an_address_file_that_cannot_be_written(tmp_path: Path) -> None:

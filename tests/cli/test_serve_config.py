@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.support import hear_until_ready, options, refusal, serving
+from cli.support import lines_until_ready, options, refusal, serving
 from interop.peers import nsqd_example_config
 from qcli.commands.serve.settings import SETTINGS
 from qcli.framework.errors import Failure
@@ -141,7 +141,7 @@ def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
         "worker_id = 3\nqueue_scan_worker_pool_max = 8\n[nsqd]\nid = 5\n"
     )
     with serving(tmp_path, "--config", str(tmp_path / "c.toml")) as broker:
-        warnings = [line.partition("WARNING: ")[2] for line in hear_until_ready(broker) if "WARNING" in line]
+        warnings = [line.partition("WARNING: ")[2] for line in lines_until_ready(broker) if "WARNING" in line]
     said = "".join(warnings)
     assert len(warnings) == 6
     for key, hint in (
@@ -158,7 +158,7 @@ def test_keys_that_mean_nothing_are_named(tmp_path: Path) -> None:
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("log_level = 'error'\nlog_prefix = 'x'\n")
     with serving(tmp_path, QCLI_CONFIG=str(tmp_path / "c.toml")) as broker:
-        assert len(hear_until_ready(broker)) == 1
+        assert len(lines_until_ready(broker)) == 1
 
 
 def test_the_example_in_the_readme_is_right(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_nsqd_s_example_starts_a_broker(tmp_path: Path) -> None:
     # Port 1 is nobody's: the example names the port where a discovery service may well run.
     flags = [f"-config={example}", "-lookupd-tcp-address=127.0.0.1:1", f"--address-file={address_file}"]
     with serving(tmp_path, *flags) as broker:
-        heard = hear_until_ready(broker)
+        heard = lines_until_ready(broker)
         assert json.loads(address_file.read_text())["tcp_address"].startswith("127.0.0.1:")
     assert not [line for line in heard if "configuration" in line or "no effect" in line]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from cli.support import DEADLINE_S, FREE_PORTS, Cli, hear_until_ready, options, refusal, serving
+from cli.support import DEADLINE_S, FREE_PORTS, Cli, lines_until_ready, options, refusal, serving
 from interop.peers import nsqd_program, qcli_serve
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.broker.name_completion import TIMEOUT_VARIABLE
@@ -318,7 +318,7 @@ def test_flags_without_effect_are_named(tmp_path: Path) -> None:
         "40",
     ]
     with serving(tmp_path, *given) as broker:
-        notices = [line for line in hear_until_ready(broker) if "no effect" in line]
+        notices = [line for line in lines_until_ready(broker) if "no effect" in line]
     # Once each.
     assert sorted(re.findall(r"WARNING: (--[a-z-]+) has no effect here: ", "".join(notices))) == [
         "--queue-scan-selection-count",
@@ -331,7 +331,7 @@ def test_flags_without_effect_are_named(tmp_path: Path) -> None:
 
 def test_nothing_is_said_of_flags_that_are_not_given(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
-        assert not [line for line in hear_until_ready(broker) if "WARNING" in line]
+        assert not [line for line in lines_until_ready(broker) if "WARNING" in line]
 
 
 # ------------------------------------------------------------------ flag, environment, file
@@ -427,6 +427,6 @@ def test_the_environment_starts_a_broker(tmp_path: Path) -> None:
     addresses = dict(zip(("QCLI_TCP_ADDRESS", "QCLI_HTTP_ADDRESS"), FREE_PORTS[1::2], strict=True))
     env = addresses | {"QCLI_DATA_PATH": str(tmp_path / "data"), "QCLI_LOG_LEVEL": "error"}
     with Cli("127.0.0.1:1", "127.0.0.1:1", env).running("serve") as broker:
-        heard = hear_until_ready(broker)
+        heard = lines_until_ready(broker)
     assert len(heard) == 1
     assert heard[0].endswith(f", data {tmp_path / 'data'}\n")

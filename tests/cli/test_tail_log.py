@@ -12,7 +12,7 @@ import pytest
 from broker.state import damage
 from cli.support import Cli, Run, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.broker.topic_log import is_for_all
+from qcli.broker.topic_log import is_for_all_channels
 from trio_nsq.broker.state.record_metadata import (
     Origin,
     Reason,
@@ -188,7 +188,7 @@ def test_what_was_brought_back_for_one_channel_is_left_out(
     metadata: bytes, due_ns: int, expected: bool
 ) -> None:
     """It was published to the topic once before."""
-    assert is_for_all(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), metadata)) is expected
+    assert is_for_all_channels(RecordBatch(0, 1, 1, due_ns, pack_messages([b"a"]), metadata)) is expected
 
 
 # ---------------------------------------------------------------------- what is missing

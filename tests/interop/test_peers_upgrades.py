@@ -47,7 +47,7 @@ class Both:
     nsqd: Broker
     certificates: Certificates
 
-    def on_each(self, test: Callable[[Broker], None]) -> None:
+    def change_each(self, test: Callable[[Broker], None]) -> None:
         """Do the same with both at once."""
         with ThreadPoolExecutor() as pool:
             for done in [pool.submit(test, broker) for broker in (self.ours, self.nsqd)]:
@@ -142,7 +142,7 @@ def test_messages_pass_through_an_upgraded_connection(brokers: Both, client: Cli
     if limited:
         test(brokers.ours)
     else:
-        brokers.on_each(test)
+        brokers.change_each(test)
 
 
 @each_client
@@ -173,7 +173,7 @@ def test_a_certificate_and_a_secret_let_a_client_in(strict_brokers: Both, client
         ):
             subscriber.rest()
 
-    strict_brokers.on_each(test)
+    strict_brokers.change_each(test)
 
 
 @each_client
@@ -201,4 +201,4 @@ def test_a_client_that_fails_backs_off(brokers: Both, client: Client) -> None:
         assert_drained(broker, topic, "ch")
         assert broker.channel_stats(topic, "ch")["requeue_count"] == len(bodies)
 
-    brokers.on_each(test)
+    brokers.change_each(test)

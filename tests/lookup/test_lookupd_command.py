@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.support import DEADLINE_S, Cli, Running, hear_until_ready
+from cli.support import DEADLINE_S, Cli, Running, lines_until_ready
 from interop.peers import nsqlookupd_example_config, nsqlookupd_program
 from qcli.commands.lookupd.command import command
 from qcli.commands.lookupd.settings import SETTINGS, lookupd_options
@@ -130,7 +130,7 @@ def test_it_runs_until_a_signal(tmp_path: Path) -> None:
     config.write_text("tpc_address = 1")
     flags = (f"--address-file={file}", f"--data-path={tmp_path / 'd'}", f"-config={config}", "-verbose")
     with running(*flags, QCLI_LOG_PREFIX="[x] ") as service:
-        heard = hear_until_ready(service)
+        heard = lines_until_ready(service)
         bound = json.loads(file.read_text())
         listening = f"tcp {bound['tcp_address']}, http {bound['http_address']}"
         assert heard.pop() == f"ready: {listening}, data {tmp_path / 'd'}\n"

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options for the addresses of brokers and discovery services."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def chosen_lookupds(addresses: tuple[str, ...], *brokers: str) -> tuple[str, ...
     return () if any(source(name) is typed for name in brokers) else addresses
 
 
-def asks_broker(command: _F) -> _F:
+def broker_http_options(command: _F) -> _F:
     """The addresses, and how to connect, for a command that speaks HTTP with one broker or several."""
     command = http_connection(command)
     command = http_addresses("The brokers' HTTP addresses.")(command)

@@ -11,10 +11,18 @@ from trio_nsq.client import errors
 from trio_nsq.client.http import broker_http
 from trio_nsq.untrusted_json import decode_json
 
-from ..framework.errors import Failure, hung_up, no_broker, no_tls, reason_of, unreachable, wants_https
+from ..framework.errors import (
+    Failure,
+    https_required,
+    hung_up,
+    not_a_broker,
+    reason_of,
+    tls_failure,
+    unreachable,
+)
 from ..framework.params import is_unix_path, without_scheme
 from .address_options import HTTP_OPTION
-from .connection_options import Connecting, refuse_plain_http
+from .connection_options import ConnectOptions, refuse_plain_http
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
@@ -48,10 +56,10 @@ class BrokerHTTP:
         Failure: A file for TLS cannot be used.
     """
 
-    def __init__(self, address: str, connecting: Connecting | None = None) -> None:
+    def __init__(self, address: str, connecting: ConnectOptions | None = None) -> None:
         if connecting is None:
             refuse_plain_http(address)
-            connecting = Connecting.of_command()
+            connecting = ConnectOptions.of_command()
         self.address = address
         tls = connecting.https_context(address)
         self._encrypted = tls is not None
@@ -130,14 +138,14 @@ class BrokerHTTP:
             yield
         except errors.RequestRefused as error:
             if error.text == "TLS_REQUIRED":
-                raise wants_https(self.address, HTTP_OPTION) from error
+                raise https_required(self.address, HTTP_OPTION) from error
             raise Refused(self.address, error.status, error.text) from error
         except errors.NotABroker as error:
             if error.status in (0, http.client.NOT_FOUND):  # a broker would say what it did not find
                 raise self._no_broker() from error
             raise Refused(self.address, error.status, error.text) from error
         except errors.BrokerUnreachable as error:
-            if failure := no_tls(self.address, error):
+            if failure := tls_failure(self.address, error):
                 raise failure from error
             reason = error.reason
             if error.cause is not None and not isinstance(error.cause, TimeoutError):
@@ -148,4 +156,4 @@ class BrokerHTTP:
             raise unreachable(self.address, HTTP_OPTION, reason) from error
 
     def _no_broker(self) -> Failure:
-        return no_broker(self.address, HTTP_OPTION, "HTTP", "TCP")
+        return not_a_broker(self.address, HTTP_OPTION, "HTTP", "TCP")

@@ -1,6 +1,6 @@
-"""How commands connect to their broker: TLS, AUTH and compression; options that are the same for all of them.
+"""Options of all commands that connect to a broker: TLS, AUTH and compression.
 
-They are kept in click's context, not handed to each command: whoever connects asks `Connecting.of_command`.
+Their values are kept in click's context, not given to each command: `ConnectOptions.of_command` returns them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _with(command: _F, options: tuple[Callable[[_F], _F], ...]) -> _F:
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
+class ConnectOptions:
     """What the command line and the environment say; the names are those of the options.
 
     Raises:
@@ -157,7 +157,7 @@ class Connecting:
             raise click.UsageError("--snappy and --deflate exclude each other.")
 
     @classmethod
-    def of_command(cls, ctx: click.Context | None = None) -> Connecting:
+    def of_command(cls, ctx: click.Context | None = None) -> ConnectOptions:
         """What was said to the command that runs, or to the one of this context; nothing outside of one."""
         ctx = ctx or click.get_current_context(silent=True)
         return cls() if ctx is None else cls(**ctx.meta.get(_IN_CONTEXT, {}))
@@ -222,9 +222,9 @@ def refuse_plain_http(address: str) -> None:
     ctx = click.get_current_context(silent=True)
     if ctx is None or is_https(address) or is_unix_path(address):
         return
-    for field in fields(Connecting):
+    for field in fields(ConnectOptions):
         asked = ctx.get_parameter_source(field.name) is click.core.ParameterSource.COMMANDLINE
-        if asked and field.name.startswith("tls") and getattr(Connecting.of_command(), field.name):
+        if asked and field.name.startswith("tls") and getattr(ConnectOptions.of_command(), field.name):
             flag = "--" + field.name.replace("_", "-")
             raise click.UsageError(
                 f"{flag}: this goes over HTTP, to {address}: for TLS write "

@@ -1,18 +1,18 @@
-"""Commands that work with several brokers: what is done is done on each, and what is read comes from all."""
+"""Runs a request on each of several brokers, and merges what they return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..framework.errors import Failure, NotThere
+from ..framework.errors import Failure, NotFound
 from ..framework.exit_codes import ExitCode
 from .connection_options import refuse_plain_http
 
 _T = TypeVar("_T")
 
 
-def on_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
+def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
     """Act on every broker, also if another one fails; for changes.
 
     Args:
@@ -47,7 +47,7 @@ def on_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
     raise Failure(" ".join(failure.message for failure in failures), code)
 
 
-def from_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
+def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
     """Read from every broker; from those that have it, if some do not have the topic or channel.
 
     Args:
@@ -61,23 +61,23 @@ def from_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, 
         Failure: A broker does not answer or refuses, or none has the topic or channel.
     """
     results: dict[str, _T] = {}
-    missing: NotThere | None = None
+    missing: NotFound | None = None
     for address in addresses:
         try:
             results[address] = read(address)
-        except NotThere as error:
+        except NotFound as error:
             missing = missing or error
     if missing is not None and not results:
         raise missing
     return results
 
 
-def on_broker(address: str, addresses: Sequence[str]) -> str:
+def broker_suffix(address: str, addresses: Sequence[str]) -> str:
     """What is put behind a report of what was done on one broker; nothing if there is only one."""
     return f" on {address}" if len(addresses) > 1 else ""
 
 
-def names_of(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The names of channels by topic, each sorted, out of the `topics` of the `/stats` of one broker or several."""
     names: dict[str, set[str]] = {}
     for topic in topics:
@@ -86,7 +86,7 @@ def names_of(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {topic: sorted(names[topic]) for topic in sorted(names)}
 
 
-def by_broker(
+def with_broker(
     records: Iterable[dict[str, Any]], address: str, addresses: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Records with the broker that they are from, if there are several."""

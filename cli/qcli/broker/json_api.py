@@ -1,4 +1,4 @@
-"""What commands have in common that ask for what only this broker has, and not nsqd."""
+"""Requests for what only `qcli serve` has, and not nsqd: settings, dead letters, deferred messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..framework.errors import Failure, NotThere
+from ..framework.errors import Failure, NotFound
 from ..framework.params import Source
 
 _FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
@@ -29,7 +29,7 @@ def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str],
     return answer
 
 
-class NoChannel(NotThere):
+class ChannelNotFound(NotFound):
     """There is no such channel."""
 
 
@@ -84,11 +84,11 @@ def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | No
     if text == "NOT_FOUND":  # that is, the endpoint
         return Failure(f"The broker at {address} has no {what}: it is an nsqd, or an older 'qcli serve'.")
     if text == "TOPIC_NOT_FOUND":
-        return NotThere(f"There is no topic {wanted.topic} on {address}.")
+        return NotFound(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
         if wanted.channel is None:  # the one that a dead-letter topic has
-            return NotThere(f"Topic {wanted.topic} on {address} never had a dead letter.")
-        return NoChannel(f"There is no channel {wanted} on {address}.")
+            return NotFound(f"Topic {wanted.topic} on {address} never had a dead letter.")
+        return ChannelNotFound(f"There is no channel {wanted} on {address}.")
     for code in _FOR_THE_USER:
         if text.startswith(code):
             return Failure(f"{text.removeprefix(code)}.")

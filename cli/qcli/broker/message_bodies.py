@@ -1,4 +1,4 @@
-"""Bodies of messages as the broker's JSON has them, under `body` or `body_base64`."""
+"""Bodies of messages in the broker's JSON, `body` or `body_base64`, and as a column of a table."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def body_of(message: Mapping[str, Any]) -> bytes:
     return base64.b64decode(message["body_base64"])
 
 
-def room_beside(rows: Sequence[Sequence[str]]) -> int:
+def available_width(rows: Sequence[Sequence[str]]) -> int:
     """How many characters of a body fit beside these columns, headings included."""
     taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
     width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
     return max(_LEAST_SHOWN, width - taken if width else _SHOWN)
 
 
-def shown_body(message: Mapping[str, Any], room: int) -> str:
+def body_preview(message: Mapping[str, Any], room: int) -> str:
     """The beginning of a body, on one line."""
     in_text = "body" in message
     text = printable(message["body"][: room + 1]) if in_text else str(body_of(message)[: room + 1])[2:-1]
     return text if len(text) <= room else text[: room - 3] + "..."
 
 
-def with_bodies(
+def with_body_column(
     headings: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
     """Headings and rows with one more column, the bodies."""
-    room = room_beside([headings, *rows])
-    table = [[*row, shown_body(message, room)] for row, message in zip(rows, messages, strict=True)]
+    room = available_width([headings, *rows])
+    table = [[*row, body_preview(message, room)] for row, message in zip(rows, messages, strict=True)]
     return [[*headings, "BODY"], *table]

@@ -14,7 +14,7 @@ from click.shell_completion import (
 from ..framework.errors import Failure
 from ..framework.params import duration
 from .address_options import DEFAULT_HTTP_ADDRESS
-from .connection_options import Connecting
+from .connection_options import ConnectOptions
 
 TIMEOUT_MS = 500
 """A person is waiting at a prompt; no names are better than late ones."""
@@ -74,7 +74,7 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """The names of the brokers' channels by topic; nothing if one does not answer in time."""
     from .broker_http import BrokerHTTP
-    from .fan_out import names_of
+    from .fan_out import channels_by_topic
 
     given = (
         ctx.params.get("nsqd_http_addresses") or ctx.params.get("nsqd_http_address") or DEFAULT_HTTP_ADDRESS
@@ -85,14 +85,16 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
     try:
-        brokers = [BrokerHTTP(address, Connecting.of_command(ctx)) for address in addresses]
+        brokers = [BrokerHTTP(address, ConnectOptions.of_command(ctx)) for address in addresses]
     except (Failure, click.UsageError):
         return {}
     answer: list[dict[str, list[str]]] = []
 
     def ask() -> None:
         try:
-            answer.append(names_of([topic for broker in brokers for topic in broker.stats()["topics"]]))
+            answer.append(
+                channels_by_topic([topic for broker in brokers for topic in broker.stats()["topics"]])
+            )
         except Exception:
             # Nobody at a prompt wants to read why there are no names.
             pass

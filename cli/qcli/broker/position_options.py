@@ -1,4 +1,4 @@
-"""Places in a topic's log, for commands that ask a broker for them."""
+"""Options for positions in a topic's log, in the form in which a broker is asked for them."""
 
 from __future__ import annotations
 

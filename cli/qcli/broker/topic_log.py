@@ -1,4 +1,4 @@
-"""What can go wrong when a topic's log is read over HTTP, in words for the user."""
+"""Turns errors of reading a topic's log over HTTP into failures, and reports gaps in what was read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from ..framework.errors import (
     NO_ANSWER,
     Failure,
-    NotThere,
+    NotFound,
+    https_required,
     hung_up,
-    leaves,
-    no_tls,
+    leaf_exceptions,
     reason_of,
+    tls_failure,
     unreachable,
-    wants_https,
 )
-from ..framework.output import talk
+from ..framework.output import print_diagnostic
 from ..framework.params import Source, is_https, is_unix_path
 from .address_options import HTTP_OPTION
 from .position_options import is_in_future
@@ -37,12 +37,12 @@ def reading_errors(address: str) -> Iterator[None]:
     try:
         yield
     except Exception as group:
-        for error in leaves(group):
+        for error in leaf_exceptions(group):
             if isinstance(error, RequestRefused):
                 wanted = Source(error.topic, None)
-                raise not_readable(error.address, wanted, error.status, error.text) from error
+                raise read_failure(error.address, wanted, error.status, error.text) from error
             if isinstance(error, ConnectionFailed):
-                if failure := no_tls(error.address, error):
+                if failure := tls_failure(error.address, error):
                     raise failure from error
                 cause = error.__cause__
                 reason = reason_of(cause) if isinstance(cause, OSError) else error.reason
@@ -54,22 +54,22 @@ def reading_errors(address: str) -> Iterator[None]:
         raise
 
 
-def not_readable(address: str, wanted: Source, status: int, text: str) -> Failure:
+def read_failure(address: str, wanted: Source, status: int, text: str) -> Failure:
     """The failure of a command whose request was answered with an error."""
     if text == "NOT_FOUND":  # that is, the endpoint
         return Failure(
             f"The broker at {address} cannot be read by sequence or time: it is an nsqd, or an older 'qcli serve'."
         )
     if text == "TLS_REQUIRED":
-        return wants_https(address, HTTP_OPTION)
+        return https_required(address, HTTP_OPTION)
     if text == "TOPIC_NOT_FOUND":
-        return NotThere(f"There is no topic {wanted.topic} on {address}.")
+        return NotFound(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":
-        return NotThere(f"There is no channel {wanted} on {address}.")
+        return NotFound(f"There is no channel {wanted} on {address}.")
     return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
 
 
-def note_beginning(topic: str, reader: TopicReader, first: str | None) -> None:
+def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
     """Say so if it begins elsewhere than was asked for, and if nothing can come of it.
 
     Where a sequence is no longer kept, a gap says so later.
@@ -89,15 +89,15 @@ def note_beginning(topic: str, reader: TopicReader, first: str | None) -> None:
         why = f"there is no message {first} yet, {newest}"
     if reader.end_sequence is None:
         if why:
-            talk(f"Note: {topic}: {why}; what is published from now on is read.")
+            print_diagnostic(f"Note: {topic}: {why}; what is published from now on is read.")
     elif reader.position >= reader.end_sequence:
         why = why or f"both its ends are at message {reader.end_sequence}"
-        talk(f"Note: {topic}: no message is in this range: {why}.")
+        print_diagnostic(f"Note: {topic}: no message is in this range: {why}.")
     if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
-        talk(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
+        print_diagnostic(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
 
 
-def is_for_all(batch: RecordBatch) -> bool:
+def is_for_all_channels(batch: RecordBatch) -> bool:
     """Whether it was published to the topic, and not brought back for one of its channels."""
     if not (batch.metadata and batch.due_ns):
         return True
@@ -106,12 +106,12 @@ def is_for_all(batch: RecordBatch) -> bool:
     return only_channel(batch.metadata) is None
 
 
-def note_gap(topic: str, first: int, end: int, reason: str) -> bool:
+def report_gap(topic: str, first: int, end: int, reason: str) -> bool:
     """Say which messages are missing, [first, end), and why; returns whether they are damaged."""
     many = end - first > 1
     which = f"messages {first} to {end - 1} are" if many else f"message {first} is"
     if reason == "damaged":
-        talk(f"Damage: {topic}: {which} damaged on the broker's disk, and passed over.")
+        print_diagnostic(f"Damage: {topic}: {which} damaged on the broker's disk, and passed over.")
         return True
-    talk(f"Note: {topic}: {which} no longer kept.")
+    print_diagnostic(f"Note: {topic}: {which} no longer kept.")
     return False

@@ -1,4 +1,4 @@
-"""`qcli deferred`: what waits for its time in a channel, and calling it off."""
+"""`qcli deferred`: lists and cancels the deferred messages of a channel."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import asks_broker
-from ..broker.fan_out import by_broker, from_each, on_broker, on_each
-from ..broker.json_api import NoChannel, get_json_lines, post_json
-from ..broker.message_bodies import with_bodies
+from ..broker.address_options import broker_http_options
+from ..broker.fan_out import broker_suffix, change_each, read_each, with_broker
+from ..broker.json_api import ChannelNotFound, get_json_lines, post_json
+from ..broker.message_bodies import with_body_column
 from ..broker.name_completion import complete_channel
 from ..framework.command import DocumentedCommand, DocumentedGroup, Example
 from ..framework.errors import Failure
 from ..framework.exit_codes import ExitCode
 from ..framework.options import option, output_format
-from ..framework.output import json_lines, plain_table, talk, write
+from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import moment
 
@@ -60,7 +60,7 @@ def command() -> None:
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
-@asks_broker
+@broker_http_options
 @option(
     "Which messages",
     "-n",
@@ -76,26 +76,26 @@ def list_deferred(wanted: Source, nsqd_http_addresses: tuple[str, ...], count: i
     """List what waits for its time in a channel, the earliest first, and take none of it."""
     params = {"max_messages": str(count)}
     try:
-        found = from_each(
+        found = read_each(
             nsqd_http_addresses,
             lambda address: get_json_lines(address, wanted, "/channel/deferred", params, _WHAT),
         )
-    except NoChannel as error:
+    except ChannelNotFound as error:
         # Whoever has just published is not wrong to look here: what a topic defers waits for its first channel.
-        raise NoChannel(
+        raise ChannelNotFound(
             f"{error.message} What is deferred waits in channels: make it with 'qcli channel create {wanted}', or with "
             "its first consumer."
         ) from error
-    lines = [line for each in found for line in by_broker(found[each], each, nsqd_http_addresses)]
+    lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
     messages = [line for line in lines if "gap" not in line]  # those are damaged; 'peek' says more
     messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
     if form == "json":
         write(json_lines(messages))
     elif messages:
         headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]
-        write(plain_table(with_bodies(headings, rows, messages), 5))
+        write(plain_table(with_body_column(headings, rows, messages), 5))
     if not messages:
-        talk(f"Note: nothing deferred waits in {wanted}.")
+        print_diagnostic(f"Note: nothing deferred waits in {wanted}.")
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _row(message: dict[str, Any]) -> tuple[str, ...]:
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=message_id)
-@asks_broker
+@broker_http_options
 def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, ...]) -> None:
     """Throw away messages of a channel that wait for their time, by their ids.
 
@@ -136,10 +136,12 @@ def cancel(wanted: Source, ids: Sequence[str], nsqd_http_addresses: tuple[str, .
             params = {"id": ",".join(ids[start : start + _AT_ONCE])}
             done += post_json(address, wanted, "/channel/deferred/cancel", params, _WHAT)["cancelled"]
         if done:
-            talk(f"channel {wanted}: {len(done):,} cancelled{on_broker(address, nsqd_http_addresses)}")
+            print_diagnostic(
+                f"channel {wanted}: {len(done):,} cancelled{broker_suffix(address, nsqd_http_addresses)}"
+            )
         cancelled.update(done)
 
-    on_each(nsqd_http_addresses, act)
+    change_each(nsqd_http_addresses, act)
     if missed := [each for each in dict.fromkeys(ids) if each not in cancelled]:
         done = bool(cancelled)
         code = ExitCode.PARTIAL if done else ExitCode.FAILURE

@@ -1,4 +1,4 @@
-"""`qcli peek`: a look at messages, which takes none of them."""
+"""`qcli peek`: prints messages without consuming them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import asks_broker
-from ..broker.fan_out import by_broker, from_each
-from ..broker.message_bodies import body_of, with_bodies
+from ..broker.address_options import broker_http_options
+from ..broker.fan_out import read_each, with_broker
+from ..broker.message_bodies import body_of, with_body_column
 from ..broker.name_completion import complete_source
 from ..broker.position_options import NOTE as POSITIONS
 from ..broker.position_options import from_option, is_in_future, refuse_sequence
-from ..broker.topic_log import not_readable, note_gap
+from ..broker.topic_log import read_failure, report_gap
 from ..framework.command import DocumentedCommand, Example
 from ..framework.exit_codes import ExitCode
 from ..framework.options import option, output_format
-from ..framework.output import RawOutput, plain_table, talk, write
+from ..framework.output import RawOutput, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
 from ..framework.positions import moment
 
@@ -59,7 +59,7 @@ STATES = ("requeued", "fresh", "deferred")
     },
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
-@asks_broker
+@broker_http_options
 @option(
     SELECTION,
     "-n",
@@ -111,8 +111,8 @@ def command(
             return _ask_channel(address, wanted, count, states)
         return _ask_topic(address, wanted.topic, count, first)
 
-    found = from_each(nsqd_http_addresses, ask)
-    lines = [line for each in found for line in by_broker(found[each], each, nsqd_http_addresses)]
+    found = read_each(nsqd_http_addresses, ask)
+    lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
     messages = [line for line in lines if "gap" not in line]
     if len(nsqd_http_addresses) > 1:
         messages = _merged(messages, count, newest=first is None)
@@ -125,7 +125,7 @@ def command(
         write(_table(messages))
     if not lines:
         for address in found:
-            talk(_why_none(address, wanted, first, states))
+            print_diagnostic(_why_none(address, wanted, first, states))
     return ExitCode.DAMAGED if damaged else ExitCode.OK
 
 
@@ -182,7 +182,7 @@ def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> lis
     try:
         answer = broker.get(path, params)
     except Refused as error:
-        raise not_readable(address, wanted, error.status, error.text) from error
+        raise read_failure(address, wanted, error.status, error.text) from error
     return [broker.decoded(line) for line in answer.splitlines()]
 
 
@@ -200,7 +200,7 @@ def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
         else:
             joined.append(gap)
     for gap in joined:
-        damaged |= note_gap(gap["topic"], gap["first_sequence"], gap["next_sequence"], gap["gap"])
+        damaged |= report_gap(gap["topic"], gap["first_sequence"], gap["next_sequence"], gap["gap"])
     return damaged
 
 
@@ -219,4 +219,4 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
         headings.append("DUE")
         for row, message in zip(rows, messages, strict=True):
             row.append(moment(message["due_ns"]) if message["due_ns"] else "")
-    return plain_table(with_bodies(headings, rows, messages), len(headings) + 1)
+    return plain_table(with_body_column(headings, rows, messages), len(headings) + 1)

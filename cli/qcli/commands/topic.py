@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ..broker.address_options import asks_broker
-from ..broker.fan_out import names_of
+from ..broker.address_options import broker_http_options
+from ..broker.fan_out import channels_by_topic
 from ..framework.command import DocumentedCommand, DocumentedGroup, Example
 from ..framework.exit_codes import ExitCode
 from ..framework.options import output_format
@@ -17,11 +17,16 @@ from .shared.stored_settings import settings_commands
 
 _ACTIONS = [
     Action(
-        "create", " created", "Create topics.\n\nA topic that exists already stays as it is.", creates=True
+        "create",
+        " created",
+        Example("two topics", "qcli topic create clicks orders"),
+        "Create topics.\n\nA topic that exists already stays as it is.",
+        creates=True,
     ),
     Action(
         "delete",
         " deleted",
+        Example("without being asked", "qcli topic delete --yes clicks"),
         "Delete topics, with their channels and all their messages.\n\nAsks first on a terminal; elsewhere it "
         "needs --yes. Consumers are disconnected. A later publish creates the topic anew.",
         destroys=True,
@@ -29,6 +34,7 @@ _ACTIONS = [
     Action(
         "empty",
         ": its own queue emptied; its channels keep their messages",
+        Example("drop what no channel has taken yet", "qcli topic empty clicks"),
         "Throw away the messages that wait in topics for a first channel.\n\nAsks first on a terminal; "
         "elsewhere it needs --yes. What the channels hold stays: see 'qcli channel empty'.",
         destroys=True,
@@ -36,19 +42,17 @@ _ACTIONS = [
     Action(
         "pause",
         " paused",
+        Example("hold the topic's messages back", "qcli topic pause clicks"),
         "Stop passing the messages of topics on to their channels.\n\nMessages are accepted and kept meanwhile. "
         "The pause outlasts a restart of the broker.",
     ),
-    Action("unpause", " unpaused", "Pass the messages of topics on to their channels again."),
+    Action(
+        "unpause",
+        " unpaused",
+        Example("let them flow again", "qcli topic unpause clicks"),
+        "Pass the messages of topics on to their channels again.",
+    ),
 ]
-
-_EXAMPLES = {
-    "create": [Example("two topics", "qcli topic create clicks orders")],
-    "delete": [Example("without being asked", "qcli topic delete --yes clicks")],
-    "empty": [Example("drop what no channel has taken yet", "qcli topic empty clicks")],
-    "pause": [Example("hold the topic's messages back", "qcli topic pause clicks")],
-    "unpause": [Example("let them flow again", "qcli topic unpause clicks")],
-}
 
 
 @click.group(
@@ -70,7 +74,7 @@ def command() -> None:
 
 
 for _action in _ACTIONS:
-    command.add_command(action_command("topic", _action, _EXAMPLES[_action.name]))
+    command.add_command(action_command("topic", _action))
 for _command in settings_commands("topic"):
     command.add_command(_command)
 
@@ -85,7 +89,7 @@ for _command in settings_commands("topic"):
     ],
     exits={ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning},
 )
-@asks_broker
+@broker_http_options
 @output_format(
     "text: a topic per line, followed by its channels. json: an object per line, with the keys "
     "topic, channels (names) and paused (on one of the brokers at least).",
@@ -103,7 +107,7 @@ def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}
     records: list[dict[str, Any]] = [
         {"topic": topic, "channels": channels, "paused": topic in paused}
-        for topic, channels in names_of(topics).items()
+        for topic, channels in channels_by_topic(topics).items()
     ]
     if form == "json":
         write(json_lines(records))

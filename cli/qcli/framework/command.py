@@ -72,10 +72,10 @@ class DocumentedCommand(click.Command):
             for param in dict.fromkeys(given):
                 if (count := given.count(param)) > 1 and _takes_one_value(param):
                     names = " / ".join([*param.opts, *param.secondary_opts])
-                    self.note_repeated(ctx, f"{names} is given {count} times")
+                    self.report_repeated(ctx, f"{names} is given {count} times")
         return super().parse_args(ctx, args)
 
-    def note_repeated(self, ctx: click.Context, text: str) -> None:
+    def report_repeated(self, ctx: click.Context, text: str) -> None:
         """Raises UsageError: an option that takes one value has several, as the text says."""
         raise click.UsageError(f"{text}, and takes one value.", ctx)
 

@@ -46,18 +46,18 @@ class LineComplete(ShellComplete):
         breaks = set(os.environ.get("QCLI_WORDBREAKS", "")) & set("=:")
         # bash replaces only what follows the last of its breaks
         cut = 1 + max((incomplete.rfind(sign) for sign in breaks), default=-1)
-        items = super().get_completions(self._as_click_has_it(args), incomplete)
+        items = super().get_completions(self._in_click_syntax(args), incomplete)
         for item in items:
             item.value = (prefix + item.value)[cut:]
         return items
 
-    def _as_click_has_it(self, args: list[str]) -> list[str]:
+    def _in_click_syntax(self, args: list[str]) -> list[str]:
         """The words before, so that click finds the option whose value is to be completed."""
         assert isinstance(self.cli, click.Group)
         ctx = click.Context(self.cli, resilient_parsing=True)
         command = self.cli.get_command(ctx, args[0]) if args else None
         if isinstance(command, GoFlagsCommand):
-            return [args[0], *command.as_click_has_it(click.Context(command, parent=ctx), args[1:])]
+            return [args[0], *command.in_click_syntax(click.Context(command, parent=ctx), args[1:])]
         return args
 
     def format_completion(self, item: CompletionItem) -> str:

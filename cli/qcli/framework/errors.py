@@ -1,4 +1,4 @@
-"""The one place where errors become a line for the user and an exit code."""
+"""Turns errors into a line for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failure(Exception):
         self.exit_code = code
 
 
-class NotThere(Failure):
+class NotFound(Failure):
     """A broker has no such topic or channel; another broker may have it."""
 
 
@@ -67,7 +67,7 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
     )
 
 
-def no_lookupd(address: str, reason: object) -> Failure:
+def lookupd_unreachable(address: str, reason: object) -> Failure:
     """The failure of a command that found no discovery service.
 
     Args:
@@ -81,7 +81,7 @@ def no_lookupd(address: str, reason: object) -> Failure:
     )
 
 
-def no_broker(address: str, option: str, wanted: str, other: str) -> Failure:
+def not_a_broker(address: str, option: str, wanted: str, other: str) -> Failure:
     """The failure of a command that was answered by something else than a broker.
 
     Args:
@@ -108,7 +108,7 @@ def hung_up(address: str) -> str:
     return f"it hung up. Is it the port of HTTPS (then write https://{address})?"
 
 
-def wants_https(address: str, option: str) -> Failure:
+def https_required(address: str, option: str) -> Failure:
     """The failure of a command that spoke to a broker in the clear which does not want that.
 
     Args:
@@ -120,7 +120,7 @@ def wants_https(address: str, option: str) -> Failure:
     )
 
 
-def no_tls(address: str, error: BaseException) -> Failure | None:
+def tls_failure(address: str, error: BaseException) -> Failure | None:
     """The failure of a command that could not speak TLS with a broker; None if that is not what happened.
 
     Args:
@@ -142,7 +142,7 @@ def no_tls(address: str, error: BaseException) -> Failure | None:
     return None
 
 
-def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure:
+def connection_failure(address: str, option: str, error: ConnectionFailed) -> Failure:
     """The failure of a command that could not open its connection, whatever the reason.
 
     Args:
@@ -157,7 +157,7 @@ def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure
     if isinstance(cause, BrokerError):
         hint = " Say --tls." if "TLS required" in cause.text else ""
         return Failure(f"The broker at {address} refused: {cause}.{hint}")
-    if failure := no_tls(address, error):
+    if failure := tls_failure(address, error):
         return failure
     # These two are no errors of the protocol; the library knows them by their words only.
     if "give auth_secret" in error.reason:
@@ -172,7 +172,7 @@ def not_connected(address: str, option: str, error: ConnectionFailed) -> Failure
     if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
         cause, UnicodeError
     ):
-        return no_broker(address, option, "TCP", "HTTP")
+        return not_a_broker(address, option, "TCP", "HTTP")
     return unreachable(address, option, reason_of(cause) if isinstance(cause, OSError) else error.reason)
 
 
@@ -201,10 +201,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         pending.extend(cause for cause in (current.__cause__, current.__context__) if cause is not None)
 
 
-def leaves(error: BaseException) -> list[BaseException]:
+def leaf_exceptions(error: BaseException) -> list[BaseException]:
     """The errors in a group, however deeply nested; of a lone error, itself."""
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for member in error.exceptions for leaf in leaves(member)]
+        return [leaf for member in error.exceptions for leaf in leaf_exceptions(member)]
     return [error]
 
 
@@ -215,12 +215,12 @@ def translate(error: BaseException) -> Failure | click.ClickException | OutputCl
         None for an error that is ours: a bug, which deserves its traceback.
     """
     # Errors of tasks that ran side by side arrive together; the first that can be explained is the reason.
-    for leaf in leaves(error):
+    for leaf in leaf_exceptions(error):
         if isinstance(leaf, (Failure, click.ClickException, OutputClosed)):
             return leaf
         if isinstance(leaf, BrokenPipeError):
             return OutputClosed()
-    for leaf in leaves(error):
+    for leaf in leaf_exceptions(error):
         if isinstance(leaf, OSError) and leaf.errno is not None:
             return Failure(_os_error(leaf))
         # Only a command that talks to a broker has imported the library by now.

@@ -35,13 +35,13 @@ class GoFlagsCommand(DocumentedCommand):
                 raise click.UsageError(f"{flag} has no effect here, {ignored}: leave '{word}' out.", ctx)
             if isinstance(param.type, click.Choice) and word.lower() in param.type.choices:
                 raise click.UsageError(f"Write {flag}={word}: the value belongs behind '='.", ctx)
-        return super().parse_args(ctx, self.as_click_has_it(ctx, args))
+        return super().parse_args(ctx, self.in_click_syntax(ctx, args))
 
-    def note_repeated(self, ctx: click.Context, text: str) -> None:
+    def report_repeated(self, ctx: click.Context, text: str) -> None:
         """Remember it for the log: in Go the last value counts, without an error."""
         ctx.meta.setdefault(REPEATED, []).append(text)
 
-    def as_click_has_it(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+    def in_click_syntax(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Arguments with two dashes before each name, and a value for each option that may be left without."""
         options = self._options_by_name(ctx)
         written: list[str] = []

@@ -131,13 +131,13 @@ def version_option(command: _F) -> _F:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=_tell_version,
+        callback=_print_version,
         help="Show the version and exit.",
     )
     return make(command)
 
 
-def _tell_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
     from trio_nsq.protocol.bulk import COMPILED

@@ -1,4 +1,4 @@
-"""Data to standard output, talk to standard error, and what both have to know about terminals and pipes."""
+"""Writes data to standard output and diagnostics to standard error, and knows about terminals and pipes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trio_nsq import wording
 from .errors import Failure, OutputClosed
 
 
-def settle_streams() -> None:
+def configure_streams() -> None:
     """Let nothing of this process's environment change what is written where; to be called before anything is.
 
     Data is UTF-8 in every locale: JSON has to be, and commands that write bytes know no other. What is no text, such
-    as a path that is not UTF-8, is escaped in a way that JSON understands, too. If standard error is closed, talk goes
-    nowhere: Python and the libraries would write it into the data.
+    as a path that is not UTF-8, is escaped in a way that JSON understands, too. If standard error is closed,
+    diagnostics go nowhere: Python and the libraries would write it into the data.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -36,10 +36,10 @@ def settle_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
 
 
-def talk(text: str) -> None:
-    """Write a line to standard error; of no consequence if nobody can read it.
+def print_diagnostic(text: str) -> None:
+    """Write a line to standard error. Nothing happens if that is closed.
 
-    What brokers and their clients said may be in it: characters that act on a terminal are escaped.
+    The text may hold what brokers and their clients sent: characters that act on a terminal are escaped.
     """
     try:
         print(wording.printable(text, keep="\n\t"), file=sys.stderr, flush=True)
@@ -47,21 +47,21 @@ def talk(text: str) -> None:
         pass
 
 
-def quiet_library() -> None:
-    """Keep the library's warnings to itself: the command says what went wrong, once, in its own words."""
+def silence_library() -> None:
+    """Do not print the library's warnings: the command reports what went wrong, once."""
     import logging
 
     logging.getLogger("trio_nsq").addHandler(logging.NullHandler())
 
 
-def hear_library() -> None:
-    """Pass on to the user what the library warns of, such as a lost connection, and that it is back."""
+def show_library_warnings() -> None:
+    """Print the library's warnings, such as a lost connection, and that it is back."""
     import logging
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             title = "Note" if record.levelno == logging.INFO else record.levelname.capitalize()
-            talk(f"{title}: {record.getMessage()}")
+            print_diagnostic(f"{title}: {record.getMessage()}")
 
     logger = logging.getLogger("trio_nsq")
     logger.addHandler(Handler())
@@ -87,22 +87,22 @@ def write(text: str) -> None:
         raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
 
 
-def is_live_terminal() -> bool:
+def stdout_is_live_terminal() -> bool:
     """Whether standard output is a screen that can be redrawn."""
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
 
 
-def talks_to_live_terminal() -> bool:
+def stderr_is_live_terminal() -> bool:
     """Whether standard error is a screen on which a line can be redrawn."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
 
 
-def talks_to_terminal() -> bool:
+def stderr_is_terminal() -> bool:
     """Whether standard error is read by a person."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def plain_terminal() -> bool:
+def no_color() -> bool:
     """Whether the user wants no colours, nor bold nor dim letters (see no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
@@ -112,7 +112,7 @@ _STYLES = {"bold": 1, "dim": 2, "red": 31, "yellow": 33}
 
 def styled(style: str, text: str) -> str:
     """Text for a terminal in one of the styles there are, or as it is for none."""
-    if not style or plain_terminal():
+    if not style or no_color():
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
@@ -190,14 +190,14 @@ def body_field(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def json_word(value: object) -> object:
+def table_value(value: object) -> object:
     """How a value of a JSON record is written in a table: nothing for null, `true` and `false`, the rest as it is."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def separated(rows: Iterable[Sequence[object]], delimiter: str) -> str:
+def delimited(rows: Iterable[Sequence[object]], delimiter: str) -> str:
     """Rows as CSV (`,`) or TSV (a tab), quoted where a value needs it."""
     buffer = io.StringIO()
     csv.writer(buffer, delimiter=delimiter, lineterminator="\n").writerows(rows)

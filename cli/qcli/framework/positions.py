@@ -1,4 +1,4 @@
-"""Places in a log as a user writes them: a sequence, a time, or how long ago."""
+"""Positions in a log as a user writes them: a sequence, a time, or how long ago."""
 
 from __future__ import annotations
 

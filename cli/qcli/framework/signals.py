@@ -10,7 +10,7 @@ import trio
 
 from .errors import Terminated
 from .exit_codes import ExitCode
-from .output import talk
+from .output import print_diagnostic
 
 PATIENCE_S = 1.0
 """After this long a person wonders whether the signal was heard."""
@@ -34,7 +34,7 @@ async def watch_signals(
         with trio.move_on_after(PATIENCE_S):
             again = await anext(signals)
         if again is None:
-            talk("Ending in good order; interrupt again to end at once.")
+            print_diagnostic("Ending in good order; interrupt again to end at once.")
             again = await anext(signals)
         # Whoever asks twice has seen the orderly way take too long; nothing may hold this one up.
         os._exit(_CODES[signal.Signals(again)])

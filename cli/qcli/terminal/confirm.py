@@ -1,4 +1,4 @@
-"""Asks whoever sits at the terminal before messages are thrown away."""
+"""Asks the user before messages are deleted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 import click
 
 from ..framework.errors import Failure
-from ..framework.output import talk
+from ..framework.output import print_diagnostic
 
 
-def make_sure(question: str, what_it_does: str) -> None:
+def confirm(question: str, what_it_does: str) -> None:
     """Let the user agree.
 
     Args:
@@ -27,7 +27,7 @@ def make_sure(question: str, what_it_does: str) -> None:
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort as error:
-        talk("")  # the cursor still stands behind the question
+        print_diagnostic("")  # the cursor still stands behind the question
         if not isinstance(error.__context__, EOFError):
             raise
         agreed = False

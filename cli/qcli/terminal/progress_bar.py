@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..framework.output import plain_terminal, rate, size, talks_to_live_terminal
+from ..framework.output import no_color, rate, size, stderr_is_live_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -30,7 +30,7 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
     Yields:
         A function that adds bytes to those that are done; None if no bar is shown.
     """
-    if total_bytes < WORTH_SHOWING_BYTES or not talks_to_live_terminal():
+    if total_bytes < WORTH_SHOWING_BYTES or not stderr_is_live_terminal():
         yield None
         return
     # Imported here because most runs show none.
@@ -74,7 +74,7 @@ def message_progress(total: int | None, quiet: bool) -> Iterator[Advance]:
     Yields:
         A function that adds messages and bytes to those that are done.
     """
-    if quiet or not talks_to_live_terminal():
+    if quiet or not stderr_is_live_terminal():
         yield lambda _messages, _size: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -108,5 +108,5 @@ def _bar(*columns: ProgressColumn) -> Progress:
     from rich.progress import Progress
 
     # Refreshed by its user only: rich would do it in a thread that competes with the work.
-    console = Console(stderr=True, no_color=plain_terminal())
+    console = Console(stderr=True, no_color=no_color())
     return Progress(*columns, console=console, transient=True, auto_refresh=False)

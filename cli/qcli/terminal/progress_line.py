@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..framework.output import plain_terminal, rate, size
+from ..framework.output import no_color, rate, size
 
 REFRESH_S = 0.2
 WINDOW_S = 5.0
@@ -59,7 +59,7 @@ async def show_progress(outcome: Published, share: Callable[[], float] | None = 
     """
     console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()
-    bold = "" if plain_terminal() else "bold"
+    bold = "" if no_color() else "bold"
     recent = RecentRate()
     # rich's own refreshing would be a thread beside the event loop.
     with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import names_of
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import channels_by_topic
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand, DocumentedGroup, Example
 from ...framework.errors import Failure
@@ -23,6 +23,7 @@ _ACTIONS = [
     Action(
         "create",
         " created",
+        Example("before anything is published", "qcli channel create clicks/archive clicks/alerts"),
         "Create channels.\n\nTheir topics have to exist. A channel that exists already stays as it is. The first "
         "channel of a topic gets what has been published so far, later ones what is published from now on.",
         creates=True,
@@ -30,6 +31,7 @@ _ACTIONS = [
     Action(
         "delete",
         " deleted",
+        Example("without being asked", "qcli channel delete --yes clicks/archive"),
         "Delete channels, with the messages they hold.\n\nAsks first on a terminal; elsewhere it needs --yes. "
         "Consumers are disconnected.",
         destroys=True,
@@ -37,6 +39,7 @@ _ACTIONS = [
     Action(
         "empty",
         " emptied",
+        Example("drop a backlog", "qcli channel empty clicks/archive"),
         "Throw away the messages of channels.\n\nThose in flight and deferred go too. Asks first on a terminal; "
         "elsewhere it needs --yes.",
         destroys=True,
@@ -44,19 +47,17 @@ _ACTIONS = [
     Action(
         "pause",
         " paused",
+        Example("hold deliveries back", "qcli channel pause clicks/archive"),
         "Stop delivering the messages of channels to consumers.\n\nMessages go on arriving in the channel. "
         "The pause outlasts a restart of the broker.",
     ),
-    Action("unpause", " unpaused", "Deliver the messages of channels to consumers again."),
+    Action(
+        "unpause",
+        " unpaused",
+        Example("deliver again", "qcli channel unpause clicks/archive"),
+        "Deliver the messages of channels to consumers again.",
+    ),
 ]
-
-_EXAMPLES = {
-    "create": [Example("before anything is published", "qcli channel create clicks/archive clicks/alerts")],
-    "delete": [Example("without being asked", "qcli channel delete --yes clicks/archive")],
-    "empty": [Example("drop a backlog", "qcli channel empty clicks/archive")],
-    "pause": [Example("hold deliveries back", "qcli channel pause clicks/archive")],
-    "unpause": [Example("deliver again", "qcli channel unpause clicks/archive")],
-}
 
 
 @click.group(
@@ -79,7 +80,7 @@ def command() -> None:
 
 
 for _action in _ACTIONS:
-    command.add_command(action_command("channel", _action, _EXAMPLES[_action.name]))
+    command.add_command(action_command("channel", _action))
 for _command in settings_commands("channel"):
     command.add_command(_command)
 command.add_command(seek)
@@ -99,7 +100,7 @@ command.add_command(seek)
     },
 )
 @click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
-@asks_broker
+@broker_http_options
 @output_format(
     "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused "
     "(on one of the brokers at least).",
@@ -124,7 +125,7 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
     }
     records: list[dict[str, Any]] = [
         {"topic": name, "channel": channel, "paused": Source(name, channel) in paused}
-        for name, channels in names_of(topics).items()
+        for name, channels in channels_by_topic(topics).items()
         for channel in channels
     ]
     if form == "json":

@@ -7,18 +7,18 @@ from typing import Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import by_broker, on_broker, on_each
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import broker_suffix, change_each, with_broker
 from ...broker.name_completion import complete_channel
 from ...broker.position_options import NOTE as POSITIONS
 from ...broker.position_options import BrokerPosition, refuse_sequence
-from ...broker.topic_log import not_readable
+from ...broker.topic_log import read_failure
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import count_of, json_lines, write
 from ...framework.params import Source, channel_source
-from ...terminal.confirm import make_sure
+from ...terminal.confirm import confirm
 
 
 @click.command(
@@ -55,7 +55,7 @@ from ...terminal.confirm import make_sure
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
-@asks_broker
+@broker_http_options
 @option(
     "Where to",
     "--to",
@@ -89,11 +89,11 @@ def command(
     def move(address: str) -> None:
         moved = _seek(address, wanted, to, dry_run=dry_run)
         if form == "json":
-            write(json_lines(by_broker([moved], address, nsqd_http_addresses)))
+            write(json_lines(with_broker([moved], address, nsqd_http_addresses)))
         else:
-            write(_report(wanted, on_broker(address, nsqd_http_addresses), moved))
+            write(_report(wanted, broker_suffix(address, nsqd_http_addresses), moved))
 
-    on_each(nsqd_http_addresses, move)
+    change_each(nsqd_http_addresses, move)
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
@@ -106,15 +106,15 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
         broker = BrokerHTTP(address)
         answer: dict[str, Any] = broker.decoded(broker.post("/channel/seek", params))
     except Refused as error:
-        raise not_readable(address, wanted, error.status, error.text) from error
+        raise read_failure(address, wanted, error.status, error.text) from error
     return answer
 
 
 def _ask(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
-    """Let the user agree to skip so many messages; raises what `make_sure` does."""
+    """Let the user agree to skip so many messages; raises what `confirm` does."""
     if skipped:
         messages = count_of(skipped, "message")
-        make_sure(
+        confirm(
             f"Skip {messages} of channel {wanted} on {' and '.join(addresses)}?",
             f"This would skip {messages}",
         )

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import by_broker, from_each
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import read_each, with_broker
 from ...broker.json_api import get_json
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import output_format
-from ...framework.output import json_lines, plain_table, talk, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import moment
 from .selection import (
@@ -47,7 +47,7 @@ from .selection import (
 @click.argument(
     "topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_dead_letter_topic
 )
-@asks_broker
+@broker_http_options
 @output_format("table: for people. json: an object per line, see below.", "table", "json")
 def command(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
     """Count the dead letters that wait, by where they come from and why."""
@@ -56,8 +56,8 @@ def command(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) 
         topics = [topic] if topic is not None else _dead_letter_topics(address)
         return [record for name in topics for record in _count(address, name)]
 
-    found = from_each(nsqd_http_addresses, count)
-    records = [record for each in found for record in by_broker(found[each], each, nsqd_http_addresses)]
+    found = read_each(nsqd_http_addresses, count)
+    records = [record for each in found for record in with_broker(found[each], each, nsqd_http_addresses)]
     if form == "json":
         write(json_lines(records))
     elif records:
@@ -68,7 +68,7 @@ def command(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) 
             rows = [(record["broker"], *row) for record, row in zip(records, rows, strict=True)]
         write(plain_table([headings, *rows], len(headings) - 1))
     if not records:
-        talk(f"{topic or 'All topics'}: no letter waits there")
+        print_diagnostic(f"{topic or 'All topics'}: no letter waits there")
 
 
 def _dead_letter_topics(address: str) -> list[str]:
@@ -88,7 +88,9 @@ def _count(address: str, topic: str) -> list[dict[str, Any]]:
             known["last_ns"] = max(known["last_ns"], row["last_ns"])
         start = answer["next_sequence"]
     if answer["in_flight"]:
-        talk(f"{topic}: {answer['in_flight']:,} more in flight with consumers of {topic}/{CHANNEL}")
+        print_diagnostic(
+            f"{topic}: {answer['in_flight']:,} more in flight with consumers of {topic}/{CHANNEL}"
+        )
     return [{"dead_letter_topic": topic, **row} for row in counts.values()]
 
 

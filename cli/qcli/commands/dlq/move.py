@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import on_broker, on_each
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import broker_suffix, change_each
 from ...broker.json_api import post_json
 from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option
-from ...framework.output import talk
+from ...framework.output import print_diagnostic
 from ...framework.params import Source
-from ...terminal.confirm import make_sure
+from ...terminal.confirm import confirm
 from .selection import (
     NOTE,
     WHAT,
@@ -52,7 +52,7 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
     },
 )
 @topic_argument
-@asks_broker
+@broker_http_options
 @selection_options
 @count_option
 @option(
@@ -90,7 +90,7 @@ def requeue(to_topic: bool, **selected: Any) -> None:
     notes={"Dead letters": NOTE},
 )
 @topic_argument
-@asks_broker
+@broker_http_options
 @selection_options
 @count_option
 @option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
@@ -104,7 +104,7 @@ def drop(yes: bool, **selected: Any) -> None:
     if not yes:
         which = "the selected" if selection.is_narrow else "all"
         where = " and ".join(selection.nsqd_http_addresses)
-        make_sure(
+        confirm(
             f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' throws messages away"
         )
     _do_on_each(selection, "drop", {}, {})
@@ -138,9 +138,11 @@ def _do_on_each(selection: Selection, verb: str, kept: dict[str, int], params: d
         if left is not None:
             left -= min(left, done + sum(kept.values()) - before)
         why = "" if selection.ids or done or sum(kept.values()) > before else selection.why_none()
-        talk(f"{topic}: {done:,} {_DONE[verb]}{why}{on_broker(address, selection.nsqd_http_addresses)}")
+        print_diagnostic(
+            f"{topic}: {done:,} {_DONE[verb]}{why}{broker_suffix(address, selection.nsqd_http_addresses)}"
+        )
 
-    on_each(selection.nsqd_http_addresses, act)
+    change_each(selection.nsqd_http_addresses, act)
     if selection.ids and not (total or kept):
         raise Failure(f"No such letter waits in {topic}.")
     return total

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import by_broker
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import with_broker
 from ...broker.json_api import get_json_lines
-from ...broker.message_bodies import body_of, with_bodies
+from ...broker.message_bodies import body_of, with_body_column
 from ...framework.command import DocumentedCommand, Example
-from ...framework.errors import NotThere
+from ...framework.errors import NotFound
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import RawOutput, json_lines, plain_table, talk, write
+from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source
 from ...framework.positions import moment
 from .selection import (
@@ -58,7 +58,7 @@ _PAGE = 1000
     },
 )
 @topic_argument
-@asks_broker
+@broker_http_options
 @selection_options
 @option(
     SELECTION,
@@ -92,24 +92,24 @@ def command(form: str, **selected: Any) -> None:
         else:
             headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED")
             rows = [_letter_row(message) for message in messages]
-            table = plain_table(with_bodies(headings, rows, messages), 6)
+            table = plain_table(with_body_column(headings, rows, messages), 6)
             write(table.partition("\n")[2] if begun else table)
         begun = True
     if not begun:
-        talk(f"{selection.topic}{selection.why_none()}")
+        print_diagnostic(f"{selection.topic}{selection.why_none()}")
 
 
 def _read_all(selection: Selection) -> Iterator[list[dict[str, Any]]]:
     """The letters of one broker after the other, some at a time, at least one."""
-    missing: list[NotThere] = []
+    missing: list[NotFound] = []
     addresses = selection.nsqd_http_addresses
     left = count = selection.count or 0
     for address in addresses:
         try:
             for messages in _read(selection, address, left):
-                yield by_broker(messages, address, addresses)
+                yield with_broker(messages, address, addresses)
                 left -= len(messages) if count else 0
-        except NotThere as error:
+        except NotFound as error:
             missing.append(error)
         if count and not left:
             return

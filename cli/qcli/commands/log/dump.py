@@ -14,7 +14,7 @@ import click
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import RawOutput, body_field, json_lines, talk
+from ...framework.output import RawOutput, body_field, json_lines, print_diagnostic
 from ...framework.params import delimiter
 from ...framework.positions import NOTHING_BETWEEN, Position, moment, position
 from .findings import describe, shown
@@ -218,7 +218,7 @@ class _Sink:
     def note(self, finding: Finding) -> None:
         """Say what was passed over."""
         self.flush()  # so that on a terminal it stands where it belongs
-        talk(f"{str(finding.kind).capitalize()}: {describe(finding)}")
+        print_diagnostic(f"{str(finding.kind).capitalize()}: {describe(finding)}")
         self.damaged = self.damaged or finding.kind == "damage"
 
 

@@ -1,4 +1,4 @@
-"""How the commands of `qcli log` say what is not as it should be."""
+"""Prints what is damaged or missing in a data folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...framework.output import is_live_terminal, styled
+from ...framework.output import stdout_is_live_terminal, styled
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.findings import Finding
@@ -30,7 +30,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 def finding_lines(findings: Sequence[Finding]) -> str:
     """Findings below a table on standard output, a line each; nothing if there are none."""
-    coloured = is_live_terminal()
+    coloured = stdout_is_live_terminal()
     width = max(map(len, _STYLES))
     lines = [
         f"\n{styled(_STYLES[finding.kind] if coloured else '', finding.kind.ljust(width))}  {describe(finding)}"

@@ -1,4 +1,4 @@
-"""What the commands of `qcli log` are pointed at: a data folder, a topic's folder, or one segment."""
+"""Paths that the commands of `qcli log` take: a data folder, a topic's folder, or one segment."""
 
 from __future__ import annotations
 

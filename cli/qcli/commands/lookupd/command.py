@@ -8,7 +8,7 @@ import click
 
 from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
-from ...framework.daemon.run import reload_log_level, run_server, tell_what_is_ignored
+from ...framework.daemon.run import log_ignored_settings, reload_log_level, run_server
 from ...framework.daemon.setting import LOG_LEVELS
 from ...framework.exit_codes import ExitCode
 from ...framework.go_flags import GoFlagsCommand
@@ -92,7 +92,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     options = lookupd_options(values)
     log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"])
     logger = logging.getLogger("trio_nsq.lookup")
-    tell_what_is_ignored(ctx, values["config"], logger)
+    log_ignored_settings(ctx, values["config"], logger)
 
     async def reload() -> None:
         reload_log_level(ctx, values["config"], logger)

@@ -1,4 +1,4 @@
-"""`qcli pub`: standard input, or files, into a topic."""
+"""`qcli pub`: publishes standard input, or files, to a topic."""
 
 from __future__ import annotations
 

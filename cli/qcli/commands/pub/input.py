@@ -1,4 +1,4 @@
-"""Reading input without blocking the event loop, and without one thread or task more than needed."""
+"""Reads input without blocking the event loop, with no more threads and tasks than needed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, talks_to_live_terminal
+from ...framework.output import count_of, stderr_is_live_terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class PubOptions:
     def shows_progress(self) -> bool:
         """Whether a line on the terminal is kept up to date; it would get in the way of typing."""
         typing = "-" in self.inputs and sys.stdin is not None and sys.stdin.isatty()
-        return not self.quiet and talks_to_live_terminal() and not typing
+        return not self.quiet and stderr_is_live_terminal() and not typing
 
     def check(self) -> None:
         """Look at what can be known before anything is published.

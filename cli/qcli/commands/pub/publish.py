@@ -26,8 +26,8 @@ from trio_nsq.protocol.batcher import Batcher
 
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, talk
-from ..shared.rate_limiter import Pace
+from ...framework.output import count_of, print_diagnostic
+from ..shared.rate_limiter import RateLimiter
 from .input import Input, open_input
 from .send import Sender
 from .split import Splitter
@@ -97,7 +97,7 @@ class Outcome:
         return bool(failed or self.input_failure or self.stopped)
 
 
-class Publication:
+class PublishPipeline:
     """Publishes inputs to a topic, every message to each broker.
 
     Args:
@@ -120,7 +120,7 @@ class Publication:
         max_msg_size: int,
         batch_size: int,
         retry: bool,
-        pace: Pace | None,
+        pace: RateLimiter | None,
     ) -> None:
         self._publishers = [
             _Publisher(sender, address, retry, self._note_failure, alone=len(senders) == 1)
@@ -237,7 +237,7 @@ class _Publisher:
     Args:
         sender: To the topic.
         address: The broker's, for people.
-        retry: See `Publication`.
+        retry: See `PublishPipeline`.
         on_failure: Called when it has given up.
         alone: It is the only one.
 
@@ -364,7 +364,7 @@ class _Publisher:
             else:
                 what = f"went away ({error.reason})"
             others = "" if self._alone else " The other brokers get nothing new until then."
-            talk(
+            print_diagnostic(
                 f"Warning: the broker at {self.outcome.address} {what}. Trying again until it takes messages.{others}"
             )
         self._outage = error
@@ -373,7 +373,7 @@ class _Publisher:
         text = f"Note: the broker at {self.outcome.address} takes messages again."
         if self._in_doubt and self._sender.may_repeat:
             text += f" Up to {count_of(self._in_doubt, 'message')} may be there twice."
-        talk(text)
+        print_diagnostic(text)
         self._outage, self._in_doubt = None, 0
         self._delays.reset()
 

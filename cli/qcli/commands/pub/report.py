@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, size, talk
+from ...framework.output import count_of, print_diagnostic, size
 from ...framework.output import rate as per_second
 from ...framework.params import duration_text
 from .options import PubOptions
@@ -29,8 +29,8 @@ def conclude(options: PubOptions, outcome: Outcome, elapsed_s: float) -> ExitCod
     reason = " ".join(_failure(options, broker) for broker in failed) or outcome.input_failure
     if not options.quiet and (outcome.acknowledged or reason is None):
         if outcome.stopped == ExitCode.INTERRUPTED and _stands_after_echo(options):
-            talk("")
-        talk(_report(options, outcome, elapsed_s))
+            print_diagnostic("")
+        print_diagnostic(_report(options, outcome, elapsed_s))
     if reason is None:
         return outcome.stopped or ExitCode.OK
     code = ExitCode.FAILURE

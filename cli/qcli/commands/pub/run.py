@@ -12,14 +12,14 @@ from trio_nsq.protocol import Limits
 from ...broker.address_options import (
     TCP_OPTION,
 )
-from ...broker.connection_options import Connecting
-from ...framework.errors import Failure, not_connected
-from ...framework.output import quiet_library
+from ...broker.connection_options import ConnectOptions
+from ...framework.errors import Failure, connection_failure
+from ...framework.output import silence_library
 from ...framework.signals import watch_signals
-from ..shared.rate_limiter import Pace
+from ..shared.rate_limiter import RateLimiter
 from .input import READ_BYTES
 from .options import PubOptions
-from .publish import Outcome, Publication
+from .publish import Outcome, PublishPipeline
 from .send import Sender, TCPSender, numbered_sender
 
 RATED_READ_BYTES = 4096
@@ -36,21 +36,21 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> Outcome:
     Raises:
         Failure: A broker cannot be reached; nothing was published.
     """
-    quiet_library()
-    connecting = Connecting.of_command()
+    silence_library()
+    connecting = ConnectOptions.of_command()
     async with AsyncExitStack() as stack:
         senders = {}
         for address, http_address in brokers.items():
             senders[address] = await _connect(options, address, http_address, connecting, stack)
         batch_size = min(sender.batch_size for sender in senders.values())
         async with trio.open_nursery() as nursery:
-            publication = Publication(
+            publication = PublishPipeline(
                 senders,
                 delimiter=options.delimiter,
                 max_msg_size=options.max_msg_size,
                 batch_size=options.batch_size or batch_size,
                 retry=not options.no_retry,
-                pace=Pace(options.rate, trio.current_time()) if options.rate else None,
+                pace=RateLimiter(options.rate, trio.current_time()) if options.rate else None,
             )
             await nursery.start(watch_signals, publication.stop)
             if options.shows_progress:
@@ -66,7 +66,7 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> Outcome:
 
 
 async def _connect(
-    options: PubOptions, address: str, http_address: str, connecting: Connecting, stack: AsyncExitStack
+    options: PubOptions, address: str, http_address: str, connecting: ConnectOptions, stack: AsyncExitStack
 ) -> Sender:
     """Connect to a broker, until the stack is left.
 
@@ -84,7 +84,7 @@ async def _connect(
     try:
         await stack.enter_async_context(producer)
     except ConnectionFailed as error:
-        failure = not_connected(address, TCP_OPTION, error)
+        failure = connection_failure(address, TCP_OPTION, error)
         if len(options.nsqd_tcp_addresses) > 1:
             failure = Failure(f"{failure.message} Nothing was published to any broker.", failure.exit_code)
         raise failure from error

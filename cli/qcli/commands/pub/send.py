@@ -13,7 +13,7 @@ from trio_nsq.client.errors import ConnectionLost
 from trio_nsq.protocol import pack_messages
 
 from ...broker.broker_http import BrokerHTTP
-from ...broker.connection_options import Connecting
+from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
 
@@ -181,7 +181,7 @@ async def numbered_sender(
     http_address: str,
     topic: str,
     defer_ms: int,
-    connecting: Connecting,
+    connecting: ConnectOptions,
     fallback: TCPSender,
 ) -> NumberedSender | None:
     """Find out whether batches can be numbered, and how.
@@ -206,7 +206,7 @@ async def numbered_sender(
 
 
 def _publisher(
-    tcp_address: str, http_address: str, topic: str, connecting: Connecting
+    tcp_address: str, http_address: str, topic: str, connecting: ConnectOptions
 ) -> IdempotentProducer | None:
     from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.client.http.idempotent_producer import IdempotentProducer

@@ -1,4 +1,4 @@
-"""`qcli replay`: what was published to one topic, or lies in Parquet files, published to another topic."""
+"""`qcli replay`: publishes the messages of a topic's log, or of Parquet files, to another topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `replay` goes with Parquet files: the job, the choice of an engine, progress, and what is said of it."""
+"""`replay` of Parquet files: the job, the choice of an engine, progress and the report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...broker.address_options import HTTP_OPTION
-from ...broker.connection_options import Connecting, refuse_plain_http
-from ...framework.errors import Failure, Terminated, no_tls, unreachable, wants_https
+from ...broker.connection_options import ConnectOptions, refuse_plain_http
+from ...framework.errors import Failure, Terminated, https_required, tls_failure, unreachable
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, json_lines, rate, size, talk, write
+from ...framework.output import count_of, json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress_bar import message_progress
-from ..shared.engine import better_engine, failure_of, said_by_library, spark_engine
+from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
 from .options import ReplayOptions, default_jobs_folder
 
 if TYPE_CHECKING:
@@ -63,15 +63,15 @@ def _failures() -> Iterator[None]:
         yield
     except RequestRefused as error:
         if error.text == "TLS_REQUIRED":
-            raise wants_https(error.address, HTTP_OPTION) from error
+            raise https_required(error.address, HTTP_OPTION) from error
         text = f"The broker at {error.address} refused with HTTP status {error.status}: {error.text}."
         raise Failure(text) from error
     except BrokerUnreachable as error:
-        if failure := no_tls(error.address, error):
+        if failure := tls_failure(error.address, error):
             raise failure from error
         raise unreachable(error.address, HTTP_OPTION, error.reason) from error
     except NSQError as error:
-        raise said_by_library(error) from error
+        raise library_failure(error) from error
 
 
 class _FilesReplay:
@@ -87,7 +87,7 @@ class _FilesReplay:
         self._job = job
         self._options = options
         self._stack = stack
-        self._tls = Connecting.of_command().tls_files()
+        self._tls = ConnectOptions.of_command().tls_files()
         self._engine_name: str | None = None
         self._spark: SparkEngine | None = None
         self._begun_s = time.monotonic()
@@ -97,10 +97,10 @@ class _FilesReplay:
         job, quiet = self._job, self._options.quiet
         if job.is_complete:
             if not quiet:
-                talk(f"Note: the job {job.name} is complete: there is nothing to do.")
+                print_diagnostic(f"Note: the job {job.name} is complete: there is nothing to do.")
             return ExitCode.OK
         if not self._options.dry_run:
-            self._meet_broker()
+            self._check_broker()
         self._plan()
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
@@ -113,7 +113,7 @@ class _FilesReplay:
         except (KeyboardInterrupt, Terminated) as stop:
             self._report()
             if not quiet and not self._options.dry_run:
-                talk(f"Go on with: {self._going_on()}")
+                print_diagnostic(f"Go on with: {self._resume_command()}")
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
         except Exception as error:
             raise self._failure(error) from error
@@ -122,7 +122,7 @@ class _FilesReplay:
 
     # ------------------------------------------------------------------ before it begins
 
-    def _meet_broker(self) -> None:
+    def _check_broker(self) -> None:
         """Find out early whether there is a broker, and what it can do."""
         from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
@@ -133,7 +133,7 @@ class _FilesReplay:
         ) as publisher:
             publisher.last_number()
             if not publisher.remembers and not self._options.quiet:
-                talk(
+                print_diagnostic(
                     f"Warning: the broker at {request.address} does not remember what it has published, as 'qcli "
                     "serve' does: it is at least once. What is sent again after a failure is there twice."
                 )
@@ -147,14 +147,16 @@ class _FilesReplay:
 
             spark = self._open_spark(job.request.where)
             if not quiet:
-                talk("Note: Spark looks for the messages that --where chooses.")
+                print_diagnostic("Note: Spark looks for the messages that --where chooses.")
             job.plan(lambda source, where: select_rows(spark, source, where))
         else:
             job.plan(None)
         if begins and not quiet and not self._options.dry_run:
             outcome = job.result
             what = f"{count_of(outcome.files, 'file')}, {count_of(outcome.pieces, 'piece')}"
-            talk(f"Note: job {job.name}: {what}. If it is interrupted, '{self._going_on()}' goes on.")
+            print_diagnostic(
+                f"Note: job {job.name}: {what}. If it is interrupted, '{self._resume_command()}' goes on."
+            )
 
     def _open_spark(self, where: str | None = None) -> SparkEngine:
         if where is not None:
@@ -185,13 +187,13 @@ class _FilesReplay:
         elif wanted == "auto":
             wanted, why = better_engine(job.size_bytes, outcome.pieces, "piece")
         if why and not self._options.quiet:
-            talk(f"Note: engine {wanted}: {why}.")
+            print_diagnostic(f"Note: engine {wanted}: {why}.")
         self._engine_name = wanted
         return run_inline if wanted == "inline" else self._spark or self._open_spark()
 
     # ------------------------------------------------------------------ what is said
 
-    def _going_on(self) -> str:
+    def _resume_command(self) -> str:
         """The command line that does what is left."""
         options = self._options
         words = ["qcli", "replay", "--job", self._job.name]
@@ -204,22 +206,24 @@ class _FilesReplay:
         outcome = self._job.result
         self._report()
         if self._engine_name == "spark" and not self._options.quiet:
-            talk(
+            print_diagnostic(
                 "Note: what tasks had published and not noted yet, two seconds at most, is not counted here."
             )
-        failure = failure_of(error, _failures)
+        failure = failure_from(error, _failures)
         text, code = failure.message, failure.exit_code
         # Tasks that were lost may have published more than they came to note.
         if outcome.published or outcome.before or type(error).__name__ == "SparkFailed":
             code = ExitCode.PARTIAL
-        return Failure(text if self._options.dry_run else f"{text} Go on with: {self._going_on()}", code)
+        return Failure(
+            text if self._options.dry_run else f"{text} Go on with: {self._resume_command()}", code
+        )
 
     def _report(self) -> None:
         """Say what became of it."""
         outcome, options, request = self._job.result, self._options, self._job.request
         elapsed_s = time.monotonic() - self._begun_s
         for each in outcome.examples if not options.quiet else ():
-            talk(f"Note: not published, as it is longer than --max-msg-size: {each}.")
+            print_diagnostic(f"Note: not published, as it is longer than --max-msg-size: {each}.")
         if options.form == "json":
             found = dataclasses.asdict(outcome)
             del found["examples"]
@@ -232,7 +236,7 @@ class _FilesReplay:
             }
             write(json_lines([{**head, **found, "elapsed_s": round(elapsed_s, 3)}]))
         elif not options.quiet:
-            talk(_summary(request, outcome, elapsed_s, dry_run=options.dry_run))
+            print_diagnostic(_summary(request, outcome, elapsed_s, dry_run=options.dry_run))
 
 
 def _summary(request: ReplayRequest, outcome: ReplayResult, elapsed_s: float, *, dry_run: bool) -> str:

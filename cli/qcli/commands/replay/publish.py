@@ -1,4 +1,4 @@
-"""The asynchronous part of `replay`: reads, chooses, waits for the moment, publishes, and knows how far it came."""
+"""`replay` of a topic: reads, filters, waits until messages are due, publishes, and counts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
-from ...broker.topic_log import is_for_all, note_gap
+from ...broker.topic_log import is_for_all_channels, report_gap
 from ...framework.exit_codes import ExitCode
-from ..shared.rate_limiter import Pace
+from ..shared.rate_limiter import RateLimiter
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000
@@ -117,7 +117,7 @@ class Replay:
         *,
         count: int | None,
         pattern: re.Pattern[bytes] | None,
-        pace: Pace | None,
+        pace: RateLimiter | None,
         spacing: Spacing | None,
     ) -> None:
         end = reader.position if reader.end_sequence is None else reader.end_sequence
@@ -158,7 +158,7 @@ class Replay:
                     return
             for each in found:
                 if isinstance(each, RecordBatch):
-                    if is_for_all(each):
+                    if is_for_all_channels(each):
                         await self._take(each)
                 else:
                     await self._flush(each.first_sequence)
@@ -180,7 +180,9 @@ class Replay:
 
     def _pass_over(self, gap: Gap) -> None:
         if not self._over:
-            self.outcome.damaged |= note_gap(self._source, gap.first_sequence, gap.next_sequence, gap.reason)
+            self.outcome.damaged |= report_gap(
+                self._source, gap.first_sequence, gap.next_sequence, gap.reason
+            )
             self.outcome.missing += gap.next_sequence - gap.first_sequence
             self.outcome.position = gap.next_sequence
 

@@ -1,4 +1,4 @@
-"""How `replay` goes with a topic of a broker: what it connects to, and what is said of it."""
+"""`replay` of a topic: connects to both brokers, and reports."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
 
 from ...broker.address_options import TCP_OPTION
-from ...broker.connection_options import Connecting
-from ...broker.topic_log import note_beginning, reading_errors
-from ...framework.errors import Failure, not_connected
+from ...broker.connection_options import ConnectOptions
+from ...broker.topic_log import reading_errors, report_start
+from ...framework.errors import Failure, connection_failure
 from ...framework.exit_codes import ExitCode
 from ...framework.output import (
     count_of,
-    hear_library,
     json_lines,
-    quiet_library,
+    print_diagnostic,
     rate,
+    show_library_warnings,
+    silence_library,
     size,
-    talk,
-    talks_to_live_terminal,
+    stderr_is_live_terminal,
     write,
 )
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
-from ..shared.rate_limiter import Pace
+from ..shared.rate_limiter import RateLimiter
 from .options import ReplayOptions
 from .publish import Replay, ReplayOutcome, Spacing
 
@@ -47,7 +47,9 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
     assert options.source is not None
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
-        talk(f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}")
+        print_diagnostic(
+            f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}"
+        )
     begun_s = time.monotonic()
     outcome = trio.run(_replay, options)
     return _conclude(options, outcome, time.monotonic() - begun_s)
@@ -56,8 +58,8 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
 async def _replay(options: ReplayOptions) -> ReplayOutcome:
     assert options.source is not None
     assert options.topic is not None
-    quiet_library()
-    connecting = Connecting.of_command()
+    silence_library()
+    connecting = ConnectOptions.of_command()
     try:
         async with AsyncExitStack() as stack:
             producer = None
@@ -82,8 +84,8 @@ async def _replay(options: ReplayOptions) -> ReplayOutcome:
                     ) as reader,
                     trio.open_nursery() as nursery,
                 ):
-                    hear_library()
-                    note_beginning(options.source, reader, options.first)
+                    show_library_warnings()
+                    report_start(options.source, reader, options.first)
                     replay = Replay(
                         options.source,
                         reader,
@@ -91,20 +93,20 @@ async def _replay(options: ReplayOptions) -> ReplayOutcome:
                         options.topic,
                         count=options.count,
                         pattern=options.pattern,
-                        pace=Pace(options.rate, trio.current_time())
+                        pace=RateLimiter(options.rate, trio.current_time())
                         if options.rate and not options.dry_run
                         else None,
                         spacing=Spacing(options.speed) if options.speed and not options.dry_run else None,
                     )
                     await nursery.start(watch_signals, replay.stop)
-                    if not options.quiet and talks_to_live_terminal():
+                    if not options.quiet and stderr_is_live_terminal():
                         from ...terminal.progress_line import show_progress
 
                         nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
-        raise not_connected(options.nsqd_tcp_address, TCP_OPTION, error) from error
+        raise connection_failure(options.nsqd_tcp_address, TCP_OPTION, error) from error
     return replay.outcome
 
 
@@ -117,7 +119,7 @@ def _conclude(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) 
     if options.form == "json":
         write(json_lines([_as_json(options, outcome, elapsed_s)]))
     elif not options.quiet:
-        talk(_report(options, outcome, elapsed_s))
+        print_diagnostic(_report(options, outcome, elapsed_s))
     going_on = f"Go on with --from {outcome.position} --to {outcome.end}"
     if options.count is not None:
         going_on += f" -n {options.count - outcome.acknowledged}"
@@ -133,7 +135,7 @@ def _conclude(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) 
         )
     if outcome.stopped is not None:
         if outcome.position < outcome.end:
-            talk(f"{going_on}.")
+            print_diagnostic(f"{going_on}.")
         return outcome.stopped
     return ExitCode.DAMAGED if outcome.damaged else ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""What `topic` and `channel` have in common: an action on several names over HTTP."""
+"""Subcommands of `topic` and `channel` that do one thing to several names over HTTP."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import on_broker, on_each
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import broker_suffix, change_each
 from ...broker.name_completion import complete_channel, complete_topic
 from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option
-from ...framework.output import talk
+from ...framework.output import print_diagnostic
 from ...framework.params import Source, channel_source, topic_name
-from ...terminal.confirm import make_sure
+from ...terminal.confirm import confirm
 
 if TYPE_CHECKING:
     from ...broker.broker_http import BrokerHTTP
@@ -30,6 +30,7 @@ class Action:
     Attributes:
         name: The subcommand, and the last part of the HTTP path.
         done: What is said of each name afterwards, after kind and name.
+        example: For its help.
         help: The description.
         destroys: Whether messages are lost, so that somebody has to agree.
         creates: Whether there may be nothing to do, because what is wanted is there.
@@ -37,18 +38,18 @@ class Action:
 
     name: str
     done: str
+    example: Example
     help: str
     destroys: bool = False
     creates: bool = False
 
 
-def action_command(kind: str, action: Action, examples: Sequence[Example]) -> DocumentedCommand:
+def action_command(kind: str, action: Action) -> DocumentedCommand:
     """Make a subcommand.
 
     Args:
         kind: `topic` or `channel`.
         action: What it does.
-        examples: For its help.
     """
     if kind == "topic":
         names = click.argument(
@@ -75,21 +76,23 @@ def action_command(kind: str, action: Action, examples: Sequence[Example]) -> Do
             _ask(kind, action, sources, nsqd_http_addresses)
 
         def act(address: str) -> None:
-            perform(address, kind, action, sources, on_broker(address, nsqd_http_addresses))
+            perform(address, kind, action, sources, broker_suffix(address, nsqd_http_addresses))
 
-        on_each(nsqd_http_addresses, act)
+        change_each(nsqd_http_addresses, act)
 
     if action.destroys:
         agree = option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
         run = agree(run)
-    run = asks_broker(run)
+    run = broker_http_options(run)
     run = names(run)
     exits = {
         ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
     }
-    make = click.command(action.name, cls=DocumentedCommand, help=action.help, examples=examples, exits=exits)
+    make = click.command(
+        action.name, cls=DocumentedCommand, help=action.help, examples=[action.example], exits=exits
+    )
     return make(run)
 
 
@@ -129,7 +132,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
             break
         else:
             done += 1
-            talk(f"{kind} {source}{' exists already' if there else action.done}{where}")
+            print_diagnostic(f"{kind} {source}{' exists already' if there else action.done}{where}")
     if complaints:
         raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
 
@@ -153,10 +156,10 @@ def _complaint(source: Source, address: str, error: Any) -> str:
 
 
 def _ask(kind: str, action: Action, sources: Sequence[Source], addresses: Sequence[str]) -> None:
-    """Let the user agree; raises what `make_sure` does."""
+    """Let the user agree; raises what `confirm` does."""
     names = ", ".join(map(str, sources))
     plural = "s" if len(sources) > 1 else ""
-    make_sure(
+    confirm(
         f"{action.name.capitalize()} {kind}{plural} {names} on {' and '.join(addresses)}?",
         f"'{kind} {action.name}' throws messages away",
     )

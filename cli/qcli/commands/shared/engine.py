@@ -76,13 +76,13 @@ def check_extra(command: str) -> None:
         ) from error
 
 
-def said_by_library(error: Exception) -> Failure:
+def library_failure(error: Exception) -> Failure:
     """The failure that says what the library did, as a sentence."""
     text = str(error)
     return Failure(text[:1].upper() + text[1:] + "." * (not text.endswith(".")))
 
 
-def failure_of(error: Exception, failures: Callable[[], AbstractContextManager[None]]) -> Failure:
+def failure_from(error: Exception, failures: Callable[[], AbstractContextManager[None]]) -> Failure:
     """What to say of an error that came while it was at work; raises it, if it is a mistake of ours.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 
-class Pace:
+class RateLimiter:
     """Lets messages pass at an even rate.
 
     Args:

@@ -1,4 +1,4 @@
-"""`set` and `settings` of `qcli topic` and `qcli channel`: what holds for one of them only, and the broker keeps."""
+"""`set` and `settings` of `qcli topic` and `qcli channel`: settings that the broker stores for one of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ...broker.address_options import asks_broker
-from ...broker.fan_out import by_broker, from_each, on_each
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import change_each, read_each, with_broker
 from ...broker.json_api import get_json, put_json
 from ...broker.name_completion import complete_channel, complete_topic
 from ...framework.command import DocumentedCommand, Example
@@ -25,7 +25,7 @@ from ...framework.params import (
     topic_name,
 )
 from ...framework.suggestions import did_you_mean
-from ...terminal.confirm import make_sure
+from ...terminal.confirm import confirm
 
 DEFAULT = "default"
 _WHAT = "settings of topics and channels"
@@ -230,7 +230,7 @@ def _set_command(kind: str) -> DocumentedCommand:
             values = put_json(address, source, f"/{kind}/settings", {}, dict(assignments), _WHAT)
             _print(kind, values, form, address, nsqd_http_addresses)
 
-        on_each(nsqd_http_addresses, put)
+        change_each(nsqd_http_addresses, put)
 
     agree: Callable[[Callable[..., Any]], Callable[..., Any]] = option(
         "Options", "--yes", "-y", is_flag=True, help="Drop messages without asking."
@@ -251,12 +251,12 @@ def _set_command(kind: str) -> DocumentedCommand:
             ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
-    )(_wanted(kind)(words(asks_broker(_format(kind)(agree(run) if kind == "topic" else run)))))
+    )(_wanted(kind)(words(broker_http_options(_format(kind)(agree(run) if kind == "topic" else run)))))
 
 
 def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
-    """Let the user agree if a change drops messages at once; raises what `make_sure` does."""
-    dropped = from_each(
+    """Let the user agree if a change drops messages at once; raises what `confirm` does."""
+    dropped = read_each(
         addresses,
         lambda address: put_json(address, topic, "/topic/settings", {"dry_run": "true"}, changes, _WHAT)[
             "dropped"
@@ -265,7 +265,7 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
     if total := sum(dropped.values()):
         messages = count_of(total, "waiting message")
         where = " and ".join(address for address in dropped if dropped[address])
-        make_sure(f"Drop {messages} of topic {topic} on {where}?", f"This would drop {messages} at once")
+        confirm(f"Drop {messages} of topic {topic} on {where}?", f"This would drop {messages} at once")
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
@@ -284,7 +284,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         },
-    )(_wanted(kind)(asks_broker(_format(kind)(run))))
+    )(_wanted(kind)(broker_http_options(_format(kind)(run))))
 
 
 def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -298,7 +298,7 @@ def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def _print(kind: str, values: dict[str, Any], form: str, address: str, addresses: Sequence[str]) -> None:
     if form == "json":
-        write(json_lines(by_broker([values], address, addresses)))
+        write(json_lines(with_broker([values], address, addresses)))
         return
     heading = f"# {address}\n" if len(addresses) > 1 else ""
     write(heading + "".join(_lines(kind, values)))

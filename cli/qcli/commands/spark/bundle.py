@@ -10,7 +10,7 @@ import click
 
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.output import talk, write
+from ...framework.output import print_diagnostic, write
 
 ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
 _PROGRAM = """\
@@ -58,7 +58,7 @@ def command(folder: Path) -> None:
         write_zip(folder / ZIP, (trio_nsq, qcli))
         (folder / ENTRY).write_text(_PROGRAM)
     bundle, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
-    talk(f"{bundle} and {entry} were written. On a cluster:")
+    print_diagnostic(f"{bundle} and {entry} were written. On a cluster:")
     write(
         f"PYTHONPATH={bundle} spark-submit --master spark://HOST:7077 --py-files {bundle} {entry} "
         "to-parquet TOPIC FOLDER --nsqd-http-address HOST:PORT\n"

@@ -1,4 +1,4 @@
-"""`qcli spark`: what there is to do with Spark besides."""
+"""`qcli spark`: prepares for spark-submit."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`qcli stat`: what waits where, and how fast it moves."""
+"""`qcli stat`: backlogs and rates of topics and channels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...broker.address_options import asks_broker
+from ...broker.address_options import broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import is_live_terminal, json_lines, json_word, plain_table, separated, write
+from ...framework.output import (
+    delimited,
+    json_lines,
+    plain_table,
+    stdout_is_live_terminal,
+    table_value,
+    write,
+)
 from ...framework.params import Source, positive_duration, source
 from .reports import Reports
 from .rows import (
@@ -23,8 +30,8 @@ from .rows import (
     NARROW_HEADINGS,
     RECORD_KEYS,
     Row,
-    complaints,
     table,
+    unavailable_lines,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ FORMATS = ("table", "json", "csv", "tsv")
 @click.argument(
     "wanted", metavar="[TOPIC[/CHANNEL]]", required=False, type=source, shell_complete=complete_source
 )
-@asks_broker
+@broker_http_options
 @output_format(
     "table: for people. json: an object per topic or channel and line. csv, tsv: with a line of headings.",
     *FORMATS,
@@ -109,7 +116,7 @@ def command(
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
     reports = Reports([BrokerHTTP(address) for address in nsqd_http_addresses], wanted)
-    if form == "table" and count is None and not once and is_live_terminal():
+    if form == "table" and count is None and not once and stdout_is_live_terminal():
         from .live import show_live
 
         show_live(reports, interval)
@@ -132,7 +139,7 @@ def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
     if form == "table":
         width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
         text = plain_table(table(rows, width), NAME_COLUMNS) + "".join(
-            f"{line}\n" for line in complaints(rows)
+            f"{line}\n" for line in unavailable_lines(rows)
         )
         write(("" if first else "\n") + text)
         return
@@ -142,5 +149,5 @@ def _print_report(rows: list[Row], form: str, *, first: bool) -> None:
         write(json_lines(records))
         return
     headings = [RECORD_KEYS] if first else []
-    rows_of_values = [[json_word(value) for value in record.values()] for record in records]
-    write(separated([*headings, *rows_of_values], "," if form == "csv" else "\t"))
+    rows_of_values = [[table_value(value) for value in record.values()] for record in records]
+    write(delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))

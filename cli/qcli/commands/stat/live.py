@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...framework.errors import Failure, OutputClosed
 from ...framework.exit_codes import ExitCode
 from ...framework.output import plain_table, styled, write
-from .rows import NAME_COLUMNS, Row, complaints, table
+from .rows import NAME_COLUMNS, Row, table, unavailable_lines
 
 if TYPE_CHECKING:
     from .reports import Reports
@@ -101,7 +101,7 @@ def _lines(address: str, rows: list[Row], waiting: bool, width: int, height: int
     head = [styled("bold", f"{address}  {time.strftime('%H:%M:%S')}"[:width])]
     if waiting:
         head.append(styled("red", "no answer; waiting for the broker"[:width]))
-    head += [styled("red", complaint[:width]) for complaint in complaints(rows)[: height // 2]]
+    head += [styled("red", line[:width]) for line in unavailable_lines(rows)[: height // 2]]
     room = max(1, height - len(head) - 1)
     if len(rows) > room:
         room = max(1, room - 1)

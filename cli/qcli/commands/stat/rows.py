@@ -1,4 +1,4 @@
-"""From a broker's statistics to the rows that `stat` shows: what is counted, and the rates between two looks."""
+"""The rows that `stat` shows, from a broker's statistics: counts, and rates between two reports."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Row:
         ]
 
 
-def complaints(rows: Sequence[Row]) -> list[str]:
+def unavailable_lines(rows: Sequence[Row]) -> list[str]:
     """What is wrong with topics, a line for each."""
     return [f"Topic {row.topic} is unavailable: {row.unavailable}" for row in rows if row.unavailable]
 

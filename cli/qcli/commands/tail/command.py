@@ -1,4 +1,4 @@
-"""`qcli tail`: the messages of a topic on standard output."""
+"""`qcli tail`: prints the messages of topics."""
 
 from __future__ import annotations
 

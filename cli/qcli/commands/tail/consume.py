@@ -12,10 +12,10 @@ import trio
 from trio_nsq.client import ConnectionFailed, Consumer, MessageBatch
 
 from ...broker.address_options import TCP_OPTION
-from ...broker.connection_options import Connecting
-from ...framework.errors import leaves, no_lookupd, not_connected
+from ...broker.connection_options import ConnectOptions
+from ...framework.errors import connection_failure, leaf_exceptions, lookupd_unreachable
 from ...framework.exit_codes import ExitCode
-from ...framework.output import body_field, hear_library, quiet_library
+from ...framework.output import body_field, show_library_warnings, silence_library
 from ...framework.signals import watch_signals
 from .options import TailOptions
 from .printer import Printer
@@ -70,10 +70,10 @@ async def tail_channels(options: TailOptions) -> ExitCode:
         Failure: No broker can be reached, or a private channel would take a topic's backlog.
     """
     if len(options.nsqd_tcp_addresses) > 1 and not options.lookupd_addresses:
-        hear_library()  # others go on while one of them is away
+        show_library_warnings()  # others go on while one of them is away
     else:
-        quiet_library()
-    connecting = Connecting.of_command().options()
+        silence_library()
+    connecting = ConnectOptions.of_command().options()
     consumers = []
     for each in options.sources:
         channel = each.channel or f"tail{random.randrange(10**6):06d}#ephemeral"
@@ -105,9 +105,9 @@ async def tail_channels(options: TailOptions) -> ExitCode:
             )
             nursery.cancel_scope.cancel()
     except* ConnectionFailed as group:
-        (error, *_) = leaves(group)
+        (error, *_) = leaf_exceptions(group)
         assert isinstance(error, ConnectionFailed)
         if options.lookupd_addresses:
-            raise no_lookupd(error.address, error.reason) from None
-        raise not_connected(error.address, TCP_OPTION, error) from None
+            raise lookupd_unreachable(error.address, error.reason) from None
+        raise connection_failure(error.address, TCP_OPTION, error) from None
     return printer.stopped or ExitCode.OK

@@ -11,7 +11,7 @@ import trio
 
 from ...framework.errors import OutputClosed
 from ...framework.exit_codes import ExitCode
-from ...framework.output import RawOutput, hear_library, talk, talks_to_terminal
+from ...framework.output import RawOutput, print_diagnostic, show_library_warnings, stderr_is_terminal
 from .options import TailOptions
 
 LAST_WRITE_S = 0.5
@@ -65,9 +65,9 @@ class Printer(Generic[Source]):
             async with AsyncExitStack() as stack:
                 for _, source in sources:
                     await stack.enter_async_context(source)
-                hear_library()
-                if welcome is not None and talks_to_terminal():
-                    talk(welcome)
+                show_library_warnings()
+                if welcome is not None and stderr_is_terminal():
+                    print_diagnostic(welcome)
                 self._scope.deadline = trio.current_time() + self._idle_timeout_s
                 async with trio.open_nursery() as nursery:
                     if self._output.is_pipe:

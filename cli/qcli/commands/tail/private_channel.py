@@ -1,4 +1,4 @@
-"""`tail` without a channel at a broker that has no private channels, such as nsqd: what it may do there."""
+"""`tail` without a channel at a broker without private channels, such as nsqd: when it may consume."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trio_nsq.protocol.names import is_ephemeral
 
 from ...broker.address_options import HTTP_OPTION
 from ...broker.broker_http import BrokerHTTP
-from ...broker.connection_options import Connecting
+from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import talk
+from ...framework.output import print_diagnostic
 from .options import TAKE_BACKLOG
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SharedChannel:
         self._http_addresses = http_addresses
         self._lookupd_addresses = lookupd_addresses
         self._take_backlog = take_backlog
-        self._connecting = Connecting.of_command()
+        self._connecting = ConnectOptions.of_command()
         self._warned: set[str] = set()
 
     async def check(self, address: str) -> None:
@@ -77,7 +77,7 @@ class SharedChannel:
                 )
         if address not in self._warned:
             self._warned.add(address)
-            talk(
+            print_diagnostic(
                 f"Warning: the broker at {address} has no private channels: {self._channel} is an ordinary channel, "
                 "which gets a copy of every message until this command ends."
             )

@@ -10,10 +10,10 @@ import trio
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
-from ...broker.connection_options import Connecting
-from ...broker.topic_log import is_for_all, note_beginning, note_gap, reading_errors
+from ...broker.connection_options import ConnectOptions
+from ...broker.topic_log import is_for_all_channels, reading_errors, report_gap, report_start
 from ...framework.exit_codes import ExitCode
-from ...framework.output import body_field, json_lines, quiet_library
+from ...framework.output import body_field, json_lines, silence_library
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
 from .options import TailOptions
@@ -55,17 +55,17 @@ class LogPrinter(Printer[TopicReader]):
 
     async def pass_on(self, topic: str, source: TopicReader) -> None:
         """Print what a reader reads."""
-        note_beginning(topic, source, self._first)
+        report_start(topic, source, self._first)
         while found := await source.receive():
             batches: list[RecordBatch] = []
             for each in found:
                 if isinstance(each, RecordBatch):
-                    if is_for_all(each):
+                    if is_for_all_channels(each):
                         batches.append(each)
                     continue
                 await self._print(topic, batches)
                 batches = []
-                self.damaged |= note_gap(topic, each.first_sequence, each.next_sequence, each.reason)
+                self.damaged |= report_gap(topic, each.first_sequence, each.next_sequence, each.reason)
             await self._print(topic, batches)
 
     async def _print(self, topic: str, batches: list[RecordBatch]) -> None:
@@ -85,9 +85,9 @@ async def tail_log(options: TailOptions) -> ExitCode:
     Raises:
         Failure: A log cannot be read.
     """
-    quiet_library()
+    silence_library()
     (address,) = options.nsqd_http_addresses
-    tls = Connecting.of_command().https_context(address)
+    tls = ConnectOptions.of_command().https_context(address)
     readers = [
         (
             each.topic,

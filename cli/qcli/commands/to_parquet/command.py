@@ -1,4 +1,4 @@
-"""`qcli to-parquet`: a topic's messages as Parquet files."""
+"""`qcli to-parquet`: exports a topic's messages to Parquet files."""
 
 from __future__ import annotations
 

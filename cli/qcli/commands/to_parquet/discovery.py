@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...framework.errors import Failure, no_lookupd
-from ...framework.output import talk
+from ...framework.errors import Failure, lookupd_unreachable
+from ...framework.output import print_diagnostic
 
 if TYPE_CHECKING:
     from .options import ToParquetOptions
@@ -52,9 +52,9 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
 
     run_until_signal(ask_all)
     if len(failures) == len(addresses):
-        raise no_lookupd(failures[0].address, failures[0].reason)
+        raise lookupd_unreachable(failures[0].address, failures[0].reason)
     for failure in failures:
-        talk(f"Warning: {failure}; brokers that only it knows are left out.")
+        print_diagnostic(f"Warning: {failure}; brokers that only it knows are left out.")
     if not found:
         raise Failure(f"No broker that the discovery services name has topic {topic}.")
     return sorted(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION
 from ...framework.errors import Failure, reason_of, unreachable
-from ..shared.engine import said_by_library
+from ..shared.engine import library_failure
 
 if TYPE_CHECKING:
     pass
@@ -20,13 +20,13 @@ def library_errors() -> Iterator[None]:
     from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
     from trio_nsq.protocol import NSQError
 
-    from ...broker.topic_log import not_readable
+    from ...broker.topic_log import read_failure
     from ...framework.params import Source
 
     try:
         yield
     except RequestRefused as error:
-        failure = not_readable(error.address, Source(error.topic, None), error.status, error.text)
+        failure = read_failure(error.address, Source(error.topic, None), error.status, error.text)
         if error.text == "NOT_FOUND":
             hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
             failure = Failure(f"{failure.message} {hint}", failure.exit_code)
@@ -37,4 +37,4 @@ def library_errors() -> Iterator[None]:
             reason = reason_of(error.cause)
         raise unreachable(error.address, HTTP_OPTION, reason) from error
     except NSQError as error:
-        raise said_by_library(error) from error
+        raise library_failure(error) from error

@@ -1,4 +1,4 @@
-"""How `to-parquet` goes: rounds, the choice of an engine, progress, and what is said of it."""
+"""One run of `to-parquet`: rounds, the choice of an engine, progress and the report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ...framework.errors import Failure, Terminated
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, json_lines, rate, size, talk, write
+from ...framework.output import count_of, json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress_bar import message_progress
-from ..shared.engine import better_engine, failure_of, spark_engine
+from ..shared.engine import better_engine, failure_from, spark_engine
 from .discovery import find_brokers
 from .errors import library_errors
 
@@ -92,11 +92,11 @@ class ExportRun:
             try:
                 self._round(addresses)
                 if failing:
-                    talk("Note: it goes on.")
+                    print_diagnostic("Note: it goes on.")
                 failing = False
             except (BrokerUnreachable, RequestRefused) as error:
                 if not failing:
-                    talk(f"Warning: {error}; trying again.")
+                    print_diagnostic(f"Warning: {error}; trying again.")
                 failing = True
             outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
@@ -110,7 +110,7 @@ class ExportRun:
             try:
                 addresses = find_brokers(self._options)
             except Failure as failure:  # those that were known will do
-                talk(f"Warning: {failure}")
+                print_diagnostic(f"Warning: {failure}")
 
     def _pause(self, until_s: float, failing: bool) -> None:
         """Wait for the next round, or after one that failed, until a time of the monotonic clock."""
@@ -146,7 +146,7 @@ class ExportRun:
             wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range")
         self._engine_name = wanted
         if why and not self._options.quiet:
-            talk(f"Note: engine {wanted}: {why}.")
+            print_diagnostic(f"Note: engine {wanted}: {why}.")
         if wanted == "inline":
             self._engine = run_inline
         else:
@@ -156,11 +156,11 @@ class ExportRun:
     # ------------------------------------------------------------------ what is said
 
     def _report_gaps(self) -> None:
-        from ...broker.topic_log import note_gap
+        from ...broker.topic_log import report_gap
 
         gaps = self.job.result.gaps
         for broker, first, end, reason in gaps[self._gaps_reported :]:
-            self._damaged |= note_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
+            self._damaged |= report_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_reported = len(gaps)
 
     def _is_news(self) -> bool:
@@ -172,7 +172,7 @@ class ExportRun:
         if self._is_news() or not self._rounds_reported:
             self.report()
         if not self._options.quiet:
-            talk(GO_ON)
+            print_diagnostic(GO_ON)
 
     def report(self, outcome: ExportResult | None = None) -> None:
         """Say what became of it so far, or of a round that is over."""
@@ -185,7 +185,7 @@ class ExportRun:
             head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
             write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
         elif not self._options.quiet:
-            talk(self._heading + _summary(request, outcome, elapsed_s))
+            print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
 
     def _partial(self, error: Exception) -> Failure:
         """A failure after some of it was done."""
@@ -194,7 +194,7 @@ class ExportRun:
         self._report_gaps()
         if self._is_news():  # else a round before has said all
             self.report()
-        message = failure_of(error, library_errors).message
+        message = failure_from(error, library_errors).message
         return Failure(message if isinstance(error, LogReplaced) else f"{message} {GO_ON}", ExitCode.PARTIAL)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...broker.address_options import TCP_OPTION, check_tcp_address, chosen_lookupds
-from ...broker.connection_options import Connecting
+from ...broker.connection_options import ConnectOptions
 from ...broker.position_options import check_range
 from ...framework import params
 from ...framework.options import given, given_flags
@@ -182,6 +182,6 @@ class ToParquetOptions:
             json_fields=self.columns or (),
             options=FileOptions(self.compression, level, self.row_group_bytes),
             target_bytes=self.target_bytes,
-            tls=Connecting.of_command().tls_files(),
+            tls=ConnectOptions.of_command().tls_files(),
             spool=self.spool,
         )

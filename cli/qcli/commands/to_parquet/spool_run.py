@@ -1,4 +1,4 @@
-"""`to-parquet` out of a channel: it receives into a spool, and exports that."""
+"""One run of `to-parquet` of a channel: it receives into a spool, and exports that."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ...broker.address_options import TCP_OPTION
-from ...broker.connection_options import Connecting
-from ...framework.errors import Failure, Terminated, leaves, not_connected
+from ...broker.connection_options import ConnectOptions
+from ...framework.errors import Failure, Terminated, connection_failure, leaf_exceptions
 from ...framework.exit_codes import ExitCode
-from ...framework.output import hear_library, quiet_library, talk
+from ...framework.output import print_diagnostic, show_library_warnings, silence_library
 from ...terminal.progress_bar import message_progress
 from .export_run import ExportRun
 
@@ -37,14 +37,14 @@ def check_reachable(addresses: Sequence[str]) -> None:
     from ...framework.signals import run_until_signal
 
     async def connect() -> None:
-        async with Producer(addresses, close_timeout_s=0, **Connecting.of_command().options()):
+        async with Producer(addresses, close_timeout_s=0, **ConnectOptions.of_command().options()):
             pass
 
-    quiet_library()
+    silence_library()
     try:
         run_until_signal(connect)
     except ConnectionFailed as failure:
-        raise not_connected(failure.address, TCP_OPTION, failure) from failure
+        raise connection_failure(failure.address, TCP_OPTION, failure) from failure
 
 
 class SpoolExportRun(ExportRun):
@@ -60,13 +60,13 @@ class SpoolExportRun(ExportRun):
         super().__init__(job, options, stack)
         assert job.spool is not None
         self._spool: Spool = job.spool
-        self._connection = Connecting.of_command().options()
+        self._connection = ConnectOptions.of_command().options()
         self._began_ns = time.time_ns()
         self._end: StopReason | None = None
         self._signal: ExitCode | None = None  # what came while messages were received
         self._connected = False
         if not options.quiet:
-            talk(
+            print_diagnostic(
                 f"Note: {job.request.topic}/{job.request.channel} is consumed, through the spool {self._spool.folder}: "
                 "at least once."
             )
@@ -110,7 +110,9 @@ class SpoolExportRun(ExportRun):
 
     def _report_spooled(self) -> None:
         if self._spool.messages and not self._options.quiet:
-            talk(f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel.")
+            print_diagnostic(
+                f"{self._spool.messages:,} messages wait in the spool, and are no longer in the channel."
+            )
 
     # ------------------------------------------------------------------ receiving
 
@@ -129,17 +131,17 @@ class SpoolExportRun(ExportRun):
         from trio_nsq.protocol import NSQError
 
         if not self._connected:
-            quiet_library()
+            silence_library()
         failure: NSQError | None = None
         try:
             with message_progress(None, self._options.quiet) as advance:
                 trio.run(self._receive_some, addresses, advance)
         except* NSQError as group:
-            failure = next(leaf for leaf in leaves(group) if isinstance(leaf, NSQError))
+            failure = next(leaf for leaf in leaf_exceptions(group) if isinstance(leaf, NSQError))
         if isinstance(failure, ConnectionFailed):
             if self._connected:
                 raise BrokerUnreachable(failure.address, failure.reason)
-            raise not_connected(failure.address, TCP_OPTION, failure)
+            raise connection_failure(failure.address, TCP_OPTION, failure)
         if failure is not None:
             raise failure
 
@@ -196,4 +198,4 @@ class SpoolExportRun(ExportRun):
         """Pass on what the library warns of, from the first connection on."""
         if not self._connected:
             self._connected = True
-            hear_library()
+            show_library_warnings()

@@ -8,7 +8,7 @@ from typing import Any
 
 from trio_nsq.wording import printable
 
-from ..output import talk
+from ..output import print_diagnostic
 
 
 class NsqdFormatter(logging.Formatter):
@@ -40,7 +40,7 @@ class _StderrHandler(logging.Handler):
     """Standard error may be a pipe whose reader is gone; the broker does not stop for that."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        talk(self.format(record))
+        print_diagnostic(self.format(record))
 
 
 def log_to_stderr(level: int, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that serve share: what is said of the configuration, signals, and the file with the addresses."""
+"""Runs a server: logs ignored settings, reloads on SIGHUP, stops on signals, writes the file of addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ..errors import Failure
 from ..go_flags import REPEATED
-from ..output import talk
+from ..output import print_diagnostic
 from ..suggestions import alike
 from .config_file import ConfigFile, read_config
 from .setting import LOG_LEVELS, Setting
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import logging
 
 
-def tell_what_is_ignored(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
+def log_ignored_settings(ctx: click.Context, config: ConfigFile | None, logger: logging.Logger) -> None:
     """Log which options have no effect or were repeated, and which keys of the configuration file mean nothing.
 
     Args:
@@ -122,7 +122,7 @@ async def run_server(
             gc.freeze()
             if address_file is not None:
                 _write_addresses(address_file, bound)
-            talk(f"ready: {describe(bound)}")
+            print_diagnostic(f"ready: {describe(bound)}")
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)
