@@ -1,16 +1,14 @@
 """How things are counted and shown in what people read."""
 
 
-def count_of(count: int, what: str, *, thousands: bool = False) -> str:
-    """A number of things, such as `1 topic` or `2 topics`.
+def count_of(count: int, what: str) -> str:
+    """A number of things, such as `1 topic` or `1,234 topics`.
 
     Args:
         count: 0 or more.
         what: One of them.
-        thousands: With commas between the thousands.
     """
-    number = f"{count:,}" if thousands else str(count)
-    return f"{number} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def printable(text: str, keep: str = "") -> str:

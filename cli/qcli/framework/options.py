@@ -12,6 +12,8 @@ from click.core import ParameterSource
 
 from trio_nsq._version import __version__
 
+from .params import delimiter
+
 OTHER_OPTIONS = "Options"
 
 CONNECTION_OPTIONS = "Connection"
@@ -122,6 +124,43 @@ def output_format(text: str, *formats: str) -> Callable[[_F], _F]:
     """`--format`; the first of the formats is the default."""
     choice = click.Choice(formats)
     return option("Output", "--format", "form", type=choice, default=formats[0], show_default=True, help=text)
+
+
+def count_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`-n`, `--count`: at most so many; the parameter is None if it is not given."""
+    return option(section, "-n", "--count", type=click.IntRange(min=1), metavar="N", help=text)
+
+
+def delimiter_options(section: str, text: str, null_text: str) -> Callable[[_F], _F]:
+    """`--delimiter` and `--null`, as the parameters `separator` and `null`; `delimiter_of` says what they come to.
+
+    Args:
+        section: The heading.
+        text: What the delimiter is, as a clause.
+        null_text: Where `--null` comes from, likewise.
+    """
+    delimiter_option = option(
+        section,
+        "--delimiter",
+        "-d",
+        "separator",
+        type=delimiter,
+        default=r"\n",
+        metavar="TEXT",
+        show_default=True,
+        help=rf"{text}. \n, \t, \0, \xNN and the like are understood.",
+    )
+    null_option = option(
+        section, "--null", "-0", is_flag=True, help=rf"The same as --delimiter '\0', {null_text}."
+    )
+    return lambda command: delimiter_option(null_option(command))
+
+
+def delimiter_of(separator: bytes, null: bool) -> bytes:
+    """The delimiter that `delimiter_options` ask for. Raises UsageError if both are given."""
+    if null and separator != b"\n":
+        raise click.UsageError("--null and --delimiter exclude each other.")
+    return b"\0" if null else separator
 
 
 def version_option(command: _F) -> _F:

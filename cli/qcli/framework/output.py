@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from trio_nsq import wording
+from trio_nsq.wording import printable
 
 from .errors import Failure, OutputClosed
 
@@ -42,7 +42,7 @@ def print_diagnostic(text: str) -> None:
     The text may hold what brokers and their clients sent: characters that act on a terminal are escaped.
     """
     try:
-        print(wording.printable(text, keep="\n\t"), file=sys.stderr, flush=True)
+        print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         pass
 
@@ -159,11 +159,6 @@ class RawOutput:
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def count_of(count: int, what: str) -> str:
-    """A number of things for people, such as `1 message` or `1,234 messages`."""
-    return wording.count_of(count, what, thousands=True)
-
-
 def rate(per_second: float) -> str:
     """A number per second for people, such as `1,234` or `0.3`."""
     return f"{per_second:,.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
@@ -209,7 +204,7 @@ def plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
 
     Names are strangers': characters that act on a terminal are escaped.
     """
-    rows = [[wording.printable(cell) for cell in row] for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from trio_nsq.wording import count_of
+
 from ...broker.address_options import broker_http_options
 from ...broker.fan_out import broker_suffix, change_each, with_broker
 from ...broker.name_completion import complete_channel
@@ -16,7 +18,7 @@ from ...broker.topic_log import read_failure
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import count_of, json_lines, write
+from ...framework.output import json_lines, write
 from ...framework.params import Source, channel_source
 from ...terminal.confirm import confirm
 

@@ -20,7 +20,7 @@ from .selection import (
     NOTE,
     WHAT,
     Selection,
-    count_option,
+    at_most_option,
     selection_options,
     topic_argument,
 )
@@ -54,7 +54,7 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
 @topic_argument
 @broker_http_options
 @selection_options
-@count_option
+@at_most_option
 @option(
     "Where to",
     "--to-topic",
@@ -92,7 +92,7 @@ def requeue(to_topic: bool, **selected: Any) -> None:
 @topic_argument
 @broker_http_options
 @selection_options
-@count_option
+@at_most_option
 @option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
 def drop(yes: bool, **selected: Any) -> None:
     """Throw dead letters away.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ...broker.name_completion import complete_source, complete_topic_with
-from ...framework.options import option
+from ...framework.options import count_option, option
 from ...framework.params import Source, message_id, source, topic_name
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -112,11 +112,4 @@ class Selection:
         return f": no letter{of_these} waits there"
 
 
-count_option = option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="No more than so many: the oldest. Not given: all.",
-)
+at_most_option = count_option(SELECTION, "No more than so many: the oldest. Not given: all.")

@@ -13,10 +13,10 @@ import click
 
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.options import option, output_format
-from ...framework.output import RawOutput, body_field, json_lines, print_diagnostic
-from ...framework.params import delimiter
+from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
+from ...framework.output import RawOutput, json_lines, print_diagnostic
 from ...framework.positions import NOTHING_BETWEEN, Position, moment, position
+from ..shared.log_record import log_record
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
 
@@ -91,27 +91,9 @@ _WRITE_BYTES = 256 * 1024
     metavar="POSITION",
     help="End before the message of this sequence, or before those published at this time.",
 )
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End after N messages, or record batches, of all topics together.",
-)
+@count_option(SELECTION, "End after N messages, or record batches, of all topics together.")
 @output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
-@option(
-    OUTPUT,
-    "--delimiter",
-    "-d",
-    "separator",
-    type=delimiter,
-    default=r"\n",
-    metavar="TEXT",
-    show_default=True,
-    help=r"What follows each body. \n, \t, \0, \xNN and the like are understood.",
-)
-@option(OUTPUT, "--null", "-0", is_flag=True, help=r"The same as --delimiter '\0', for xargs -0.")
+@delimiter_options(OUTPUT, "What follows each body", "for xargs -0")
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
 @option(
     OUTPUT,
@@ -136,9 +118,8 @@ def command(
     In the order of their sequences, one topic after the other. Damage is passed over with a note on standard error.
     It writes nothing into the folder, needs no broker, and may be run beside one.
     """
-    if null and separator != b"\n":
-        raise click.UsageError("--null and --delimiter exclude each other.")
-    if (form == "json" or headers) and (null or separator != b"\n" or print_topic):
+    separator = delimiter_of(separator, null)
+    if (form == "json" or headers) and (separator != b"\n" or print_topic):
         raise click.UsageError("--null, --delimiter and --print-topic are for bodies only.")
     _check_range(first, end)
     selection = _selection(first, end)
@@ -151,7 +132,7 @@ def command(
             _dump_messages(place, selection, sink, _json_messages)
         else:
             prefix = f"{topic or shown(place.path)} | ".encode() if print_topic else b""
-            _dump_messages(place, selection, sink, _bodies(prefix, b"\0" if null else separator))
+            _dump_messages(place, selection, sink, _bodies(prefix, separator))
         if not sink.left:
             break
     sink.flush()
@@ -272,19 +253,9 @@ def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
     from trio_nsq.broker.state.record_metadata import batch_number
 
     bodies, numbered = batch.messages.bodies(), batch_number(batch.metadata)
-    name = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
+    name: dict[str, object] = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
     return json_lines(
-        {
-            "topic": place.topic,
-            "id": f"{batch.first_id + index:016x}",
-            "timestamp_ns": batch.timestamp_ns,
-            "attempts": 0,
-            "sequence": batch.base_sequence + index,
-            "due_ns": batch.due_ns or None,
-            **body_field(bodies[index]),
-            **name,
-        }
-        for index in indexes
+        log_record(place.topic, batch, index, bodies[index]) | name for index in indexes
     ).encode()
 
 

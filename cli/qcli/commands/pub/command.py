@@ -18,8 +18,8 @@ from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.options import option, options_as
-from ...framework.params import delimiter, long_duration, topic_name
+from ...framework.options import delimiter_options, option, options_as
+from ...framework.params import long_duration, topic_name
 from .options import PubOptions
 
 if TYPE_CHECKING:
@@ -96,18 +96,7 @@ INPUT, SENDING = "Input", "Sending"
 )
 @tcp_addresses("The brokers to publish to; each gets every message.")
 @tcp_connection
-@option(
-    INPUT,
-    "--delimiter",
-    "-d",
-    "separator",
-    type=delimiter,
-    default=r"\n",
-    metavar="TEXT",
-    show_default=True,
-    help=r"What stands between messages. \n, \t, \0, \xNN and the like are understood.",
-)
-@option(INPUT, "--null", "-0", is_flag=True, help=r"The same as --delimiter '\0', as find -print0 writes.")
+@delimiter_options(INPUT, "What stands between messages", "as find -print0 writes")
 @option(
     INPUT,
     "--max-msg-size",

@@ -12,10 +12,13 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from trio_nsq.wording import count_of
+
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, stderr_is_live_terminal
+from ...framework.options import delimiter_of
+from ...framework.output import stderr_is_live_terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class PubOptions:
     @property
     def delimiter(self) -> bytes:
         """What ends each message."""
-        return b"\0" if self.null else self.separator
+        return delimiter_of(self.separator, self.null)
 
     @property
     def shows_progress(self) -> bool:
@@ -58,8 +61,7 @@ class PubOptions:
             click.UsageError: Options exclude each other.
             Failure: A file cannot be read.
         """
-        if self.null and self.separator != b"\n":
-            raise click.UsageError("--null and --delimiter exclude each other.")
+        delimiter_of(self.separator, self.null)
         for path in self.files:
             _check_readable(path)
 

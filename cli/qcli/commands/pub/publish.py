@@ -23,10 +23,11 @@ from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Publi
 from trio_nsq.client.connection.reconnect import ReconnectDelays
 from trio_nsq.client.publishing.queue import RETRIABLE_CODES
 from trio_nsq.protocol.batcher import Batcher
+from trio_nsq.wording import count_of
 
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, print_diagnostic
+from ...framework.output import print_diagnostic
 from ..shared.rate_limiter import RateLimiter
 from .input import Input, open_input
 from .send import Sender

@@ -6,9 +6,11 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from trio_nsq.wording import count_of
+
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, print_diagnostic, size
+from ...framework.output import print_diagnostic, size
 from ...framework.output import rate as per_second
 from ...framework.params import duration_text
 from .options import PubOptions

@@ -14,7 +14,7 @@ from ...broker.position_options import NOTE as POSITIONS
 from ...broker.position_options import from_option, to_option
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.options import option, options_as
+from ...framework.options import count_option, option, options_as
 from ...framework.params import topic_name
 from ..shared.engine import engine_options
 from .arguments import (
@@ -115,14 +115,7 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
     SELECTION,
     "End before the message of this sequence, or before those published at this time.",
 )
-@option(
-    SELECTION,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End after N messages published. Of topics only.",
-)
+@count_option(SELECTION, "End after N messages published. Of topics only.")
 @option(
     SELECTION,
     "--match",

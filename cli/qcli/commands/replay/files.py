@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trio_nsq.wording import count_of
+
 from ...broker.address_options import HTTP_OPTION
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
 from ...framework.errors import Failure, Terminated, https_required, tls_failure, unreachable
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, json_lines, print_diagnostic, rate, size, write
+from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress_bar import message_progress
 from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
 from .options import ReplayOptions, default_jobs_folder

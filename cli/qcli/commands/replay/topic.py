@@ -11,6 +11,7 @@ import trio
 
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.reading.topic_reader import TopicReader
+from trio_nsq.wording import count_of
 
 from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
@@ -18,7 +19,6 @@ from ...broker.topic_log import reading_errors, report_start
 from ...framework.errors import Failure, connection_failure
 from ...framework.exit_codes import ExitCode
 from ...framework.output import (
-    count_of,
     json_lines,
     print_diagnostic,
     rate,

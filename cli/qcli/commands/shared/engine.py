@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trio_nsq.wording import count_of
+
 from ...framework.errors import Failure
 from ...framework.options import option, output_format
-from ...framework.output import count_of, size
+from ...framework.output import size
 
 if TYPE_CHECKING:
     from trio_nsq.spark.runtime.spark_engine import SparkEngine

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from trio_nsq.wording import count_of
+
 from ...broker.address_options import broker_http_options
 from ...broker.fan_out import change_each, read_each, with_broker
 from ...broker.json_api import get_json, put_json
@@ -14,7 +16,7 @@ from ...broker.name_completion import complete_channel, complete_topic
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
 from ...framework.options import option, output_format
-from ...framework.output import count_of, json_lines, write
+from ...framework.output import json_lines, write
 from ...framework.params import (
     BYTES_PER_UNIT,
     Source,

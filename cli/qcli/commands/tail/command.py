@@ -15,8 +15,8 @@ from ...broker.position_options import NOTE as POSITIONS
 from ...broker.position_options import from_option, to_option
 from ...framework.command import DocumentedCommand, Example
 from ...framework.exit_codes import ExitCode
-from ...framework.options import option, options_as, output_format
-from ...framework.params import delimiter, positive_duration, source
+from ...framework.options import count_option, delimiter_options, option, options_as, output_format
+from ...framework.params import positive_duration, source
 from .options import TAKE_BACKLOG, TailOptions
 
 MAX_IN_FLIGHT = 2500
@@ -97,27 +97,9 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 @tcp_connection
 @to_option(HISTORY, "End before the message of this sequence, or before those published at this time.")
 @output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
-@option(
-    OUTPUT,
-    "--delimiter",
-    "-d",
-    "separator",
-    type=delimiter,
-    default=r"\n",
-    metavar="TEXT",
-    show_default=True,
-    help=r"What follows each body. \n, \t, \0, \xNN and the like are understood.",
-)
-@option(OUTPUT, "--null", "-0", is_flag=True, help=r"The same as --delimiter '\0', for xargs -0.")
+@delimiter_options(OUTPUT, "What follows each body", "for xargs -0")
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
-@option(
-    RECEIVING,
-    "-n",
-    "--count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End after exactly N messages, of all topics together.",
-)
+@count_option(RECEIVING, "End after exactly N messages, of all topics together.")
 @option(
     RECEIVING,
     "--idle-timeout",

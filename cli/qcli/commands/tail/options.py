@@ -11,7 +11,7 @@ import click
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, check_tcp_address, chosen_lookupds
 from ...broker.connection_options import refuse_plain_http
 from ...broker.position_options import check_range
-from ...framework.options import given
+from ...framework.options import delimiter_of, given
 from ...framework.params import Source
 
 TAKE_BACKLOG = "--take-backlog"
@@ -44,7 +44,7 @@ class TailOptions:
     @property
     def delimiter(self) -> bytes:
         """What follows each body."""
-        return b"\0" if self.null else self.separator
+        return delimiter_of(self.separator, self.null)
 
     @property
     def idle_timeout_s(self) -> float:
@@ -57,9 +57,7 @@ class TailOptions:
         Raises:
             click.UsageError: The options contradict each other.
         """
-        if self.null and self.separator != b"\n":
-            raise click.UsageError("--null and --delimiter exclude each other.")
-        if self.form == "json" and (self.null or self.separator != b"\n"):
+        if self.delimiter != b"\n" and self.form == "json":
             raise click.UsageError(
                 "--null and --delimiter are for --format raw; JSON is one object per line."
             )

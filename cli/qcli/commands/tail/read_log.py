@@ -13,9 +13,10 @@ from trio_nsq.log import RecordBatch
 from ...broker.connection_options import ConnectOptions
 from ...broker.topic_log import is_for_all_channels, reading_errors, report_gap, report_start
 from ...framework.exit_codes import ExitCode
-from ...framework.output import body_field, json_lines, silence_library
+from ...framework.output import json_lines, silence_library
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
+from ..shared.log_record import log_record
 from .options import TailOptions
 from .printer import Printer
 
@@ -23,15 +24,7 @@ from .printer import Printer
 def _json(topic: str, batches: Sequence[RecordBatch], count: int) -> bytes:
     """A JSON object per line."""
     records = (
-        {
-            "topic": topic,
-            "id": f"{batch.first_id + index:016x}",
-            "timestamp_ns": batch.timestamp_ns,
-            "attempts": 0,
-            "sequence": batch.base_sequence + index,
-            "due_ns": batch.due_ns or None,
-            **body_field(body),
-        }
+        log_record(topic, batch, index, body)
         for batch in batches
         for index, body in enumerate(batch.messages.bodies())
     )

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
+from trio_nsq.wording import count_of
+
 from ...framework.errors import Failure, Terminated
 from ...framework.exit_codes import ExitCode
-from ...framework.output import count_of, json_lines, print_diagnostic, rate, size, write
+from ...framework.output import json_lines, print_diagnostic, rate, size, write
 from ...terminal.progress_bar import message_progress
 from ..shared.engine import better_engine, failure_from, spark_engine
 from .discovery import find_brokers
