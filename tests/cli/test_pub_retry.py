@@ -17,7 +17,7 @@ import trio.testing
 from cli.support import Cli, Running, lines
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.commands.pub import publish as publishing
-from qcli.commands.pub.publish import BrokerOutcome, PublishPipeline
+from qcli.commands.pub.publish import BrokerResult, PublishPipeline
 from qcli.commands.pub.send import MAX_PRODUCERS, Sender
 from qcli.framework.exit_codes import ExitCode
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
@@ -436,23 +436,23 @@ def test_order_is_kept(
     sender = Unreliable(at_once, seed)
 
     async def main() -> PublishPipeline:
-        publication = PublishPipeline(
+        pipeline = PublishPipeline(
             {"broker": sender},
             delimiter=b"\n",
             max_msg_size=100,
             batch_size=3,
             retry=True,
-            pace=None,
+            limiter=None,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sender.work)
-            await publication.run([str(tmp_path / "lines")], 4096)
+            await pipeline.run([str(tmp_path / "lines")], 4096)
             nursery.cancel_scope.cancel()
-        return publication
+        return pipeline
 
-    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).outcome.brokers
-    assert outcome.failure is None
-    assert outcome.acknowledged == len(bodies)
+    (result,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001)).result.brokers
+    assert result.failure is None
+    assert result.acknowledged == len(bodies)
     assert list(dict.fromkeys(sender.stored)) == bodies  # the first of each
     said = capfd.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in said] == ["Warning", "Note"] * (len(said) // 2)
@@ -481,14 +481,14 @@ def test_which_first_failures_are_waited_for(error: Exception, waits: bool, tmp_
     (tmp_path / "lines").write_bytes(b"one\n")
 
     async def main() -> PublishPipeline:
-        publication = PublishPipeline(
-            {"b": FailsOnce(1, 0)}, delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, pace=None
+        pipeline = PublishPipeline(
+            {"b": FailsOnce(1, 0)}, delimiter=b"\n", max_msg_size=9, batch_size=3, retry=True, limiter=None
         )
-        await publication.run([str(tmp_path / "lines")], 4096)
-        return publication
+        await pipeline.run([str(tmp_path / "lines")], 4096)
+        return pipeline
 
-    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome.brokers
-    assert (outcome.acknowledged, outcome.not_stored) == ((1, 0) if waits else (0, 1))
+    (result,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).result.brokers
+    assert (result.acknowledged, result.not_stored) == ((1, 0) if waits else (0, 1))
 
 
 class PartlyThenSilent(Unreliable):
@@ -518,22 +518,22 @@ def test_a_signal_in_an_outage_counts_each_attempt_once(
     sender = PartlyThenSilent(1, 0)
 
     async def main() -> PublishPipeline:
-        publication = PublishPipeline(
-            {"broker": sender}, delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, pace=None
+        pipeline = PublishPipeline(
+            {"broker": sender}, delimiter=b"\n", max_msg_size=9, batch_size=10, retry=True, limiter=None
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(publication.run, [str(tmp_path / "lines")], 4096)
+            nursery.start_soon(pipeline.run, [str(tmp_path / "lines")], 4096)
             while not sender.begun:
                 await trio.lowlevel.checkpoint()
             await trio.sleep(at_s)
-            publication.stop(ExitCode.INTERRUPTED)
-        return publication
+            pipeline.stop(ExitCode.INTERRUPTED)
+        return pipeline
 
-    (outcome,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05)).outcome.brokers
+    (result,) = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05)).result.brokers
     assert len(sender.stored) == stored
-    counted = (outcome.acknowledged, outcome.maybe_stored, outcome.not_stored)
+    counted = (result.acknowledged, result.maybe_stored, result.not_stored)
     assert counted == (3, maybe_stored, not_stored)
-    assert outcome.acknowledged_bytes == 3
+    assert result.acknowledged_bytes == 3
 
 
 class Refuses(Unreliable):
@@ -562,35 +562,35 @@ class Away(Unreliable):
         raise PublishFailed("gone", maybe_stored=False) from ConnectionLost("broker", "gone")
 
 
-def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[BrokerOutcome]:
+def publish_thirty(tmp_path: Path, other: Sender, batch_size: int) -> list[BrokerResult]:
     """Publish 0 to 29 to a broker that is away and to another."""
     (tmp_path / "lines").write_bytes(lines([b"%d" % number for number in range(30)]))
 
     async def main() -> PublishPipeline:
         with trio.CancelScope() as scope:
-            publication = PublishPipeline(
+            pipeline = PublishPipeline(
                 {"away": Away(scope), "other": other},
                 delimiter=b"\n",
                 max_msg_size=9,
                 batch_size=batch_size,
                 retry=True,
-                pace=None,
+                limiter=None,
             )
-            await publication.run([str(tmp_path / "lines")], 4096)
-        return publication
+            await pipeline.run([str(tmp_path / "lines")], 4096)
+        return pipeline
 
-    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).outcome.brokers
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)).result.brokers
 
 
 def test_a_broker_that_is_away_holds_back_the_others(tmp_path: Path) -> None:
     """The other gets what was read: a batch that is on its way to both, and one that waits for the first."""
     other = Refuses(1, 0)
     outcomes = publish_thirty(tmp_path, other, batch_size=3)
-    assert [outcome.failure for outcome in outcomes] == [None, None]
+    assert [result.failure for result in outcomes] == [None, None]
     assert other.stored == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_a_broker_that_refuses_ends_the_waiting_for_another(tmp_path: Path) -> None:
     outcomes = publish_thirty(tmp_path, Refuses(1, 0), batch_size=30)
-    assert [type(outcome.failure) for outcome in outcomes] == [PublishFailed, PublishFailed]
-    assert [outcome.not_stored for outcome in outcomes] == [30, 30]
+    assert [type(result.failure) for result in outcomes] == [PublishFailed, PublishFailed]
+    assert [result.not_stored for result in outcomes] == [30, 30]

@@ -116,7 +116,7 @@ def command(
     messages = [line for line in lines if "gap" not in line]
     if len(nsqd_http_addresses) > 1:
         messages = _merged(messages, count, newest=first is None)
-    damaged = _tell_gaps(line for line in lines if "gap" in line)
+    damaged = _report_gaps(line for line in lines if "gap" in line)
     if form == "raw":
         RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
     elif form == "json":
@@ -186,7 +186,7 @@ def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> lis
     return [broker.decoded(line) for line in answer.splitlines()]
 
 
-def _tell_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
+def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
     """Say what is missing; returns whether any of it is damaged."""
     damaged = False
     joined: list[dict[str, Any]] = []

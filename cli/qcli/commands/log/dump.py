@@ -172,7 +172,7 @@ class _Sink:
 
     Attributes:
         left: How many more.
-        damaged: Whether a note was about damage.
+        damaged: Whether a finding was damage.
     """
 
     def __init__(self, count: int | None) -> None:
@@ -196,8 +196,8 @@ class _Sink:
         self._parts.clear()
         self._bytes = 0
 
-    def note(self, finding: Finding) -> None:
-        """Say what was passed over."""
+    def report(self, finding: Finding) -> None:
+        """Print what was skipped."""
         self.flush()  # so that on a terminal it stands where it belongs
         print_diagnostic(f"{str(finding.kind).capitalize()}: {describe(finding)}")
         self.damaged = self.damaged or finding.kind == "damage"
@@ -211,7 +211,7 @@ def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _Ren
     segments, findings = place.segments()
     for found in chain(findings, select_batches(segments, selection, Files(), place.folder)):
         if isinstance(found, Finding):
-            sink.note(found)
+            sink.report(found)
             continue
         indexes = selection.indexes(found)
         indexes = indexes[: int(min(len(indexes), sink.left))]
@@ -229,7 +229,7 @@ def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _Rend
     path = None
     for found in chain(findings, select_headers(segments, selection, Files(), place.folder)):
         if isinstance(found, Finding):
-            sink.note(found)
+            sink.report(found)
             continue
         sink.take(render(place, found, found.path != path), 1)
         path = found.path

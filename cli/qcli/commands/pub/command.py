@@ -156,5 +156,5 @@ def command(options: PubOptions) -> int:
     from .run import publish
 
     begun_s = time.monotonic()
-    outcome = trio.run(publish, options, brokers)
-    return conclude(options, outcome, time.monotonic() - begun_s)
+    result = trio.run(publish, options, brokers)
+    return conclude(options, result, time.monotonic() - begun_s)

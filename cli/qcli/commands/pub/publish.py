@@ -41,7 +41,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 
 
 @dataclass(slots=True)
-class BrokerOutcome:
+class BrokerResult:
     """What became of the messages at one broker so far.
 
     Attributes:
@@ -62,7 +62,7 @@ class BrokerOutcome:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PublishResult:
     """What became of the input so far.
 
     Attributes:
@@ -74,7 +74,7 @@ class Outcome:
         stopped: The exit code of the signal that came.
     """
 
-    brokers: list[BrokerOutcome]
+    brokers: list[BrokerResult]
     held_back: int = 0
     empty: int = 0
     unfinished_bytes: int = 0
@@ -107,10 +107,10 @@ class PublishPipeline:
         max_msg_size: Bytes of one message.
         batch_size: Messages in one batch.
         retry: Publish again what fails because the connection is lost or the broker cannot store anything now.
-        pace: Holds messages back; None: as fast as the brokers take them.
+        limiter: Holds messages back; None: as fast as the brokers take them.
 
     Attributes:
-        outcome: Up to date at any time.
+        result: Up to date at any time.
     """
 
     def __init__(
@@ -121,28 +121,28 @@ class PublishPipeline:
         max_msg_size: int,
         batch_size: int,
         retry: bool,
-        pace: RateLimiter | None,
+        limiter: RateLimiter | None,
     ) -> None:
         self._publishers = [
-            _Publisher(sender, address, retry, self._note_failure, alone=len(senders) == 1)
+            _Publisher(sender, address, retry, self._record_failure, alone=len(senders) == 1)
             for address, sender in senders.items()
         ]
-        self.outcome = Outcome([publisher.outcome for publisher in self._publishers])
+        self.result = PublishResult([publisher.result for publisher in self._publishers])
         self._max_msg_size = max_msg_size
         self._splitter = Splitter(delimiter, max_msg_size)
-        self._batcher = Batcher(min(batch_size, pace.max_messages) if pace else batch_size)
-        self._pace = pace
+        self._batcher = Batcher(min(batch_size, limiter.max_messages) if limiter else batch_size)
+        self._limiter = limiter
         self._pause = trio.CancelScope()
 
     def stop(self, code: ExitCode) -> None:
-        """Read no more. What has been read is published still, as far as pace and broker allow it now."""
-        self.outcome.stopped = code
+        """Read no more. What has been read is published still, as far as limiter and broker allow it now."""
+        self.result.stopped = code
         self._pause.cancel()
         for publisher in self._publishers:
-            publisher.wait_no_longer()
+            publisher.stop_waiting()
 
     async def run(self, paths: Sequence[str], read_bytes: int) -> None:
-        """Publish inputs one after the other, or as much as can be; `outcome` says how it went.
+        """Publish inputs one after the other, or as much as can be; `result` says how it went.
 
         Args:
             paths: Files; `-` is standard input.
@@ -165,30 +165,30 @@ class PublishPipeline:
                         finally:
                             source.close()
                 except Failure as error:
-                    self.outcome.input_failure = error.message
-                self.outcome.unfinished_bytes = self._splitter.unfinished_bytes
-                await self._hand_over(self._batcher.rest())
+                    self.result.input_failure = error.message
+                self.result.unfinished_bytes = self._splitter.unfinished_bytes
+                await self._distribute(self._batcher.rest())
 
     async def _read(self, source: Input) -> None:
         """Read an input to its end, or to whatever ends reading."""
-        splitter, batcher, outcome = self._splitter, self._batcher, self.outcome
+        splitter, batcher, result = self._splitter, self._batcher, self.result
         first = splitter.seen
         flush_at = math.inf
         at_end = False
-        while not (at_end or outcome.over):
+        while not (at_end or result.over):
             chunk: bytes | None = None
             with self._pausable(flush_at):
                 chunk = await source.read()
             if chunk is None:
-                if not outcome.over:
-                    await self._hand_over(batcher.rest())
+                if not result.over:
+                    await self._distribute(batcher.rest())
             else:
                 at_end = not chunk
                 for batch in batcher.add(splitter.end() if at_end else splitter.feed(chunk)):
-                    await self._hand_over(batch)
-                outcome.empty = splitter.empty
+                    await self._distribute(batch)
+                result.empty = splitter.empty
                 if splitter.too_long is not None:
-                    outcome.input_failure = (
+                    result.input_failure = (
                         f"Message {splitter.too_long - first} of {source.name} is longer than "
                         f"{self._max_msg_size} bytes: see --max-msg-size and --delimiter."
                     )
@@ -201,20 +201,20 @@ class PublishPipeline:
     def _pausable(self, deadline: float = math.inf) -> Iterator[None]:
         """Let `stop`, a failure and the deadline cut short what is waited for inside."""
         with trio.CancelScope(deadline=deadline) as self._pause:
-            if self.outcome.over:
+            if self.result.over:
                 self._pause.cancel()
             yield
 
-    async def _hand_over(self, batch: list[bytes]) -> None:
+    async def _distribute(self, batch: list[bytes]) -> None:
         if not batch:
             return
-        if self._pace is not None:
+        if self._limiter is not None:
             with self._pausable():
-                await self._pace.wait()
-            if self.outcome.stopped and not self._pace.is_due():
-                self.outcome.held_back += len(batch)
+                await self._limiter.wait()
+            if self.result.stopped and not self._limiter.is_due():
+                self.result.held_back += len(batch)
                 return
-            self._pace.take(len(batch))
+            self._limiter.take(len(batch))
         first, *others = self._publishers
         if not others:
             await first.batches.send(batch)
@@ -224,12 +224,12 @@ class PublishPipeline:
             for publisher in self._publishers:
                 nursery.start_soon(publisher.batches.send, batch)
 
-    def _note_failure(self) -> None:
+    def _record_failure(self) -> None:
         """A broker has failed for good: end, without waiting for others that are away."""
         self._pause.cancel()
         for publisher in self._publishers:
-            if publisher.outcome.failure is None:
-                publisher.wait_no_longer()
+            if publisher.result.failure is None:
+                publisher.stop_waiting()
 
 
 class _Publisher:
@@ -244,13 +244,13 @@ class _Publisher:
 
     Attributes:
         batches: Takes what is to be published, as soon as one more batch may be on its way. To be closed.
-        outcome: Up to date at any time.
+        result: Up to date at any time.
     """
 
     def __init__(
         self, sender: Sender, address: str, retry: bool, on_failure: Callable[[], None], *, alone: bool
     ) -> None:
-        self.outcome = BrokerOutcome(address)
+        self.result = BrokerResult(address)
         self._sender = sender
         self._retry = retry
         self._on_failure = on_failure
@@ -271,7 +271,7 @@ class _Publisher:
             for _ in range(self._sender.at_once):
                 nursery.start_soon(self._publish_batches)
 
-    def wait_no_longer(self) -> None:
+    def stop_waiting(self) -> None:
         """Give up what fails from now on, and what is tried again now."""
         self._retry = False
         self._retrying.cancel()
@@ -291,9 +291,9 @@ class _Publisher:
         """Publish a batch, if need be again and again, until it is acknowledged or there is no point in it."""
         maybe_stored = False
         while True:
-            await self._turn(number)
-            if self.outcome.failure is not None:
-                self._lose(len(batch), maybe_stored)
+            await self._wait_for_turn(number)
+            if self.result.failure is not None:
+                self._count_lost(len(batch), maybe_stored)
                 return
             try:
                 await self._attempt(number, batch)
@@ -304,8 +304,8 @@ class _Publisher:
                 if error.maybe_stored and not maybe_stored:
                     maybe_stored = True
                     self._in_doubt += len(batch)
-                if not self._passes(error):
-                    self._lose(len(batch), maybe_stored)
+                if not self._is_temporary(error):
+                    self._count_lost(len(batch), maybe_stored)
                     self._give_up(error)
                     return
                 self._begin_outage(error)
@@ -315,16 +315,16 @@ class _Publisher:
                     self._end_outage()
                 return
 
-    async def _turn(self, number: int) -> None:
+    async def _wait_for_turn(self, number: int) -> None:
         """Wait until a batch may be given to the sender: behind all before it, in an outage behind their ends."""
-        while self.outcome.failure is None:
+        while self.result.failure is None:
             before = (sent for other, sent in self._unsettled.items() if other < number)
             if not any(not sent or self._outage is not None for sent in before):
                 break
             await self._turns.park()
 
     async def _attempt(self, number: int, batch: list[bytes]) -> None:
-        """Give a batch to the sender; in an outage, after a pause. `wait_no_longer` cuts short both then.
+        """Give a batch to the sender; in an outage, after a pause. `stop_waiting` cuts short both then.
 
         Raises:
             PublishFailed: What became of this attempt; a batch may be stored if its sending was cut short.
@@ -346,7 +346,7 @@ class _Publisher:
         # A failure of its own: that of the outage was counted before, perhaps for another batch.
         raise PublishFailed(outage.reason, maybe_stored=sent) from outage.__cause__
 
-    def _passes(self, error: PublishFailed) -> bool:
+    def _is_temporary(self, error: PublishFailed) -> bool:
         """Whether the same may succeed later, and it is to be waited for."""
         cause = error.__cause__
         if not self._retry:
@@ -354,7 +354,7 @@ class _Publisher:
         if not isinstance(cause, BrokerError):
             return isinstance(cause, ConnectionFailed | ConnectionLost)
         # A mistake in the command line had better be heard of at once.
-        later = cause.code in RETRIABLE_CODES and self.outcome.acknowledged > 0
+        later = cause.code in RETRIABLE_CODES and self.result.acknowledged > 0
         return later or cause.text.endswith("exiting")
 
     def _begin_outage(self, error: PublishFailed) -> None:
@@ -366,29 +366,29 @@ class _Publisher:
                 what = f"went away ({error.reason})"
             others = "" if self._alone else " The other brokers get nothing new until then."
             print_diagnostic(
-                f"Warning: the broker at {self.outcome.address} {what}. Trying again until it takes messages.{others}"
+                f"Warning: the broker at {self.result.address} {what}. Trying again until it takes messages.{others}"
             )
         self._outage = error
 
     def _end_outage(self) -> None:
-        text = f"Note: the broker at {self.outcome.address} takes messages again."
+        text = f"Note: the broker at {self.result.address} takes messages again."
         if self._in_doubt and self._sender.may_repeat:
             text += f" Up to {count_of(self._in_doubt, 'message')} may be there twice."
         print_diagnostic(text)
         self._outage, self._in_doubt = None, 0
         self._delays.reset()
 
-    def _lose(self, count: int, maybe_stored: bool) -> None:
+    def _count_lost(self, count: int, maybe_stored: bool) -> None:
         if maybe_stored:
-            self.outcome.maybe_stored += count
+            self.result.maybe_stored += count
         else:
-            self.outcome.not_stored += count
+            self.result.not_stored += count
 
     def _give_up(self, error: PublishFailed) -> None:
-        if self.outcome.failure is None:
-            self.outcome.failure = error
+        if self.result.failure is None:
+            self.result.failure = error
             self._on_failure()
 
     def _acknowledged(self, batch: list[bytes]) -> None:
-        self.outcome.acknowledged += len(batch)
-        self.outcome.acknowledged_bytes += sum(map(len, batch))
+        self.result.acknowledged += len(batch)
+        self.result.acknowledged_bytes += sum(map(len, batch))

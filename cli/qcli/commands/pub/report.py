@@ -16,41 +16,41 @@ from ...framework.params import duration_text
 from .options import PubOptions
 
 if TYPE_CHECKING:
-    from .publish import BrokerOutcome, Outcome
+    from .publish import BrokerResult, PublishResult
 
 _OUT_OF_RANGE = re.compile(r"^DPUB timeout \d+ out of range 0-(\d+)")
 
 
-def conclude(options: PubOptions, outcome: Outcome, elapsed_s: float) -> ExitCode:
+def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> ExitCode:
     """Report, and say how the command ends.
 
     Raises:
         Failure: It did not go well.
     """
-    failed = [broker for broker in outcome.brokers if broker.failure is not None]
-    reason = " ".join(_failure(options, broker) for broker in failed) or outcome.input_failure
-    if not options.quiet and (outcome.acknowledged or reason is None):
-        if outcome.stopped == ExitCode.INTERRUPTED and _stands_after_echo(options):
+    failed = [broker for broker in result.brokers if broker.failure is not None]
+    reason = " ".join(_failure(options, broker) for broker in failed) or result.input_failure
+    if not options.quiet and (result.acknowledged or reason is None):
+        if result.stopped == ExitCode.INTERRUPTED and _stands_after_echo(options):
             print_diagnostic("")
-        print_diagnostic(_report(options, outcome, elapsed_s))
+        print_diagnostic(_report(options, result, elapsed_s))
     if reason is None:
-        return outcome.stopped or ExitCode.OK
+        return result.stopped or ExitCode.OK
     code = ExitCode.FAILURE
-    if any(broker.acknowledged for broker in outcome.brokers):
+    if any(broker.acknowledged for broker in result.brokers):
         code = ExitCode.PARTIAL
     elif failed and all(map(_is_gone, failed)):
         code = ExitCode.UNREACHABLE
-    raise Failure(f"{reason} {_fates(outcome)}.", code)
+    raise Failure(f"{reason} {_fates(result)}.", code)
 
 
-def _fates(outcome: Outcome) -> str:
+def _fates(result: PublishResult) -> str:
     """How much was acknowledged and what became of the rest, at each broker if they differ."""
     fates = {}
-    for broker in outcome.brokers:
+    for broker in result.brokers:
         fate = f"{count_of(broker.acknowledged, 'message')} acknowledged"
         if broker.maybe_stored:
             fate += f", up to {broker.maybe_stored:,} more may have been stored"
-        if unsent := broker.not_stored + outcome.held_back:
+        if unsent := broker.not_stored + result.held_back:
             fate += f", {unsent:,} more had been read"
         fates[broker.address] = fate
     if len(set(fates.values())) > 1:
@@ -64,13 +64,13 @@ def _stands_after_echo(options: PubOptions) -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and not options.shows_progress
 
 
-def _is_gone(broker: BrokerOutcome) -> bool:
+def _is_gone(broker: BrokerResult) -> bool:
     from trio_nsq.client import BrokerError
 
     return broker.failure is not None and not isinstance(broker.failure.__cause__, BrokerError)
 
 
-def _failure(options: PubOptions, broker: BrokerOutcome) -> str:
+def _failure(options: PubOptions, broker: BrokerResult) -> str:
     from trio_nsq.client import BrokerError
 
     error = broker.failure
@@ -96,17 +96,17 @@ def _failure(options: PubOptions, broker: BrokerOutcome) -> str:
     return f"{name} refused: {error.reason}.{hint}"
 
 
-def _report(options: PubOptions, outcome: Outcome, elapsed_s: float) -> str:
-    brokers = f" on {len(outcome.brokers)} brokers" if len(outcome.brokers) > 1 else ""
+def _report(options: PubOptions, result: PublishResult, elapsed_s: float) -> str:
+    brokers = f" on {len(result.brokers)} brokers" if len(result.brokers) > 1 else ""
     text = (
-        f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) published to "
-        f"{options.topic}{brokers} in {elapsed_s:.2f} s: {per_second(outcome.acknowledged / elapsed_s)} messages/s, "
-        f"{size(outcome.acknowledged_bytes / elapsed_s)}/s"
+        f"{count_of(result.acknowledged, 'message')} ({size(result.acknowledged_bytes)}) published to "
+        f"{options.topic}{brokers} in {elapsed_s:.2f} s: {per_second(result.acknowledged / elapsed_s)} messages/s, "
+        f"{size(result.acknowledged_bytes / elapsed_s)}/s"
     )
-    if outcome.empty:
-        text += f"; {outcome.empty:,} empty skipped"
-    if outcome.unfinished_bytes and outcome.stopped:
-        text += f"; a message that was read only in part ({size(outcome.unfinished_bytes)}) was not published"
-    if outcome.held_back:
-        text += f"; {count_of(outcome.held_back, 'message')} read and not published"
+    if result.empty:
+        text += f"; {result.empty:,} empty skipped"
+    if result.unfinished_bytes and result.stopped:
+        text += f"; a message that was read only in part ({size(result.unfinished_bytes)}) was not published"
+    if result.held_back:
+        text += f"; {count_of(result.held_back, 'message')} read and not published"
     return text

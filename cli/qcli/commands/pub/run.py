@@ -19,14 +19,14 @@ from ...framework.signals import watch_signals
 from ..shared.rate_limiter import RateLimiter
 from .input import READ_BYTES
 from .options import PubOptions
-from .publish import Outcome, PublishPipeline
+from .publish import PublishPipeline, PublishResult
 from .send import Sender, TCPSender, numbered_sender
 
 RATED_READ_BYTES = 4096
 """With --rate: what is read is published soon, also when a signal ends the reading."""
 
 
-async def publish(options: PubOptions, brokers: dict[str, str]) -> Outcome:
+async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult:
     """Publish all input to each broker, or as much as can be.
 
     Args:
@@ -44,25 +44,25 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> Outcome:
             senders[address] = await _connect(options, address, http_address, connecting, stack)
         batch_size = min(sender.batch_size for sender in senders.values())
         async with trio.open_nursery() as nursery:
-            publication = PublishPipeline(
+            pipeline = PublishPipeline(
                 senders,
                 delimiter=options.delimiter,
                 max_msg_size=options.max_msg_size,
                 batch_size=options.batch_size or batch_size,
                 retry=not options.no_retry,
-                pace=RateLimiter(options.rate, trio.current_time()) if options.rate else None,
+                limiter=RateLimiter(options.rate, trio.current_time()) if options.rate else None,
             )
-            await nursery.start(watch_signals, publication.stop)
+            await nursery.start(watch_signals, pipeline.stop)
             if options.shows_progress:
                 from ...terminal.progress_line import show_progress
 
-                nursery.start_soon(show_progress, publication.outcome)
-            await publication.run(options.inputs, RATED_READ_BYTES if options.rate else READ_BYTES)
-            for broker in publication.outcome.brokers:
+                nursery.start_soon(show_progress, pipeline.result)
+            await pipeline.run(options.inputs, RATED_READ_BYTES if options.rate else READ_BYTES)
+            for broker in pipeline.result.brokers:
                 if broker.failure is None:
                     await senders[broker.address].end()
             nursery.cancel_scope.cancel()
-    return publication.outcome
+    return pipeline.result
 
 
 async def _connect(

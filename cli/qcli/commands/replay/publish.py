@@ -25,7 +25,7 @@ _NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)
-class ReplayOutcome:
+class TopicReplayResult:
     """What became of it so far.
 
     Attributes:
@@ -65,7 +65,7 @@ class ReplayOutcome:
         return (self.position - self.begun) / max(1, self.end - self.begun)
 
 
-class Spacing:
+class OriginalPace:
     """Keeps messages as far apart in time as they were when they were published, or so many times nearer.
 
     Args:
@@ -91,7 +91,7 @@ class Spacing:
         return self._begun_s + (timestamp_ns - self._first_ns) / _NS_PER_S / self._speed
 
 
-class Replay:
+class TopicReplay:
     """Publishes what a reader reads.
 
     Args:
@@ -101,11 +101,11 @@ class Replay:
         topic: Where to.
         count: Publish no more than so many; None: all.
         pattern: Publish only bodies in which it is found; None: all.
-        pace: Holds messages back; None: as fast as the broker takes them.
-        spacing: Likewise.
+        limiter: Holds messages back; None: as fast as the broker takes them.
+        original_pace: Likewise.
 
     Attributes:
-        outcome: Up to date at any time.
+        result: Up to date at any time.
     """
 
     def __init__(
@@ -117,20 +117,20 @@ class Replay:
         *,
         count: int | None,
         pattern: re.Pattern[bytes] | None,
-        pace: RateLimiter | None,
-        spacing: Spacing | None,
+        limiter: RateLimiter | None,
+        original_pace: OriginalPace | None,
     ) -> None:
         end = reader.position if reader.end_sequence is None else reader.end_sequence
-        self.outcome = ReplayOutcome(reader.position, reader.position, end)
+        self.result = TopicReplayResult(reader.position, reader.position, end)
         self._source = source
         self._reader = reader
         self._producer = producer
         self._topic = topic
         self._count = count
         self._pattern = pattern
-        self._pace = pace
-        self._spacing = spacing
-        self._batch_messages = min(BATCH_MESSAGES, pace.max_messages) if pace else BATCH_MESSAGES
+        self._limiter = limiter
+        self._original_pace = original_pace
+        self._batch_messages = min(BATCH_MESSAGES, limiter.max_messages) if limiter else BATCH_MESSAGES
         self._pause = trio.CancelScope()
         # What is to be published next.
         self._bodies: list[bytes] = []
@@ -139,59 +139,57 @@ class Replay:
 
     def stop(self, code: ExitCode) -> None:
         """Publish no more than what is on its way."""
-        self.outcome.stopped = code
+        self.result.stopped = code
         self._pause.cancel()
 
     async def run(self) -> None:
-        """Publish all there is, or as much as can be; `outcome` says how it went.
+        """Publish all there is, or as much as can be; `result` says how it went.
 
         Raises:
             RequestRefused, RawStreamError: As of the reader.
         """
-        outcome = self.outcome
+        result = self.result
         while not self._over:
             found: list[Found] = []
             with self._pausable():
                 found = await self._reader.receive()
                 if not found:
-                    outcome.position = outcome.end
+                    result.position = result.end
                     return
             for each in found:
                 if isinstance(each, RecordBatch):
                     if is_for_all_channels(each):
-                        await self._take(each)
+                        await self._add_batch(each)
                 else:
                     await self._flush(each.first_sequence)
-                    self._pass_over(each)
+                    self._skip_gap(each)
             await self._flush(self._reader.position)
 
     @property
     def _over(self) -> bool:
         """Whether nothing more is to be published."""
-        return self.outcome.over or self.outcome.acknowledged == self._count
+        return self.result.over or self.result.acknowledged == self._count
 
     @contextmanager
     def _pausable(self) -> Iterator[None]:
         """Let `stop` cut short what is waited for inside."""
         with trio.CancelScope() as self._pause:
-            if self.outcome.over:
+            if self.result.over:
                 self._pause.cancel()
             yield
 
-    def _pass_over(self, gap: Gap) -> None:
+    def _skip_gap(self, gap: Gap) -> None:
         if not self._over:
-            self.outcome.damaged |= report_gap(
-                self._source, gap.first_sequence, gap.next_sequence, gap.reason
-            )
-            self.outcome.missing += gap.next_sequence - gap.first_sequence
-            self.outcome.position = gap.next_sequence
+            self.result.damaged |= report_gap(self._source, gap.first_sequence, gap.next_sequence, gap.reason)
+            self.result.missing += gap.next_sequence - gap.first_sequence
+            self.result.position = gap.next_sequence
 
-    async def _take(self, batch: RecordBatch) -> None:
+    async def _add_batch(self, batch: RecordBatch) -> None:
         """Publish what matches of a batch, or keep it until it is worth it."""
-        if self._spacing is not None and not self._spacing.is_due(batch.timestamp_ns):
+        if self._original_pace is not None and not self._original_pace.is_due(batch.timestamp_ns):
             await self._flush(batch.base_sequence)
             with self._pausable():
-                await self._spacing.wait(batch.timestamp_ns)
+                await self._original_pace.wait(batch.timestamp_ns)
         for sequence, body in enumerate(batch.messages.bodies(), batch.base_sequence):
             if self._over:
                 return
@@ -206,15 +204,15 @@ class Replay:
                 await self._flush(sequence + 1)
 
     def _is_last(self) -> bool:
-        return self.outcome.acknowledged + len(self._bodies) == self._count
+        return self.result.acknowledged + len(self._bodies) == self._count
 
     async def _flush(self, up_to: int) -> None:
         """Publish what was kept; everything before a sequence is then dealt with."""
-        outcome = self.outcome
-        if self._bodies and self._pace is not None and not self._over:
+        result = self.result
+        if self._bodies and self._limiter is not None and not self._over:
             with self._pausable():
-                await self._pace.wait()
-            self._pace.take(len(self._bodies))
+                await self._limiter.wait()
+            self._limiter.take(len(self._bodies))
         if self._over:
             return
         messages = pack_messages(self._bodies)
@@ -222,11 +220,11 @@ class Replay:
             if self._producer is not None:
                 await self._producer.publish_set(self._topic, messages)
         except PublishFailed as error:
-            outcome.failure = error
-            outcome.maybe_stored = len(messages) if error.maybe_stored else 0
+            result.failure = error
+            result.maybe_stored = len(messages) if error.maybe_stored else 0
             return
-        outcome.acknowledged += len(messages)
-        outcome.acknowledged_bytes += messages.body_bytes
-        outcome.left_out += self._left_out
-        outcome.position = up_to
+        result.acknowledged += len(messages)
+        result.acknowledged_bytes += messages.body_bytes
+        result.left_out += self._left_out
+        result.position = up_to
         self._bodies, self._size, self._left_out = [], 0, 0

@@ -32,7 +32,7 @@ from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
 from ..shared.rate_limiter import RateLimiter
 from .options import ReplayOptions
-from .publish import Replay, ReplayOutcome, Spacing
+from .publish import OriginalPace, TopicReplay, TopicReplayResult
 
 _MAX_BYTES = 2**30
 """Whether a message is too long is for the broker to say, whose limit we do not know."""
@@ -51,11 +51,11 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
             f"Note: {options.source} is taken for a topic; the {kind} of this name is ./{options.source}"
         )
     begun_s = time.monotonic()
-    outcome = trio.run(_replay, options)
-    return _conclude(options, outcome, time.monotonic() - begun_s)
+    result = trio.run(_replay, options)
+    return _conclude(options, result, time.monotonic() - begun_s)
 
 
-async def _replay(options: ReplayOptions) -> ReplayOutcome:
+async def _replay(options: ReplayOptions) -> TopicReplayResult:
     assert options.source is not None
     assert options.topic is not None
     silence_library()
@@ -86,90 +86,94 @@ async def _replay(options: ReplayOptions) -> ReplayOutcome:
                 ):
                     show_library_warnings()
                     report_start(options.source, reader, options.first)
-                    replay = Replay(
+                    replay = TopicReplay(
                         options.source,
                         reader,
                         producer,
                         options.topic,
                         count=options.count,
                         pattern=options.pattern,
-                        pace=RateLimiter(options.rate, trio.current_time())
+                        limiter=RateLimiter(options.rate, trio.current_time())
                         if options.rate and not options.dry_run
                         else None,
-                        spacing=Spacing(options.speed) if options.speed and not options.dry_run else None,
+                        original_pace=OriginalPace(options.speed)
+                        if options.speed and not options.dry_run
+                        else None,
                     )
                     await nursery.start(watch_signals, replay.stop)
                     if not options.quiet and stderr_is_live_terminal():
                         from ...terminal.progress_line import show_progress
 
-                        nursery.start_soon(show_progress, replay.outcome, lambda: replay.outcome.share)
+                        nursery.start_soon(show_progress, replay.result, lambda: replay.result.share)
                     await replay.run()
                     nursery.cancel_scope.cancel()
     except ConnectionFailed as error:
         raise connection_failure(options.nsqd_tcp_address, TCP_OPTION, error) from error
-    return replay.outcome
+    return replay.result
 
 
-def _conclude(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> ExitCode:
+def _conclude(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> ExitCode:
     """Report, and say how the command ends.
 
     Raises:
         Failure: It did not go well.
     """
     if options.form == "json":
-        write(json_lines([_as_json(options, outcome, elapsed_s)]))
+        write(json_lines([_result_as_json(options, result, elapsed_s)]))
     elif not options.quiet:
-        print_diagnostic(_report(options, outcome, elapsed_s))
-    going_on = f"Go on with --from {outcome.position} --to {outcome.end}"
+        print_diagnostic(_report(options, result, elapsed_s))
+    going_on = f"Go on with --from {result.position} --to {result.end}"
     if options.count is not None:
-        going_on += f" -n {options.count - outcome.acknowledged}"
-    if outcome.failure is not None:
-        fate = f"{count_of(outcome.acknowledged, 'message')} acknowledged"
-        if outcome.maybe_stored:
-            fate += f", up to {outcome.maybe_stored:,} more may have been stored"
-        code = ExitCode.PARTIAL if outcome.acknowledged else ExitCode.FAILURE
-        if not outcome.acknowledged and not isinstance(outcome.failure.__cause__, BrokerError):
+        going_on += f" -n {options.count - result.acknowledged}"
+    if result.failure is not None:
+        fate = f"{count_of(result.acknowledged, 'message')} acknowledged"
+        if result.maybe_stored:
+            fate += f", up to {result.maybe_stored:,} more may have been stored"
+        code = ExitCode.PARTIAL if result.acknowledged else ExitCode.FAILURE
+        if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError):
             code = ExitCode.UNREACHABLE
         raise Failure(
-            f"The broker at {options.nsqd_tcp_address}: {outcome.failure.reason}; {fate}. {going_on}.", code
+            f"The broker at {options.nsqd_tcp_address}: {result.failure.reason}; {fate}. {going_on}.", code
         )
-    if outcome.stopped is not None:
-        if outcome.position < outcome.end:
+    if result.stopped is not None:
+        if result.position < result.end:
             print_diagnostic(f"{going_on}.")
-        return outcome.stopped
-    return ExitCode.DAMAGED if outcome.damaged else ExitCode.OK
+        return result.stopped
+    return ExitCode.DAMAGED if result.damaged else ExitCode.OK
 
 
-def _as_json(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> dict[str, Any]:
+def _result_as_json(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> dict[str, Any]:
     return {
         "source": options.source,
         "topic": options.topic,
         "dry_run": options.dry_run,
-        "published": outcome.acknowledged,
-        "published_bytes": outcome.acknowledged_bytes,
-        "left_out": outcome.left_out,
-        "missing": outcome.missing,
-        "damaged": outcome.damaged,
-        "first_sequence": outcome.begun,
-        "next_sequence": outcome.position,
-        "end_sequence": outcome.end,
+        "published": result.acknowledged,
+        "published_bytes": result.acknowledged_bytes,
+        "left_out": result.left_out,
+        "missing": result.missing,
+        "damaged": result.damaged,
+        "first_sequence": result.begun,
+        "next_sequence": result.position,
+        "end_sequence": result.end,
         "elapsed_s": round(elapsed_s, 3),
     }
 
 
-def _report(options: ReplayOptions, outcome: ReplayOutcome, elapsed_s: float) -> str:
-    text = f"{count_of(outcome.acknowledged, 'message')} ({size(outcome.acknowledged_bytes)}) of {options.source} "
+def _report(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> str:
+    text = (
+        f"{count_of(result.acknowledged, 'message')} ({size(result.acknowledged_bytes)}) of {options.source} "
+    )
     if options.dry_run:
         text += f"would be published to {options.topic}"
     else:
         text += (
             f"published to {options.topic} in {elapsed_s:.2f} s: "
-            f"{rate(outcome.acknowledged / elapsed_s)} messages/s"
+            f"{rate(result.acknowledged / elapsed_s)} messages/s"
         )
-    if outcome.position > outcome.begun:
-        text += f"; sequences {outcome.begun} to {outcome.position - 1}"
-    if outcome.left_out:
-        text += f"; {outcome.left_out:,} left out, which do not match"
-    if outcome.missing:
-        text += f"; {outcome.missing:,} missing"
+    if result.position > result.begun:
+        text += f"; sequences {result.begun} to {result.position - 1}"
+    if result.left_out:
+        text += f"; {result.left_out:,} left out, which do not match"
+    if result.missing:
+        text += f"; {result.missing:,} missing"
     return text
