@@ -140,7 +140,7 @@ def test_talk_goes_nowhere_if_standard_error_is_closed(qcli: Cli, topic: str, ar
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_standard_error(tmp_path: Path, closed: str) -> None:
     program = (
-        "import os, sys; from qcli.framework.output import settle_streams; settle_streams(); "
+        "import os, sys; from qcli.framework.output import configure_streams; configure_streams(); "
         f"fd = os.open({str(tmp_path / 'data')!r}, os.O_WRONLY | os.O_CREAT); os.write(2, b'a fatal error'); "
         "os.write(fd, b'data')"
     )
@@ -162,8 +162,8 @@ def test_data_is_utf_8_in_every_locale(qcli: Cli, topic: str, encoding: str) -> 
 
 def test_what_is_no_text_is_escaped_as_in_json() -> None:
     program = (
-        "import os; from qcli.framework.output import settle_streams, write; "
-        "settle_streams(); write(os.fsdecode(b'\\xe9'))"
+        "import os; from qcli.framework.output import configure_streams, write; "
+        "configure_streams(); write(os.fsdecode(b'\\xe9'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=DEADLINE_S)
     assert (done.stdout, done.stderr) == (rb"\udce9", b"")
