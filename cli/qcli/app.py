@@ -119,8 +119,7 @@ def run_process() -> NoReturn:
     """Run the command line of this process and end it."""
     configure_streams()
     try:
-        # Also if it was ignored, as a shell without a terminal has it for what runs in the background: whoever sends
-        # it there means it, and nsqd obeys, too.
+        # Also if SIGINT was ignored, as by a shell without a terminal for background processes. nsqd does the same.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

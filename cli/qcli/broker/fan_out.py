@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
-    """Act on every broker, also if another one fails; for changes.
+    """Make a change on every broker, also if it fails on another one.
 
     Args:
         addresses: HTTP addresses.
@@ -48,7 +48,7 @@ def change_each(addresses: Sequence[str], act: Callable[[str], _T]) -> list[_T]:
 
 
 def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T]:
-    """Read from every broker; from those that have it, if some do not have the topic or channel.
+    """Read from every broker that has the topic or channel.
 
     Args:
         addresses: HTTP addresses.
@@ -73,7 +73,7 @@ def read_each(addresses: Sequence[str], read: Callable[[str], _T]) -> dict[str, 
 
 
 def broker_suffix(address: str, addresses: Sequence[str]) -> str:
-    """What is put behind a report of what was done on one broker; nothing if there is only one."""
+    """The end of a report about one broker: its address; empty if there is only one broker."""
     return f" on {address}" if len(addresses) > 1 else ""
 
 
@@ -89,5 +89,5 @@ def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str
 def with_broker(
     records: Iterable[dict[str, Any]], address: str, addresses: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Records with the broker that they are from, if there are several."""
+    """Records, with the address of their broker if there are several."""
     return [{"broker": address, **record} for record in records] if len(addresses) > 1 else list(records)

@@ -96,7 +96,7 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
                 channels_by_topic([topic for broker in brokers for topic in broker.stats()["topics"]])
             )
         except Exception:
-            # Nobody at a prompt wants to read why there are no names.
+            # At a prompt, no error is shown: there are no names.
             pass
 
     # In a thread, because no timeout of a socket bounds the whole, nor name resolution.

@@ -145,7 +145,7 @@ def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list
 
 
 def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
-    """A line for somebody who is shown nothing."""
+    """Why no message is shown, as a line for the user."""
     if wanted.channel is not None:
         what = f"nothing {' or '.join(states)}" if states else "nothing"
         return f"Note: {what} waits in {wanted}."
@@ -187,7 +187,7 @@ def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> lis
 
 
 def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
-    """Say what is missing; returns whether any of it is damaged."""
+    """Report what is missing; return whether any of it is damaged."""
     damaged = False
     joined: list[dict[str, Any]] = []
     for gap in gaps:  # of a channel there is one for each message

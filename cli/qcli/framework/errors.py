@@ -34,7 +34,7 @@ class NotFound(Failure):
 
 
 class OutputClosed(Exception):
-    """Whoever read our standard output went away: the command ends quietly, as a success."""
+    """The reader of standard output is gone: the command ends quietly, as a success."""
 
 
 class Terminated(BaseException):
@@ -212,7 +212,7 @@ def translate(error: BaseException) -> Failure | click.ClickException | OutputCl
     """Say how the command ends because of this error.
 
     Returns:
-        None for an error that is ours: a bug, which deserves its traceback.
+        None for a bug in qcli, which is shown with its traceback.
     """
     # Errors of tasks that ran side by side arrive together; the first that can be explained is the reason.
     for leaf in leaf_exceptions(error):

@@ -248,7 +248,7 @@ def optional_text(text: str) -> str | None:
 class Integer(click.IntRange):
     """An integer as Go writes it, such as 4096, 4_096 or 0x1000; within bounds.
 
-    010 is refused: Go would take it for 8, which hardly anybody means.
+    010 is refused: Go would take it for 8.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -310,7 +310,7 @@ class BooleanOrWord(Word):
 class PathOrNothing(click.Path):
     """The path of a file or folder, for completion; an empty one is none.
 
-    Whether it can be used is for whoever uses it to say, in one way for all reasons.
+    The command that uses it reports if it cannot be used.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -13,7 +13,7 @@ from .exit_codes import ExitCode
 from .output import print_diagnostic
 
 PATIENCE_S = 1.0
-"""After this long a person wonders whether the signal was heard."""
+"""After this long, say that the command is ending."""
 
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
@@ -36,7 +36,7 @@ async def watch_signals(
         if again is None:
             print_diagnostic("Ending in good order; interrupt again to end at once.")
             again = await anext(signals)
-        # Whoever asks twice has seen the orderly way take too long; nothing may hold this one up.
+        # A second signal: the orderly end takes too long. Nothing may delay this one.
         os._exit(_CODES[signal.Signals(again)])
 
 

@@ -11,14 +11,14 @@ from ..framework.output import print_diagnostic
 
 
 def confirm(question: str, what_it_does: str) -> None:
-    """Let the user agree.
+    """Ask the user, and return if they agree.
 
     Args:
-        question: Without the answers there are.
-        what_it_does: For the complaint that nobody can be asked: the beginning of a sentence.
+        question: The question, without the possible answers.
+        what_it_does: The beginning of the error message if there is no terminal to ask on.
 
     Raises:
-        click.UsageError: Nobody is there to agree.
+        click.UsageError: Standard input is no terminal.
         click.Abort: Interrupted.
         Failure: The user did not agree; the end of the input, Ctrl-D, is a no.
     """

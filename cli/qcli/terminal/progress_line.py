@@ -55,7 +55,7 @@ async def show_progress(outcome: Published, share: Callable[[], float] | None = 
 
     Args:
         outcome: Changes meanwhile.
-        share: Tells how much of all is done, 0 to 1; None: nobody knows.
+        share: Returns how much of all is done, 0 to 1; None: that is not known.
     """
     console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()

@@ -35,6 +35,7 @@ NOTE = (
 
 
 def topic_argument(function: _F) -> _F:
+    """The dead-letter topic."""
     make = click.argument(
         "topic", metavar="TOPIC", type=topic_name, shell_complete=complete_dead_letter_topic
     )

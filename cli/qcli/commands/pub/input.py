@@ -51,7 +51,7 @@ class Input:
                     # other processes, stay as they are.
                     return os.read(self._fd, self._read_bytes)
                 except BlockingIOError:
-                    pass  # somebody else reads from it as well and was faster
+                    pass  # another process reads from it, too, and was faster
         except OSError as error:
             raise Failure(f"Cannot read {self.name}: {os.strerror(error.errno or 0)}.") from error
 
@@ -82,7 +82,7 @@ async def open_input(path: str, read_bytes: int = READ_BYTES) -> Input:
             raise Failure("Standard input is closed.")
         return Input(sys.stdin.fileno(), "standard input", read_bytes)
     try:
-        # In a thread because opening a named pipe waits for somebody to write into it.
+        # In a thread because opening a named pipe waits for a writer.
         fd = await trio.to_thread.run_sync(os.open, path, os.O_RDONLY, abandon_on_cancel=True)
     except OSError as error:
         raise Failure(f"Cannot open {path}: {os.strerror(error.errno or 0)}.") from error

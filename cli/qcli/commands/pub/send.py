@@ -86,7 +86,7 @@ class NumberedSender:
     """Sends numbered batches over HTTP, one after the other: each is published once, however often it is sent.
 
     Args:
-        publisher: Of a name that nobody else has, without patience.
+        publisher: With a unique name and no patience.
         address: The broker's, for errors.
         defer_ms: As above.
         fallback: Sends everything if the broker cannot remember one more producer now.

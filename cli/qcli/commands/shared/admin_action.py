@@ -32,7 +32,7 @@ class Action:
         done: What is said of each name afterwards, after kind and name.
         example: For its help.
         help: The description.
-        destroys: Whether messages are lost, so that somebody has to agree.
+        destroys: Whether messages are lost, so that the user is asked.
         creates: Whether there may be nothing to do, because what is wanted is there.
     """
 
@@ -120,7 +120,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
             params["channel"] = source.channel
         there = False
         try:
-            # The broker makes no difference in its answer; it is told all the same, in case somebody deletes it now.
+            # The broker makes no difference in its answer; it is asked all the same, in case somebody deletes it now.
             there = action.creates and _is_there(broker, source)
             broker.post(f"/{kind}/{action.name}", params)
         except Refused as error:

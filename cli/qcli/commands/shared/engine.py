@@ -25,12 +25,12 @@ SPARK_WORTH_BYTES = 4 * 1024**3
 WORK = "Who does the work"
 
 
-def engine_options(reachable: str, told: str) -> Callable[[_F], _F]:
-    """Who does the work, and what is said of it, for a command that may hand it to Spark.
+def engine_options(reachable: str, report: str) -> Callable[[_F], _F]:
+    """Options of a command that can run on Spark: which engine, and what is reported.
 
     Args:
         reachable: What has to be reachable from wherever Spark's tasks are.
-        told: What `--quiet` leaves out besides the progress.
+        report: What `--quiet` leaves out besides the progress.
     """
     options: tuple[Callable[[_F], _F], ...] = (
         option(
@@ -54,7 +54,7 @@ def engine_options(reachable: str, told: str) -> Callable[[_F], _F]:
             "text",
             "json",
         ),
-        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {told}; errors only."),
+        option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {report}; errors only."),
     )
 
     def add(command: _F) -> _F:

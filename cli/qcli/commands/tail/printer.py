@@ -120,6 +120,6 @@ class Printer(Generic[Source]):
     async def _watch_reader(self) -> None:
         """Notice that the reader of the pipe went away, also when there is nothing to write."""
         while not self._output.reader_is_gone():
-            # The writing end of a pipe never becomes readable, but its breaking wakes whoever waits for that.
+            # The writing end of a pipe never becomes readable, but a wait for that ends when the pipe breaks.
             await trio.lowlevel.wait_readable(self._output.fileno())
         raise OutputClosed

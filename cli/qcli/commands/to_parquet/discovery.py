@@ -25,7 +25,7 @@ def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> li
     """The HTTP or TCP addresses of all brokers that have a topic.
 
     Raises:
-        Failure: There is none, or nobody knows.
+        Failure: There is none, or no service answers.
     """
     import trio
 

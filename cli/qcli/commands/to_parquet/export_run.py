@@ -85,7 +85,7 @@ class ExportRun:
             raise self._partial(error) from error
 
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
-        """The same. A round that fails for a reason that may pass is told of, and made up for."""
+        """The same. A round that fails for a temporary reason is reported once, and repeated."""
         from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 
         failing = False
@@ -102,11 +102,10 @@ class ExportRun:
                 failing = True
             outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
             total.merge(outcome)
-            # One that failed is tried again soon: what is missing will be told then.
+            # One that failed is tried again soon: what is missing is reported then.
             if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
-                self._rounds_reported += (
-                    1  # before it is: an interruption meanwhile must not have it told again
-                )
+                # Before it is reported: if it is interrupted meanwhile, it is not reported again.
+                self._rounds_reported += 1
                 self.report(outcome)
             self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
