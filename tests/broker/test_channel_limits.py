@@ -169,9 +169,9 @@ def test_what_is_known_to_be_too_old_is_dropped_everywhere() -> None:
     fixture.topic.pause()
     publish_at(fixture, 10, b"c", b"d")
     publish_at(fixture, 20, b"e")
-    fixture.topic.expire_before(fixture.topic.store.first_since(TIMESTAMP + 20 * MS))
+    fixture.topic.limits.expire_before(fixture.topic.store.first_since(TIMESTAMP + 20 * MS))
     assert (counts(ahead), counts(behind)) == ((0, 0, 0), (0, 2, 0))
-    assert (fixture.topic.depth, fixture.topic.expired_count) == (1, 2)
+    assert (fixture.topic.depth, fixture.topic.limits.expired_count) == (1, 2)
     fixture.topic.unpause()
     assert fixture.drain("ahead") == fixture.drain("behind") == [b"e"]
 
@@ -222,34 +222,34 @@ def test_a_full_topic_says_why_it_refuses() -> None:
     fixture = fixture_with(max_messages=3)
     topic = fixture.topic
     fixture.publish(b"a", b"b")
-    assert topic.why_full(1, 10) == ""
-    assert topic.why_full(2, 10) == (
+    assert topic.limits.why_full(1, 10) == ""
+    assert topic.limits.why_full(2, 10) == (
         "topic topic is full: 2 messages wait, 2 more are too many: max_messages is 3"
     )
-    assert topic.why_full(1, 10, coming_messages=1) == (
+    assert topic.limits.why_full(1, 10, coming_messages=1) == (
         "topic topic is full: 3 messages wait, 1 more are too many: max_messages is 3"
     )
-    assert topic.why_full(4, 10) == "topic topic cannot take 4 messages at once: max_messages is 3"
+    assert topic.limits.why_full(4, 10) == "topic topic cannot take 4 messages at once: max_messages is 3"
     fixture.publish(b"c")
     subscriber = fixture.subscriber(ready=1)
     fixture.channel("later")
-    assert topic.why_full(1, 10) == (
+    assert topic.limits.why_full(1, 10) == (
         "topic topic is full: 3 messages wait, 1 more are too many: max_messages is 3"
     )
     subscriber.receive()
-    assert topic.why_full(1, 10) == ""  # what is in flight waits no longer
+    assert topic.limits.why_full(1, 10) == ""  # what is in flight waits no longer
     topic.pause()
     fixture.publish(b"d")
-    assert topic.why_full(1, 10)
+    assert topic.limits.why_full(1, 10)
 
 
 def test_the_largest_channel_counts() -> None:
     fixture = fixture_with(max_messages=2)
     fixture.channel("idle")
     fixture.publish(b"a", b"b")
-    assert fixture.topic.why_full(1, 10)
+    assert fixture.topic.limits.why_full(1, 10)
     fixture.drain("idle")
-    assert not fixture.topic.why_full(1, 10)
+    assert not fixture.topic.limits.why_full(1, 10)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -257,22 +257,22 @@ def test_a_topic_with_too_many_bytes_refuses(tmp_path: Path, on_disk: bool) -> N
     log: Log = disk_log(tmp_path / "log") if on_disk else MemoryLog(max_messages=10**6)
     fixture = fixture_with(log, max_bytes=5000)
     fixture.channel()
-    assert fixture.topic.why_full(1, 5000) == ""
-    assert fixture.topic.why_full(1, 5001)
+    assert fixture.topic.limits.why_full(1, 5000) == ""
+    assert fixture.topic.limits.why_full(1, 5001)
     for _ in range(20):
         fixture.publish(b"x" * 200)
-    assert fixture.topic.why_full(1, 300)
-    assert "max_bytes is 5000" in fixture.topic.why_full(1, 300)
+    assert fixture.topic.limits.why_full(1, 300)
+    assert "max_bytes is 5000" in fixture.topic.limits.why_full(1, 300)
     fixture.drain()
-    assert fixture.topic.why_full(1, 5000) == ""
+    assert fixture.topic.limits.why_full(1, 5000) == ""
 
 
 def test_settings_of_zero_refuse_nothing() -> None:
     fixture = fixture_with()
     fixture.publish_many(1000)
     assert not fixture.topic.may_refuse
-    assert fixture.topic.why_full(10**6, 10**9) == ""
-    fixture.topic.make_room()
+    assert fixture.topic.limits.why_full(10**6, 10**9) == ""
+    fixture.topic.limits.make_room()
     assert fixture.topic.depth == 1000
 
 
@@ -282,8 +282,8 @@ def test_the_oldest_make_room() -> None:
     fixture.publish(b"a", b"b")
     fixture.drain("ahead")
     fixture.publish(b"c", b"d")
-    assert fixture.topic.why_full(100, 10**9) == ""
-    fixture.topic.make_room()
+    assert fixture.topic.limits.why_full(100, 10**9) == ""
+    fixture.topic.limits.make_room()
     assert (counts(ahead), counts(behind)) == ((2, 0, 0), (3, 0, 1))
     assert (fixture.drain("ahead"), fixture.drain("behind")) == ([b"c", b"d"], [b"b", b"c", b"d"])
 
@@ -297,7 +297,7 @@ def test_those_that_come_again_make_room_first_and_those_in_flight_stay() -> Non
     subscriber.ready(0)
     assert subscriber.requeue(messages[0]) is None
     fixture.publish(b"d", b"e", b"f")
-    fixture.topic.make_room()
+    fixture.topic.limits.make_room()
     assert counts(subscriber.channel) == (2, 0, 2)
     assert subscriber.channel.in_flight_count == 2
     assert subscriber.finish(messages[1:]) == []
@@ -312,7 +312,7 @@ def test_deferred_messages_do_not_make_room() -> None:
     fixture.publish(b"b", b"c")
     fixture.publish(b"later still", defer_ms=20)
     fixture.publish(b"d")
-    fixture.topic.make_room()
+    fixture.topic.limits.make_room()
     assert counts(channel) == (2, 0, 2)
     assert channel.deferred_count == 2
     assert fixture.drain() == [b"c", b"d"]
@@ -329,11 +329,11 @@ def test_a_topic_makes_room_while_nobody_gets_its_messages(has_channel: bool) ->
     fixture.publish(b"a")
     fixture.publish(b"later", defer_ms=10)
     fixture.publish(b"b", b"c", b"d")
-    fixture.topic.make_room()
-    assert (fixture.topic.depth, fixture.topic.dropped_count) == (2, 2)
+    fixture.topic.limits.make_room()
+    assert (fixture.topic.depth, fixture.topic.limits.dropped_count) == (2, 2)
     fixture.publish(b"e")
-    fixture.topic.make_room()
-    assert (fixture.topic.depth, fixture.topic.dropped_count) == (2, 3)
+    fixture.topic.limits.make_room()
+    assert (fixture.topic.depth, fixture.topic.limits.dropped_count) == (2, 3)
     fixture = fixture.restarted(fixture.topic.snapshot())
     assert first_needed(fixture.topic.snapshot()) == 1  # the deferred one
     assert fixture.topic.depth == 2
@@ -352,7 +352,7 @@ def test_the_oldest_bytes_make_room(tmp_path: Path, on_disk: bool) -> None:
     channel = fixture.channel()
     for n in range(40):
         fixture.publish(b"%2d" % n * 120)
-        fixture.topic.make_room()
+        fixture.topic.limits.make_room()
         assert log.bytes_from(channel.cursor) <= 5000
     assert 12 <= channel.depth <= 16
     assert channel.depth + channel.messages.dropped_count == 40
@@ -366,5 +366,5 @@ def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
     subscriber = Subscriber(fixture, fixture.channel(), ready=100)
     fixture.publish(b"a", b"b", b"c")
     assert subscriber.receive_bodies() == [b"a", b"b", b"c"]
-    fixture.topic.make_room()
+    fixture.topic.limits.make_room()
     assert counts(subscriber.channel) == (0, 0, 0)

@@ -494,7 +494,7 @@ def test_letters_that_come_a_second_time_are_looked_for_in_their_last_place() ->
         record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), metadata=metadata)
         fixture.log.append([record], sync=False)
         fixture.topic.accept([record])
-    assert list(fixture.topic.unconfirmed.values()) == [1, 2]
+    assert list(fixture.topic.dead_letters.unconfirmed.values()) == [1, 2]
     assert fixture.topic.snapshot()["settled"] == 1
 
 

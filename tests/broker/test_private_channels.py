@@ -163,15 +163,15 @@ def test_it_never_makes_a_topic_full(tmp_path: Path, limit: dict[str, int], on_d
     bodies = []
     for number in range(20):
         bodies.append(b"%d" % number)
-        assert topic.why_full(1, 100) == ""
+        assert topic.limits.why_full(1, 100) == ""
         fixture.publish(bodies[-1])
-        topic.make_room()
+        topic.limits.make_room()
         fixture.drain("first")
     shown = viewer.receive_bodies()
     assert shown == bodies[-len(shown) :]
     assert 0 < len(shown) < 20
     assert viewer.channel.messages.dropped_count == 20 - len(shown)
-    assert (channel.messages.dropped_count, topic.dropped_count) == (0, 0)
+    assert (channel.messages.dropped_count, topic.limits.dropped_count) == (0, 0)
 
 
 def test_backlog_makes_a_topic_full_as_without_it() -> None:
@@ -179,8 +179,8 @@ def test_backlog_makes_a_topic_full_as_without_it() -> None:
     fixture.topic.configure({"max_messages": 3})
     viewer = look(fixture)
     fixture.publish_many(3)
-    assert "3 messages wait" in fixture.topic.why_full(1, 10)
-    fixture.topic.make_room()
+    assert "3 messages wait" in fixture.topic.limits.why_full(1, 10)
+    fixture.topic.limits.make_room()
     assert len(viewer.receive_bodies()) == fixture.topic.depth == 3
 
 
@@ -189,8 +189,8 @@ def test_dropping_the_oldest() -> None:
     fixture.topic.configure({"max_messages": 2, "when_full": "drop-oldest"})
     viewer = look(fixture)
     fixture.publish_many(5)
-    fixture.topic.make_room()
-    assert (viewer.channel.messages.dropped_count, fixture.topic.dropped_count) == (3, 3)
+    fixture.topic.limits.make_room()
+    assert (viewer.channel.messages.dropped_count, fixture.topic.limits.dropped_count) == (3, 3)
     assert viewer.receive_bodies() == fixture.drain("first") == [b"m3", b"m4"]
 
 

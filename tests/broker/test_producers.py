@@ -131,8 +131,8 @@ def test_numbered_batches_are_no_dead_letters() -> None:
     fixture = Fixture()
     state = saved(fixture)
     publish(fixture, "p", 1)
-    assert not fixture.topic.unconfirmed
-    assert not fixture.restarted(state).topic.unconfirmed
+    assert not fixture.topic.dead_letters.unconfirmed
+    assert not fixture.restarted(state).topic.dead_letters.unconfirmed
 
 
 @pytest.mark.parametrize(

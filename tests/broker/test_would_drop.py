@@ -6,7 +6,7 @@ import pytest
 
 from broker.state import MS, SECOND, Fixture
 from trio_nsq.broker.state.channel_messages import ChannelMessages
-from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.state.topic_limits import TopicLimits
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -56,8 +56,8 @@ def no_channel(fixture: Fixture) -> None:
 
 def dropped(fixture: Fixture) -> int:
     """All that was dropped so far, because there were too many or because it had waited for too long."""
-    everywhere: list[Topic | ChannelMessages] = [
-        fixture.topic,
+    everywhere: list[TopicLimits | ChannelMessages] = [
+        fixture.topic.limits,
         *[channel.messages for channel in fixture.topic.channels.values()],
     ]
     return sum(each.dropped_count + each.expired_count for each in everywhere)
@@ -86,12 +86,12 @@ def test_as_many_as_then_are(prepare: Callable[[Fixture], None], changes: dict[s
     topic = fixture.topic
     settings = topic.settings_with(changes)
     expired_before = topic.store.first_since(fixture.now_ns - settings.ttl_ms * MS) if settings.ttl_ms else 0
-    foreseen = topic.would_drop(settings, expired_before)
+    foreseen = topic.limits.would_drop(settings, expired_before)
     assert (dropped(fixture), topic.settings_with({})) == (0, topic.settings)
     topic.configure(changes)
-    topic.make_room()
+    topic.limits.make_room()
     if expired_before:
-        topic.expire_before(expired_before)
+        topic.limits.expire_before(expired_before)
         for name in list(topic.channels):
             fixture.drain(name)  # what comes again is looked at when it is to be delivered
     assert foreseen == dropped(fixture)
@@ -102,5 +102,5 @@ def test_what_is_dropped_anyway_does_not_count() -> None:
     fixture.topic.configure({"max_messages": 2, "when_full": "drop-oldest"})
     fixture.channel()
     fixture.publish_many(5)  # make_room comes a moment later
-    assert fixture.topic.would_drop(fixture.topic.settings_with({"retention_time_ms": 5}), 0) == 0
-    assert fixture.topic.would_drop(fixture.topic.settings_with({"max_messages": 1}), 0) == 4
+    assert fixture.topic.limits.would_drop(fixture.topic.settings_with({"retention_time_ms": 5}), 0) == 0
+    assert fixture.topic.limits.would_drop(fixture.topic.settings_with({"max_messages": 1}), 0) == 4

@@ -19,7 +19,7 @@ PROXY: Answer = (502, "", b"<h1>Bad\n gateway</h1>")
 def test_requests_are_encoded() -> None:
     with scripted(OK, OK) as broker:
         http = BrokerHTTP(broker.address)
-        assert http.get("/ping") == b"OK"
+        assert http.request("GET", "/ping") == b"OK"
         assert http.post("/pub", {"topic": "a b", "defer": "1"}, b"body") == b"OK"
         assert [request for request, _ in broker.seen] == ["GET /ping", "POST /pub?topic=a+b&defer=1"]
 
@@ -30,10 +30,10 @@ def test_connections_are_kept_if_wanted_also_after_errors(
 ) -> None:
     with scripted(OK, REFUSED, OK) as broker:
         http = BrokerHTTP(broker.address, keep_alive_s=keep_alive_s)
-        http.get("/ping")
+        http.request("GET", "/ping")
         with pytest.raises(RequestRefused):
-            http.get("/stats")
-        http.get("/ping")
+            http.request("GET", "/stats")
+        http.request("GET", "/ping")
         http.close()
         assert [connection for _, connection in broker.seen] == connections
 
@@ -42,7 +42,7 @@ def test_a_request_while_an_answer_is_read_has_a_connection_of_its_own() -> None
     with scripted(OK, OK) as broker:
         http = BrokerHTTP(broker.address, keep_alive_s=30)
         with http.stream("GET", "/topic/read") as answer:
-            assert http.get("/topic/bounds") == b"OK"
+            assert http.request("GET", "/topic/bounds") == b"OK"
             assert answer.read() == b"OK"
         http.close()
         assert [connection for _, connection in broker.seen] == [1, 2]
@@ -52,9 +52,9 @@ def test_an_error_of_a_broker_is_told_from_that_of_a_proxy() -> None:
     with scripted(REFUSED, PROXY) as broker:
         http = BrokerHTTP(broker.address)
         with pytest.raises(RequestRefused, match=r"INVALID_TOPIC \(topic t, HTTP status 400\)"):
-            http.get("/stats", {"topic": "t"})
+            http.request("GET", "/stats", {"topic": "t"})
         with pytest.raises(NotABroker, match=r"not an NSQ broker \(HTTP status 502\)") as caught:
-            http.get("/stats")
+            http.request("GET", "/stats")
         assert (caught.value.status, caught.value.text) == (502, "<h1>Bad gateway</h1>")
         assert not caught.value.unanswered
 
@@ -80,14 +80,14 @@ def test_a_broker_that_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = "127.0.0.1:%d" % listener.getsockname()[1]
         with pytest.raises(BrokerUnreachable, match=r"connected, but no answer within 0\.05 s") as caught:
-            BrokerHTTP(address, answer_timeout_s=0.05).get("/ping")
+            BrokerHTTP(address, answer_timeout_s=0.05).request("GET", "/ping")
         assert caught.value.unanswered
 
 
 def test_tls_files_are_read_for_https_only() -> None:
     missing = TLSFiles(root_ca_file="/no/such/file")
     with scripted(OK) as broker:
-        assert BrokerHTTP(broker.address, missing).get("/ping") == b"OK"
+        assert BrokerHTTP(broker.address, missing).request("GET", "/ping") == b"OK"
     with pytest.raises(TLSFilesError, match="tls_root_ca_file /no/such/file: No such file"):
         BrokerHTTP("https://127.0.0.1:1", missing)
 

@@ -15,7 +15,7 @@ class LimitedMachine(TopicMachine):
     def expire(self, back: int) -> None:
         """What was never delivered has waited for too long, but for the newest few."""
         sequence = max(0, self.naive.published - back)
-        self.real.topic.expire_before(sequence)
+        self.real.topic.limits.expire_before(sequence)
         self.forget_waiting(sequence)
         for name, naive in self.naive.channels.items():
             drop(naive, [n for n in fresh(naive) if n < min(sequence, self.real.topic.high_watermark)])
@@ -26,7 +26,7 @@ class LimitedMachine(TopicMachine):
         again = {name: requeued(channel) for name, channel in self.real.topic.channels.items()}
         topic_depth = self.naive.depth
         self.real.topic.configure({"max_messages": most, "when_full": "drop-oldest"})
-        self.real.topic.make_room()
+        self.real.topic.limits.make_room()
         self.real.topic.configure({"max_messages": None, "when_full": None})
         for name, naive in self.naive.channels.items():
             set_aside = len(naive.copies) - len(naive.at(Place.IN_FLIGHT)) - len(naive.at(Place.DEFERRED))

@@ -200,7 +200,7 @@ class Admin:
         topic = self._topic_of(channel)
         wanted = await self._readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
-            if topic.has_moved_dead_letters:
+            if topic.dead_letters.moved_count:
                 await self._checkpointer.save(topic)
             await self._save_dead_letters()
         async with self._checkpointer.locked(topic):  # which might be deleting what the channel goes back to

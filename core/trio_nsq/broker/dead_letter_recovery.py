@@ -21,7 +21,7 @@ def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
     What cannot be looked at now is left for the next start: it may come to the dead-letter topic a second time.
     """
     for topic in broker.topics.values():
-        for metadata in list(topic.unconfirmed):
+        for metadata in list(topic.dead_letters.unconfirmed):
             try:
                 _confirm_moved(broker, topic, metadata, only)
             except Exception:
@@ -38,18 +38,18 @@ def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | No
     origin = broker.topics.get(found[0].topic) if found else None
     channel = origin.channels.get(found[0].channel) if origin is not None else None
     if origin is None or channel is None:
-        topic.confirm_moved(metadata)
+        topic.dead_letters.confirm(metadata)
     elif _forget(channel, found):
-        origin.record_moved(topic, metadata)
+        origin.dead_letters.record_moved(topic.dead_letters, metadata)
 
 
 def forget_origin(broker: Broker, name: str) -> None:
     """Let dead-letter topics know that a topic is gone which was unavailable, and with it its saved state."""
     for topic in broker.topics.values():
-        for metadata in list(topic.unconfirmed):
+        for metadata in list(topic.dead_letters.unconfirmed):
             found = origins(metadata)
             if found and found[0].topic == name:
-                topic.confirm_moved(metadata)
+                topic.dead_letters.confirm(metadata)
 
 
 def _forget(channel: Channel, found: Iterable[Origin]) -> bool:

@@ -3,7 +3,7 @@
 A message is a dead letter first and finished afterwards: it is stored in the dead-letter topic, as durably as can be,
 before its channel lets go of it. A crash in between leaves it in both. So its record in the dead-letter topic tells
 where it comes from, and a restart has those channels forget what has arrived there (`confirm_moved_letters`). It looks
-at all dead letters since the last that are known to be out of their channels' saved states: see `Topic.confirm_moved`.
+at all dead letters since the last that are known to be out of their channels' saved states: see `DeadLetterLedger`.
 """
 
 import logging
@@ -142,9 +142,9 @@ class DeadLetterMover:
             return
         origin = self._broker.topic_of(channel)
         if origin is None or origin.ephemeral or not self._broker.serves(origin):
-            topic.confirm_moved(metadata)
+            topic.dead_letters.confirm(metadata)
         else:
-            origin.record_moved(topic, metadata)
+            origin.dead_letters.record_moved(topic.dead_letters, metadata)
 
 
 def _read(

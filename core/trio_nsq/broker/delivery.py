@@ -103,7 +103,7 @@ class Delivery:
             else:
                 self.deliver(channel)
                 left -= 1
-        topic.make_room()
+        topic.limits.make_room()
 
     def end_round(self) -> None:
         """Clients had their turn: now some of the channels that stand in line, or have waited for long."""

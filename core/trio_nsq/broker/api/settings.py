@@ -67,7 +67,7 @@ class SettingsEndpoints:
                 )
             except LogReadError as exc:
                 raise HTTPError(503, str(exc)) from exc
-        dropped = topic.would_drop(settings, expired_before)
+        dropped = topic.limits.would_drop(settings, expired_before)
         return _effect(settings, dropped)
 
     async def get_channel(self, request: Request) -> Response:

@@ -173,7 +173,7 @@ class Publisher:
         if topic in self._gathered:
             groups.append(self._gathered[topic])
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
-        if reason := topic.why_full(messages, size, *coming):
+        if reason := topic.limits.why_full(messages, size, *coming):
             raise TopicFull(f"{reason}; nothing of it was stored")
 
     # ------------------------------------------------------------------ rounds

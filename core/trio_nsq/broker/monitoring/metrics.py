@@ -76,12 +76,12 @@ TOPIC_METRICS = (
     TopicMetric(
         "nsq_topic_expired_total",
         "Messages dropped before any channel had them: they had waited for longer than ttl_ms.",
-        lambda t: t.expired_count,
+        lambda t: t.limits.expired_count,
     ),
     TopicMetric(
         "nsq_topic_dropped_total",
         "Messages dropped before any channel had them: there were too many.",
-        lambda t: t.dropped_count,
+        lambda t: t.limits.dropped_count,
     ),
     TopicMetric("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
 )

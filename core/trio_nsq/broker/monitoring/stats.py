@@ -11,6 +11,7 @@ from ..state.channel_messages import ChannelMessages
 from ..state.quantiles import Sketch
 from ..state.settings import TopicSettings, as_json
 from ..state.topic import Topic
+from ..state.topic_limits import TopicLimits
 
 
 def broker_stats(
@@ -122,7 +123,7 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
-        return stats | _switched_on(topic.settings) | _losses(topic.settings, topic)
+        return stats | _switched_on(topic.settings) | _losses(topic.settings, topic.limits)
 
     def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
         stats = {
@@ -177,7 +178,7 @@ def _switched_on(settings: TopicSettings) -> dict[str, Any]:
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
 
-def _losses(settings: TopicSettings, where: Topic | ChannelMessages) -> dict[str, int]:
+def _losses(settings: TopicSettings, where: TopicLimits | ChannelMessages) -> dict[str, int]:
     """What was dropped there, if the topic's settings let it be, or did."""
     losses = {}
     if settings.ttl_ms or where.expired_count:

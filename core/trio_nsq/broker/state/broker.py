@@ -144,7 +144,7 @@ class Broker:
         self.topics[topic.name] = topic
         if not topic.ephemeral:
             topic.version.report_to(self.changed, topic.name)
-            self.changed.add(topic.name)
+            topic.version.increment()
             self.never_saved.add(topic)
         self.on_names_changed(topic.name, None)
 

@@ -21,11 +21,13 @@ from .batch import make_batches
 from .cache import BatchCache
 from .channel import Channel
 from .checkpoint import STATE_FORMAT, Checkpoint
+from .dead_letter_ledger import DeadLetterLedger
 from .deferred import Waiting
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
 from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
+from .topic_limits import TopicLimits
 from .topic_view import TopicView
 from .undistributed import UndistributedMessages
 from .version import Version
@@ -68,11 +70,10 @@ class Topic:
         settings: Those in force.
         ephemeral: It lives in memory only.
         message_count: Messages published since the broker started.
-        expired_count, dropped_count: Messages dropped since then before any channel had them: they had waited for
-            longer than `ttl_ms`, or there were too many.
+        limits: What happens when too much waits.
         held_back: Why nothing may be published until its state is saved; empty: it may.
-        may_refuse: Whether `why_full` ever says anything, or it is held back.
-        may_drop: Whether `make_room` ever does anything.
+        may_refuse: Whether `limits.why_full` ever says anything, or it is held back.
+        dead_letters: Which are here, and which have left its channels.
         producers: What those that number their batches have published.
         has_distributed_deferred: The channels have got deferred messages; who then looks out for these clears it.
     """
@@ -95,23 +96,17 @@ class Topic:
         self.store = MessageStore(name, log, cache, mem_queue_size)
         self._defaults = defaults
         self._own_settings: dict[str, Any] = {}  # by name
-        self.held_back = ""
-        self.configure({})
         self.channels: dict[str, Channel] = {}
         self._private: dict[str, Channel] = {}  # those of them that are
+        self._undistributed = UndistributedMessages(self.view, self.version)
+        self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
+        self.held_back = ""
+        self.configure({})
         self.paused = False
         self.message_count = 0
-        self.expired_count = 0
-        self.dropped_count = 0
         self.has_distributed_deferred = False
-        self._undistributed = UndistributedMessages(self.view, self.version)
         self.producers = Producers(self.version)
-        # Dead letters that left its channels since the last checkpoint, which still has them: the dead-letter topic
-        # they are in, and the metadata they have there.
-        self._moved_dead_letters: list[tuple[Topic, bytes]] = []
-        # The first sequence of the dead letters here, by their metadata, whose channels may yet have them in
-        # their saved states, ascending.
-        self._unconfirmed: dict[bytes, int] = {}
+        self.dead_letters = DeadLetterLedger(self.version)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, by name; None goes back to the default. Raises SettingsError, and nothing is changed."""
@@ -119,7 +114,7 @@ class Topic:
         self.version.increment()
         self.view.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
         self.view.is_limited = self.settings.is_limited
-        self.may_drop = self.settings.drops
+        self.limits.configure(self.settings)
         self._find_may_refuse()
 
     def hold_back(self, reason: str) -> None:
@@ -128,7 +123,7 @@ class Topic:
         self._find_may_refuse()
 
     def _find_may_refuse(self) -> None:
-        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.may_drop)
+        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.settings.drops)
 
     @property
     def depth(self) -> int:
@@ -138,7 +133,9 @@ class Topic:
     @property
     def is_finished(self) -> bool:
         """Nothing of its log will be read again: no message waits, is deferred or in flight, in any channel."""
-        return self.oldest_waiting == self._confirmed_before == self.view.end and not any(
+        return self.oldest_waiting == self.dead_letters.confirmed_before(
+            self.view.end
+        ) == self.view.end and not any(
             channel.depth or channel.deferred_count or channel.in_flight_count
             for channel in self.channels.values()
         )
@@ -195,9 +192,7 @@ class Topic:
         if batch := batch_number(record.metadata):
             self.producers.record(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
         elif not record.due_ns:
-            # A channel that was moved back may give up the very same again: it goes to the end.
-            self._unconfirmed.pop(record.metadata, None)
-            self._unconfirmed[record.metadata] = record.base_sequence
+            self.dead_letters.record_here(record.metadata, record.base_sequence)
 
     def _follow_log(self) -> None:
         """Take note of what a log that is bounded has dropped at its beginning."""
@@ -238,104 +233,11 @@ class Topic:
     @property
     def oldest_waiting(self) -> int:
         """The oldest sequence that some channel has yet to deliver, or that waits for one; the end if there is none."""
-        return self._oldest_of(self.channels.values())
-
-    def _oldest_of(self, channels: Iterable[Channel]) -> int:
-        return min([self.view.high_watermark, *[channel.cursor for channel in channels]])
-
-    def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
-        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
-
-        Those that are on their way to the log already count as waiting.
-        """
-        limits = self.settings
-        if self.may_drop:
-            return ""
-        if limits.max_messages:
-            waiting = self.depth + max((channel.depth for channel in self._shared), default=0)
-            waiting += coming_messages
-            if waiting + messages > limits.max_messages:
-                return self._no_room(waiting, messages, "messages", limits.max_messages)
-        if limits.max_bytes:
-            waiting = self.log.bytes_from(self._oldest_of(self._shared)) + coming_bytes
-            if waiting + size > limits.max_bytes:
-                return self._no_room(waiting, size, "bytes", limits.max_bytes)
-        return ""
-
-    def _no_room(self, waiting: int, more: int, unit: str, limit: int) -> str:
-        if more > limit:
-            return f"topic {self.name} cannot take {more} {unit} at once: max_{unit} is {limit}"
-        return f"topic {self.name} is full: {waiting} {unit} wait, {more} more are too many: max_{unit} is {limit}"
-
-    def make_room(self) -> None:
-        """Drop the oldest messages that are ready, if there are more than there may be: in private channels, and
-        everywhere if so it is set.
-        """
-        if not (self.may_drop or (self._private and self.may_refuse)):
-            return
-        limits = self.settings
-        channels = self.channels if self.may_drop else self._private
-        if limits.max_messages:
-            for channel in channels.values():
-                waiting = channel.depth + (0 if channel.private else self.depth)
-                if (excess := waiting - limits.max_messages) > 0:
-                    channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
-            if self.may_drop and (excess := self.depth - limits.max_messages) > 0:
-                self.dropped_count += self._pass_over(self._undistributed.after(excess))
-        if limits.max_bytes and self.log.bytes_from(self.oldest_waiting) > limits.max_bytes:
-            sequence = self.log.last_bytes(limits.max_bytes)
-            for channel in channels.values():
-                channel.messages.drop_before(sequence)
-            if self.may_drop:
-                self.dropped_count += self._pass_over(sequence)
+        return self.limits.oldest_of(self.channels.values())
 
     def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
         """The settings that `configure` would put in force. Raises SettingsError."""
         return change(self._defaults, self._own_settings, changes)[0]
-
-    def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
-        """How many messages other settings would drop at once: each counts once for every channel that loses it.
-
-        What the settings now in force already drop is not counted, nor what is in flight or deferred.
-
-        Args:
-            settings: Those to come.
-            expired_before: Messages below this sequence would have waited for too long; 0: none.
-        """
-        limited = settings.drops and settings.limits != self.settings.limits
-        too_many = 0
-        if limited and settings.max_bytes and self.log.bytes_from(self.oldest_waiting) > settings.max_bytes:
-            too_many = self.log.last_bytes(settings.max_bytes)
-        most = settings.max_messages if limited and settings.max_messages else None
-        passed = self._undistributed.count_before(max(too_many, expired_before))
-        total = self._lost(self.depth, self.depth, most, passed)
-        for channel in self._shared:
-            lost = max(
-                channel.messages.count_before(too_many, requeued=False),
-                channel.messages.count_before(expired_before, requeued=True),
-            )
-            total += self._lost(channel.depth + self.depth, channel.messages.ready_count, most, lost)
-        return total
-
-    @staticmethod
-    def _lost(waiting: int, ready: int, most: int | None, passed: int) -> int:
-        """How many of `ready` messages go if `most` of the `waiting` may stay, and `passed` of them go anyway."""
-        return max(passed, 0 if most is None else min(waiting - most, ready))
-
-    def expire_before(self, sequence: int) -> None:
-        """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
-        for channel in self.channels.values():
-            channel.messages.expire_before(sequence)
-        self.expired_count += self._pass_over(sequence)
-
-    def _pass_over(self, sequence: int) -> int:
-        """Drop what is behind the high watermark and before `sequence`; returns how many messages that were."""
-        point = self.view.high_watermark
-        dropped = self._undistributed.pass_over(sequence)
-        if self.view.high_watermark > point:
-            for channel in self._shared:
-                channel.skip(point, self.view.high_watermark)
-        return dropped
 
     # ------------------------------------------------------------------ operators
 
@@ -349,9 +251,8 @@ class Topic:
         if channel is not None:
             return channel
         if private:
-            channel = self.channels[name] = self._private[name] = Channel(
-                self.view, self.store, name, self.view.end, private=True
-            )
+            channel = self._make_channel(name, self.view.end, private=True)
+            self.channels[name] = self._private[name] = channel
         else:
             channel = self.channels[name] = self._make_channel(name, self.view.high_watermark)
             if not channel.ephemeral:
@@ -405,9 +306,7 @@ class Topic:
 
     def close(self) -> None:
         """Let go of everything: the topic is being deleted, or the broker stops."""
-        for topic, metadata in self._moved_dead_letters:
-            topic.confirm_moved(metadata)  # no saved state has them any more
-        self._moved_dead_letters.clear()
+        self.dead_letters.confirm_moved(self.dead_letters.moved_count)  # no saved state has them any more
         for channel in list(self.channels.values()):
             self.remove_channel(channel)
         self.store.clear()
@@ -424,14 +323,14 @@ class Topic:
                 "settings": self._own_settings,
                 "distribution_point": self.view.high_watermark,
                 "end": self.view.end,
-                "settled": self._confirmed_before,
+                "settled": self.dead_letters.confirmed_before(self.view.end),
                 "producers_used": self.producers.used_s(),
             },
             self._undistributed.copy_deferred(),
             self.producers.state(),
             [c.state() for c in self.channels.values() if not c.ephemeral],
             [c.state() for c in self.channels.values() if c.ephemeral],
-            len(self._moved_dead_letters),
+            self.dead_letters.moved_count,
             self.settings,
         )
 
@@ -439,36 +338,7 @@ class Topic:
         """Act on a checkpoint that is on disk: publishing may go on, and dead letters that it lacks are confirmed."""
         if self.held_back:
             self.hold_back("")
-        moved = self._moved_dead_letters[: checkpoint.moved_letters]
-        del self._moved_dead_letters[: checkpoint.moved_letters]
-        for topic, metadata in moved:
-            topic.confirm_moved(metadata)
-
-    # ------------------------------------------------------------------ dead letters
-
-    @property
-    def has_moved_dead_letters(self) -> bool:
-        """Dead letters have left its channels since the last checkpoint, which still has them."""
-        return bool(self._moved_dead_letters)
-
-    def record_moved(self, topic: "Topic", metadata: bytes) -> None:
-        """Tell a dead-letter topic, after the next checkpoint, that its letters with this metadata are not here."""
-        self._moved_dead_letters.append((topic, metadata))
-        self.version.increment()
-
-    @property
-    def _confirmed_before(self) -> int:
-        return next(iter(self._unconfirmed.values()), self.view.end)
-
-    @property
-    def unconfirmed(self) -> Mapping[bytes, int]:
-        """The dead letters here that may be in the saved states of their channels, too: metadata and first sequence."""
-        return self._unconfirmed
-
-    def confirm_moved(self, metadata: bytes) -> None:
-        """Take note that dead letters are not in the saved state of the channel they come from any more."""
-        if self._unconfirmed.pop(metadata, None) is not None:
-            self.version.increment()
+        self.dead_letters.confirm_moved(checkpoint.moved_letters)
 
     def snapshot(self) -> dict[str, Any]:
         """The same at once, as JSON data: for a topic that nobody waits for."""
@@ -520,7 +390,7 @@ class Topic:
                 if header.base_sequence >= new:
                     self.producers.record(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
             elif metadata and not header.due_ns and header.base_sequence >= unconfirmed:
-                self._unconfirmed[metadata] = header.base_sequence
+                self.dead_letters.record_here(metadata, header.base_sequence)
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:

@@ -297,7 +297,7 @@ class RetentionManager:
                 oldest_ns = await self._in_thread(partial(topic.store.published_ns, oldest))
             if oldest_ns < now_ns - topic.view.ttl_ns:
                 find = partial(topic.store.first_since, now_ns - topic.view.ttl_ns)
-                topic.expire_before(await self._in_thread(find))
+                topic.limits.expire_before(await self._in_thread(find))
                 oldest_ns, expired = 0, True
         except LogReadError as exc:
             logger.error("%s: %s", topic.name, exc)

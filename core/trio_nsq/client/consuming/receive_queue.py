@@ -93,10 +93,6 @@ class ReceiveQueue:
             self._more.set()
             self._more = None
 
-    def __len__(self) -> int:
-        """How many batches there are, or parts of one."""
-        return len(self._batches)
-
     async def wait(self) -> None:
         """Wait until there may be something to take, or the inbox is closed. A checkpoint in any case."""
         if not self._batches and not self.closed and self._changed.is_set():

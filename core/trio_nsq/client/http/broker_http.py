@@ -74,10 +74,6 @@ class BrokerHTTP:
             self._idle.close()
             self._idle = None
 
-    def get(self, path: str, params: Mapping[str, str] = _NO_PARAMETERS) -> bytes:
-        """Make a GET request and return the body of the answer. Raises as `stream`."""
-        return self.request("GET", path, params)
-
     def post(self, path: str, params: Mapping[str, str] = _NO_PARAMETERS, body: bytes | None = None) -> bytes:
         """Make a POST request and return the body of the answer. Raises as `stream`."""
         return self.request("POST", path, params, body)

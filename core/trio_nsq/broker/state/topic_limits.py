@@ -1,0 +1,156 @@
+"""What happens when too much waits in a topic, or for too long: publishes are refused, or messages dropped."""
+
+from collections.abc import Collection, Iterable
+
+from ...log import Log
+from .channel import Channel
+from .settings import TopicSettings
+from .topic_view import TopicView
+from .undistributed import UndistributedMessages
+
+
+class TopicLimits:
+    """The limits of one topic.
+
+    Args:
+        topic: The topic's view.
+        log: The topic's log.
+        undistributed: What no channel has yet.
+        channels: The topic's, as they are at any time.
+        private: Those of them that are private.
+
+    Attributes:
+        settings: Those in force; the topic sets them.
+        may_drop: Whether `make_room` drops messages of channels that are not private.
+        expired_count, dropped_count: Messages dropped since the broker started before any channel had them: they had
+            waited for longer than `ttl_ms`, or there were too many.
+    """
+
+    def __init__(
+        self,
+        topic: TopicView,
+        log: Log,
+        undistributed: UndistributedMessages,
+        channels: dict[str, Channel],
+        private: dict[str, Channel],
+    ) -> None:
+        self.settings = TopicSettings()
+        self.may_drop = False
+        self.expired_count = 0
+        self.dropped_count = 0
+        self._topic = topic
+        self._log = log
+        self._undistributed = undistributed
+        self._channels = channels
+        self._private = private
+
+    def configure(self, settings: TopicSettings) -> None:
+        """Put other settings in force."""
+        self.settings = settings
+        self.may_drop = settings.drops
+
+    def _shared(self) -> Collection[Channel]:
+        channels = self._channels.values()
+        return [channel for channel in channels if not channel.private] if self._private else channels
+
+    def oldest_of(self, channels: Iterable[Channel]) -> int:
+        """The oldest sequence that some of these channels has yet to deliver, or that no channel has."""
+        return min([self._topic.high_watermark, *[channel.cursor for channel in channels]])
+
+    def why_full(self, messages: int, size: int, coming_messages: int = 0, coming_bytes: int = 0) -> str:
+        """Why so many more messages, in records of so many bytes, have to be refused; empty if they need not be.
+
+        Those that are on their way to the log already count as waiting.
+        """
+        limits = self.settings
+        if self.may_drop:
+            return ""
+        if limits.max_messages:
+            waiting = self._undistributed.depth + max(
+                (channel.depth for channel in self._shared()), default=0
+            )
+            waiting += coming_messages
+            if waiting + messages > limits.max_messages:
+                return self._no_room(waiting, messages, "messages", limits.max_messages)
+        if limits.max_bytes:
+            waiting = self._log.bytes_from(self.oldest_of(self._shared())) + coming_bytes
+            if waiting + size > limits.max_bytes:
+                return self._no_room(waiting, size, "bytes", limits.max_bytes)
+        return ""
+
+    def _no_room(self, waiting: int, more: int, unit: str, limit: int) -> str:
+        if more > limit:
+            return f"topic {self._topic.name} cannot take {more} {unit} at once: max_{unit} is {limit}"
+        full = f"topic {self._topic.name} is full"
+        return f"{full}: {waiting} {unit} wait, {more} more are too many: max_{unit} is {limit}"
+
+    def _waiting_bytes(self) -> int:
+        return self._log.bytes_from(self.oldest_of(self._channels.values()))
+
+    def make_room(self) -> None:
+        """Drop the oldest messages that are ready, if there are more than there may be: in private channels, and
+        everywhere if so it is set.
+        """
+        if not (self.may_drop or (self._private and self.settings.is_limited)):
+            return
+        limits = self.settings
+        channels = self._channels if self.may_drop else self._private
+        if limits.max_messages:
+            for channel in channels.values():
+                waiting = channel.depth + (0 if channel.private else self._undistributed.depth)
+                if (excess := waiting - limits.max_messages) > 0:
+                    channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
+            if self.may_drop and (excess := self._undistributed.depth - limits.max_messages) > 0:
+                self.dropped_count += self._pass_over(self._undistributed.after(excess))
+        if limits.max_bytes and self._waiting_bytes() > limits.max_bytes:
+            sequence = self._log.last_bytes(limits.max_bytes)
+            for channel in channels.values():
+                channel.messages.drop_before(sequence)
+            if self.may_drop:
+                self.dropped_count += self._pass_over(sequence)
+
+    def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
+        """How many messages other settings would drop at once: each counts once for every channel that loses it.
+
+        What the settings now in force already drop is not counted, nor what is in flight or deferred.
+
+        Args:
+            settings: Those to come.
+            expired_before: Messages below this sequence would have waited for too long; 0: none.
+        """
+        limited = settings.drops and settings.limits != self.settings.limits
+        too_many = 0
+        if limited and settings.max_bytes and self._waiting_bytes() > settings.max_bytes:
+            too_many = self._log.last_bytes(settings.max_bytes)
+        most = settings.max_messages if limited and settings.max_messages else None
+        passed = self._undistributed.count_before(max(too_many, expired_before))
+        total = self._lost(self._undistributed.depth, self._undistributed.depth, most, passed)
+        for channel in self._shared():
+            lost = max(
+                channel.messages.count_before(too_many, requeued=False),
+                channel.messages.count_before(expired_before, requeued=True),
+            )
+            total += self._lost(
+                channel.depth + self._undistributed.depth, channel.messages.ready_count, most, lost
+            )
+        return total
+
+    @staticmethod
+    def _lost(waiting: int, ready: int, most: int | None, passed: int) -> int:
+        """How many of `ready` messages go if `most` of the `waiting` may stay, and `passed` of them go anyway."""
+        return max(passed, 0 if most is None else min(waiting - most, ready))
+
+    def expire_before(self, sequence: int) -> None:
+        """Drop what has not been delivered yet, below `sequence`: it has waited for too long."""
+        for channel in self._channels.values():
+            channel.messages.expire_before(sequence)
+        self.expired_count += self._pass_over(sequence)
+
+    def _pass_over(self, sequence: int) -> int:
+        """Drop what is behind the high watermark and before `sequence`; returns how many messages that were."""
+        point = self._topic.high_watermark
+        dropped = self._undistributed.pass_over(sequence)
+        if self._topic.high_watermark > point:
+            for channel in self._shared():
+                channel.skip(point, self._topic.high_watermark)
+        return dropped
