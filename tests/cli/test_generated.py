@@ -25,6 +25,13 @@ CONTEXTS = all_contexts()
 everywhere = pytest.mark.parametrize("ctx", CONTEXTS, ids=[ctx.command_path for ctx in CONTEXTS])
 
 
+def test_the_tests_below_see_every_command() -> None:
+    paths = {ctx.command_path for ctx in CONTEXTS}
+    assert {f"qcli {name}" for name in root.list_commands(CONTEXTS[0])} < paths
+    for group in ("topic", "channel", "dlq", "deferred", "log", "spark"):
+        assert any(path.startswith(f"qcli {group} ") for path in paths)
+
+
 @everywhere
 def test_every_command_is_documented(ctx: click.Context) -> None:
     command = ctx.command
