@@ -38,7 +38,7 @@ def test_a_broker_that_does_not_answer(
     option: str,
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("export"))
-    monkeypatch.setattr("qcli.broker.broker_http.REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.connection.connection.HANDSHAKE_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.reading.topic_reader.WAIT_S", -29.95)
     monkeypatch.setattr("trio_nsq.client.http.broker_http.ANSWER_TIMEOUT_S", 0.05)

@@ -67,12 +67,12 @@ def _request(
     lines: bool = False,
 ) -> list[Any]:
     """The JSON of an answer, of each of its lines or of all of it."""
-    from .broker_http import BrokerHTTP, Refused
+    from .admin_client import AdminClient, Refused
 
     names = {"topic": wanted.topic} if wanted.topic else {}
     if wanted.channel is not None:
         names["channel"] = wanted.channel
-    broker = BrokerHTTP(address)
+    broker = AdminClient(address)
     try:
         answer = broker.request(method, path, names | dict(params), body)
     except Refused as error:

@@ -73,7 +73,7 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """The names of the brokers' channels by topic; nothing if one does not answer in time."""
-    from .broker_http import BrokerHTTP
+    from .admin_client import AdminClient
     from .fan_out import channels_by_topic
 
     given = (
@@ -85,7 +85,7 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
     try:
-        brokers = [BrokerHTTP(address, ConnectOptions.of_command(ctx)) for address in addresses]
+        brokers = [AdminClient(address, ConnectOptions.of_command(ctx)) for address in addresses]
     except (Failure, click.UsageError):
         return {}
     answer: list[dict[str, list[str]]] = []

@@ -176,9 +176,9 @@ def _ask_topic(address: str, topic: str, count: int, first: str | None) -> list[
 
 def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> list[dict[str, Any]]:
     """The JSON lines of an answer."""
-    from ..broker.broker_http import BrokerHTTP, Refused
+    from ..broker.admin_client import AdminClient, Refused
 
-    broker = BrokerHTTP(address)
+    broker = AdminClient(address)
     try:
         answer = broker.get(path, params)
     except Refused as error:

@@ -101,9 +101,9 @@ def list_topics(nsqd_http_addresses: tuple[str, ...], form: str) -> None:
 
     Of several brokers each topic is listed once, with the channels it has on any of them.
     """
-    from ..broker.broker_http import BrokerHTTP
+    from ..broker.admin_client import AdminClient
 
-    topics = [topic for address in nsqd_http_addresses for topic in BrokerHTTP(address).stats()["topics"]]
+    topics = [topic for address in nsqd_http_addresses for topic in AdminClient(address).stats()["topics"]]
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}
     records: list[dict[str, Any]] = [
         {"topic": topic, "channels": channels, "paused": topic in paused}

@@ -112,9 +112,9 @@ def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form:
 
     Of several brokers each channel is listed once.
     """
-    from ...broker.broker_http import BrokerHTTP
+    from ...broker.admin_client import AdminClient
 
-    topics = [each for address in nsqd_http_addresses for each in BrokerHTTP(address).stats(topic)["topics"]]
+    topics = [each for address in nsqd_http_addresses for each in AdminClient(address).stats(topic)["topics"]]
     if topic is not None and not topics:
         raise Failure(f"There is no topic {topic} on {' or '.join(nsqd_http_addresses)}.")
     paused = {

@@ -99,13 +99,13 @@ def command(
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
-    from ...broker.broker_http import BrokerHTTP, Refused
+    from ...broker.admin_client import AdminClient, Refused
 
     params = {"topic": wanted.topic, "channel": wanted.channel or "", "to": to}
     if dry_run:
         params["dry_run"] = "true"
     try:
-        broker = BrokerHTTP(address)
+        broker = AdminClient(address)
         answer: dict[str, Any] = broker.decoded(broker.post("/channel/seek", params))
     except Refused as error:
         raise read_failure(address, wanted, error.status, error.text) from error

@@ -12,7 +12,7 @@ from trio_nsq.client import BrokerError, PublishFailed
 from trio_nsq.client.errors import ConnectionLost
 from trio_nsq.protocol import pack_messages
 
-from ...broker.broker_http import BrokerHTTP
+from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.params import is_https, is_unix_path
@@ -212,7 +212,7 @@ def _publisher(
     from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
     try:
-        if not BrokerHTTP(http_address, connecting).listens_at(tcp_address):
+        if not AdminClient(http_address, connecting).listens_at(tcp_address):
             return None
         publisher = IdempotentProducer(
             http_address, topic, f"qcli-pub:{uuid4().hex}", connecting.tls_files(), patience_s=0

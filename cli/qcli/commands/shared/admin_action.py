@@ -20,7 +20,7 @@ from ...framework.params import Source, channel_source, topic_name
 from ...terminal.confirm import confirm
 
 if TYPE_CHECKING:
-    from ...broker.broker_http import BrokerHTTP
+    from ...broker.admin_client import AdminClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
     Raises:
         Failure: It was not done for all.
     """
-    from ...broker.broker_http import BrokerHTTP, Refused
+    from ...broker.admin_client import AdminClient, Refused
 
     done = 0
     complaints: list[str] = []
-    broker = BrokerHTTP(address)
+    broker = AdminClient(address)
     for source in sources:
         params = {"topic": source.topic}
         if source.channel is not None:
@@ -137,7 +137,7 @@ def perform(address: str, kind: str, action: Action, sources: Sequence[Source], 
         raise Failure(" ".join(complaints), ExitCode.PARTIAL if done else ExitCode.FAILURE)
 
 
-def _is_there(broker: BrokerHTTP, source: Source) -> bool:
+def _is_there(broker: AdminClient, source: Source) -> bool:
     topics = broker.stats(source.topic, source.channel)["topics"]
     return any(
         source.channel is None

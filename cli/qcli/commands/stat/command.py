@@ -111,11 +111,11 @@ def command(
     On a terminal the table is live until Ctrl-C. Otherwise there is one report, unless --count asks for more. The
     numbers of several brokers are added up.
     """
-    from ...broker.broker_http import BrokerHTTP
+    from ...broker.admin_client import AdminClient
 
     if once and count is not None:
         raise click.UsageError("--once and --count exclude each other.")
-    reports = Reports([BrokerHTTP(address) for address in nsqd_http_addresses], wanted)
+    reports = Reports([AdminClient(address) for address in nsqd_http_addresses], wanted)
     if form == "table" and count is None and not once and stdout_is_live_terminal():
         from .live import show_live
 

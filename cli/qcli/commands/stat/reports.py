@@ -15,7 +15,7 @@ from .rows import (
 )
 
 if TYPE_CHECKING:
-    from ...broker.broker_http import BrokerHTTP
+    from ...broker.admin_client import AdminClient
 
 
 class Reports:
@@ -29,7 +29,7 @@ class Reports:
         address: Of the brokers, for messages.
     """
 
-    def __init__(self, brokers: Sequence[BrokerHTTP], source: Source | None) -> None:
+    def __init__(self, brokers: Sequence[AdminClient], source: Source | None) -> None:
         self.address = " and ".join(broker.address for broker in brokers)
         self._brokers = brokers
         self._source = source

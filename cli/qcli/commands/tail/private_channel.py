@@ -10,7 +10,7 @@ import trio
 from trio_nsq.protocol.names import is_ephemeral
 
 from ...broker.address_options import HTTP_OPTION
-from ...broker.broker_http import BrokerHTTP
+from ...broker.admin_client import AdminClient
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure
 from ...framework.exit_codes import ExitCode
@@ -96,7 +96,7 @@ class SharedChannel:
 
     def _ask(self, http_address: str, tcp_address: str) -> set[str]:
         """Raises Failure: no broker answers there, or another one."""
-        broker = BrokerHTTP(http_address, self._connecting)
+        broker = AdminClient(http_address, self._connecting)
         if not broker.listens_at(tcp_address):
             raise Failure(f"{http_address} is another broker's")
         topics = broker.stats(self._topic)["topics"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trio_nsq.client import errors
-from trio_nsq.client.http import broker_http
+from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.untrusted_json import decode_json
 
 from ..framework.errors import (
@@ -44,7 +44,7 @@ class Refused(Failure):
         self.text = text
 
 
-class BrokerHTTP:
+class AdminClient:
     """One broker's HTTP address.
 
     Args:
@@ -63,7 +63,7 @@ class BrokerHTTP:
         self.address = address
         tls = connecting.https_context(address)
         self._encrypted = tls is not None
-        self._http = broker_http.BrokerHTTP(
+        self._http = BrokerHTTP(
             address, tls, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=REQUEST_TIMEOUT_S
         )
 
