@@ -703,6 +703,7 @@ ENDS = {
     "publishes": pub("t", b"x") * 3,
     "a subscription": b"SUB t c\nRDY 1\n",
     "a subscription that is refused": b"SUB t $\n",
+    "a subscription that IDENTIFY rules out": identify(private_channel=True) + b"SUB t c\n",
 }
 
 

@@ -1,6 +1,7 @@
 """TLS, snappy and deflate: negotiated by IDENTIFY, with an OK inside each (NSQ protocol: upgrades)."""
 
 import json
+import socket
 import ssl
 import zlib
 from collections.abc import Callable
@@ -85,6 +86,22 @@ async def test_a_connection_is_upgraded_once(tmp_path: Path) -> None:
         await upgrade(client, None, "snappy")
         assert (await negotiate(client, deflate=True))["deflate"] is False
         await client.publish("t", b"x")
+
+
+async def test_an_upgraded_connection_may_say_again_and_again_what_it_is(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """Commands in records of their own, which arrive together, do not pile up on the stack."""
+    async with running_broker(tmp_path / "d", **certificates.options) as bound:
+        async with connected(bound.tcp_address) as client:
+            plain = client.stream
+            await upgrade(client, certificates.client_context(), None)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            for _ in range(1000):
+                await client.send(identify())
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            for _ in range(1000):
+                await client.ok()
 
 
 async def test_garbage_in_a_compressed_connection_ends_it_without_a_word(tmp_path: Path) -> None:

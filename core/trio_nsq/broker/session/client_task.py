@@ -243,7 +243,7 @@ class ClientTask:
             self._settings = session.handshake.settings
             session.send_buffer.patience_s = self._heartbeat_interval_s
             self._settings_changed.set()
-        if received or not session.transport.bare:
+        if received is not None:
             await self._take_in(received)
 
     async def _subscribe(self, command: Subscribe) -> None:
@@ -253,7 +253,11 @@ class ClientTask:
             self._settings, session.send_buffer, self._services.delivery, session.close
         )
         private = session.handshake.identity.private_channel
-        await subscription.open(self._services.topics, command, private=private)
+        try:
+            await subscription.open(self._services.topics, command, private=private)
+        except BaseException:  # cancelled, too
+            subscription.forget_consumer()
+            raise
         session.subscription = subscription
         session.reader.state = State.SUBSCRIBED
         session.answer(OK_FRAME)

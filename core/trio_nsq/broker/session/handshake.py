@@ -47,11 +47,11 @@ class Handshake:
         self._reader = reader
         self._transport = transport
 
-    async def identify(self, body: bytes) -> bytes:
+    async def identify(self, body: bytes) -> bytes | None:
         """Negotiate, answer, and put TLS and compression over the connection.
 
         Returns:
-            What was received behind the command: it is for the new layers.
+            What was received behind the command, for the new layers; None if there are no new ones.
 
         Raises:
             CommandError: The body is wrong, or the client does not speak TLS.
@@ -66,7 +66,7 @@ class Handshake:
         buffer = self._transport.send_buffer
         if not request.feature_negotiation:
             buffer.put(OK_FRAME)
-            return b""
+            return None
         upgrades = Upgrades()
         if self._transport.bare:  # a connection is upgraded once
             upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
@@ -81,7 +81,7 @@ class Handshake:
         )
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
-            return b""
+            return None
         return await self._upgrade(upgrades)
 
     async def _parse(self, body: bytes) -> IdentifyRequest:

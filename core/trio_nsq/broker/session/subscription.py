@@ -60,7 +60,7 @@ class Subscription:
             raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
 
     def forget_consumer(self) -> None:
-        """After the client has left the channel: the two know each other, and the garbage collector would be needed."""
+        """At the end: the two know each other, and the garbage collector would be needed."""
         del self.consumer
 
     def ready(self, count: int) -> None:
