@@ -5,15 +5,16 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from broker.api import Api, running_api
+from broker.api import DONE, Api, running_api
 from broker.letters import another, client_of, configure, fail, letters, take
 from broker.state import Fixture, next_record
-from broker.support import PATIENCE_S, FailingFiles, identify, mpub, until
+from broker.support import PATIENCE_S, FailingFiles, HeldFiles, identify, mpub, until
 from trio_nsq.broker.state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from trio_nsq.log import Files
 from trio_nsq.protocol import pack_messages
@@ -514,6 +515,50 @@ async def test_what_a_channel_was_moved_back_to_is_not_taken_from_it_by_a_restar
         async with another(api, data_path) as after, client_of(after) as client:
             await client.subscribe("t", "c", 1)
             assert (await client.message()).body == b"a"
+
+
+class SlowDeadLetters(HeldFiles):
+    """Where only saving topic `dead` waits; and what was saved meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow = False
+        self.saved_meanwhile: list[str] = []
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if path.parent.name == "dead.topic":
+            super().replace(path, content)
+            return
+        if self.is_slow:
+            self.saved_meanwhile.append(path.parent.name)
+        Files.replace(self, path, content)
+
+
+async def test_a_channel_is_moved_back_after_a_save_of_dead_letters_that_is_under_way(tmp_path: Path) -> None:
+    """Or a restart in between would take from it what it was moved back to."""
+    files = SlowDeadLetters()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=HOUR_MS) as api:
+        async with client_of(api) as client:
+            await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+            await api.post("/pub", body=b"a", topic="t")
+            await api.tcp.subscribe("dead", "any", 9)
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            await take(api.tcp, 1)
+        await wait_until_unused(api)
+        await api.post("/topic/create", topic="other")
+        await api.post("/topic/pause", topic="t")  # which saves it: the letter is with `dead` alone
+        files.is_slow = True
+        files.hold("replace")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(api.post, "/topic/pause", topic="dead"))
+            await files.reached()
+            nursery.start_soon(api.send, "POST", "/channel/seek?topic=t&channel=c&to=earliest")
+            for verb in ("pause", "unpause") * 3:
+                assert await api.post(f"/topic/{verb}", topic="other") == DONE
+            files.is_slow = False
+            files.release()
+    assert set(files.saved_meanwhile) == {"other.topic"}
 
 
 async def wait_until_unused(api: Api) -> None:

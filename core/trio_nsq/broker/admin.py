@@ -242,7 +242,7 @@ class Admin:
     async def _save_dead_letters(self) -> None:
         """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
         for topic in list(self._broker.topics.values()):
-            if DEAD_LETTERS in topic.channels and not self._checkpointer.is_saved(topic):
+            if DEAD_LETTERS in topic.channels:
                 await self._checkpointer.save(topic)
 
 

@@ -203,10 +203,6 @@ class Checkpointer:
             if is_there and (self._saved.get(topic, -1) < version or topic.name in self._due):
                 await self._save(topic)
 
-    def is_saved(self, topic: Topic) -> bool:
-        """Whether a topic has not changed since it was saved."""
-        return self._saved.get(topic) == topic.version.number
-
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with changes, and make these."""
         try:
