@@ -145,6 +145,17 @@ def test_a_broker_that_remembers_nothing_leaves_doubt() -> None:
             assert publisher.publish([b"b"], 2) is UNKNOWN
 
 
+def test_a_producer_may_resend_what_a_broker_does_not_deduplicate() -> None:
+    with scripted(NSQD, None, OK, None, None, None) as broker:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S, max_resends=2) as publisher:
+            assert publisher.publish([b"a", b"b"], 1) is UNKNOWN
+            assert publisher.messages_resent == 2
+            with pytest.raises(PublishInDoubt):
+                publisher.publish([b"c"], 2)
+            assert publisher.messages_resent == 4
+        assert [each.split("?")[0] for each, _ in broker.seen].count("POST /mpub") == 5
+
+
 def test_a_broker_that_remembers_nothing_and_refuses_is_not_asked_again() -> None:
     with scripted(NSQD, (503, "", b'{"message":"EXITING"}')) as broker:
         with pytest.raises(RequestRefused, match="EXITING"):

@@ -52,6 +52,11 @@ class IdempotentProducer:
         patience_s: How long to try one batch before its error is raised.
         first_retry_s: The pause before the second attempt, more than 0; later pauses double, up to 2 s.
         keep_alive_s: Open a new connection if the last one was idle for longer.
+        max_resends: How often to send a batch again if its response was lost and the broker does not deduplicate; each
+            time, it may be published once more.
+
+    Attributes:
+        messages_resent: Messages that were sent again to a broker that does not deduplicate.
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
@@ -68,10 +73,13 @@ class IdempotentProducer:
         *,
         first_retry_s: float = FIRST_DELAY_S,
         keep_alive_s: float = KEEP_ALIVE_S,
+        max_resends: int = 0,
     ) -> None:
+        self.messages_resent = 0
         self._address = address
         self._patience_s = patience_s
         self._first_retry_s = first_retry_s
+        self._max_resends = max_resends
         self._names = {"topic": topic, "producer": producer}
         self._http = BrokerHTTP(address, tls, keep_alive_s=keep_alive_s)
         self._remembers: bool | None = None  # None: the broker has not been asked yet
@@ -126,13 +134,19 @@ class IdempotentProducer:
 
         Raises:
             BrokerUnreachable: The broker was away for longer than `patience_s`.
-            PublishInDoubt: The batch may be stored, and the broker does not remember what it has published.
+            PublishInDoubt: The batch may be stored, the broker does not remember what it has published, and there were
+                `max_resends` resends.
             RequestRefused: The broker rejects it: it is too large, or the topic stays full, or the like.
         """
         parameters = self._names | {"binary": "true", "number": str(number)}
         if defer_ms:
             parameters["defer"] = str(defer_ms)
         body = b"%s%s" % (pack(">i", len(bodies)), pack_messages(bodies).data)
+        for _ in range(self._max_resends):
+            try:
+                return self._retry(lambda: self._publish(parameters, body, number))
+            except PublishInDoubt:
+                self.messages_resent += len(bodies)
         return self._retry(lambda: self._publish(parameters, body, number))
 
     def _publish(self, parameters: dict[str, str], body: bytes, number: int) -> PublishOutcome:

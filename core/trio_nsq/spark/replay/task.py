@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any
 
 from ...client.connection.tls import TLSFiles
-from ...client.errors import PublishInDoubt
 from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from ...client.http.retry import PATIENCE_S
 from ...protocol.batcher import Batcher
@@ -27,7 +26,7 @@ from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows, TimeRange
 MAX_BATCH_MESSAGES = 10_000
 _SAVE_INTERVAL_S = 2.0
 _MAX_RESENDS = 3
-"""Resends of a batch whose response was lost, to a broker that may then publish it twice."""
+"""Publishing a batch twice to a broker that does not deduplicate is better than never."""
 _SLOT_NS = 10_000_000
 """With the original pace, messages published within this time are published together."""
 _NS_PER_S = 10**9
@@ -126,7 +125,12 @@ class ReplayTask:
             return result
         target = self.target
         with IdempotentProducer(
-            target.address, target.topic, self.producer, target.tls, target.patience_s
+            target.address,
+            target.topic,
+            self.producer,
+            target.tls,
+            target.patience_s,
+            max_resends=_MAX_RESENDS,
         ) as producer:
             last = producer.last_number()
             next_number = max(saved.batches if saved is not None else 0, 0 if last is None else last + 1)
@@ -138,35 +142,22 @@ class ReplayTask:
                         outcome = PublishOutcome.REPEATED
                     else:
                         pacer.wait(len(batch), time_ns)
-                        outcome = _publish(producer, batch, result)
+                        outcome = producer.publish(batch, result.batches)
+                        if result.remembered is None or outcome is not PublishOutcome.REPEATED:
+                            result.remembered = outcome is not PublishOutcome.UNKNOWN
+                    result.maybe_twice = producer.messages_resent
                     _count(result, batch, outcome, advance)
                     if storage is not None and time.monotonic() >= save_at_s:
                         result.save(storage)
                         save_at_s = time.monotonic() + _SAVE_INTERVAL_S
                 result.complete = True
             finally:
+                result.maybe_twice = producer.messages_resent
                 if storage is not None and result.batches:
                     # Another error is more important than this one; our broker knows what is published anyway.
                     with suppress(OSError):
                         result.save(storage)
         return result
-
-
-def _publish(producer: IdempotentProducer, batch: list[bytes], result: PieceResult) -> PublishOutcome:
-    """Publish a batch. If its response is lost and the broker does not recognise it, twice is better than never."""
-    resends = 0
-    while True:
-        try:
-            outcome = producer.publish(batch, result.batches)
-        except PublishInDoubt:
-            resends += 1
-            if resends > _MAX_RESENDS:
-                raise
-            result.maybe_twice += len(batch)
-        else:
-            if result.remembered is None or outcome is not PublishOutcome.REPEATED:
-                result.remembered = outcome is not PublishOutcome.UNKNOWN
-            return outcome
 
 
 def _count(result: PieceResult, batch: list[bytes], outcome: PublishOutcome, advance: Advance | None) -> None:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ...client.errors import PublishInDoubt, RequestRefused
+from ...client.errors import RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
 from ...protocol.errors import NSQError
@@ -17,8 +17,8 @@ from ...protocol.names import is_valid_name
 from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, group_by_topic, make_batches, make_blocks
 from .options import SinkOptions
 
-_MAX_SENDS = 3
-"""Sends of a batch whose response is lost, to a broker that may then publish it twice."""
+_MAX_RESENDS = 2
+"""Publishing a batch twice to a broker that does not deduplicate is better than repeating the whole task."""
 
 
 class SinkError(NSQError):
@@ -171,7 +171,7 @@ class _Producers:
         if batch.delay_ms and not producer.remembers:
             self._publish_one_by_one(batch)
             return PublishOutcome.UNKNOWN
-        outcome = self._publish(producer, batch)
+        outcome = producer.publish(batch.bodies, batch.number, batch.delay_ms)
         if outcome is PublishOutcome.REPEATED and (check.last is None or batch.number > check.last):
             # Another attempt runs at the same time: it must have published the same rows.
             self._checks[batch.topic] = check = RetryCheck(producer.last_number(), self._numbers)
@@ -186,7 +186,11 @@ class _Producers:
     def _producer(self, topic: str) -> IdempotentProducer:
         if topic not in self._producers:
             producer = IdempotentProducer(
-                self.address, topic, self._name, patience_s=self._options.patience_s
+                self.address,
+                topic,
+                self._name,
+                patience_s=self._options.patience_s,
+                max_resends=_MAX_RESENDS,
             )
             self._producers[topic] = self._stack.enter_context(producer)
             self._checks[topic] = RetryCheck(producer.last_number(), self._numbers)
@@ -197,15 +201,6 @@ class _Producers:
             del self._open[oldest]
             self._producers[oldest].close()
         return self._producers[topic]
-
-    def _publish(self, producer: IdempotentProducer, batch: Batch) -> PublishOutcome:
-        """Publish a batch. If its response is lost, send it again: twice is better than repeating the whole task."""
-        for _ in range(_MAX_SENDS - 1):
-            try:
-                return producer.publish(batch.bodies, batch.number, batch.delay_ms)
-            except PublishInDoubt:
-                pass
-        return producer.publish(batch.bodies, batch.number, batch.delay_ms)
 
     def _publish_one_by_one(self, batch: Batch) -> None:
         """Publish deferred messages to an nsqd, whose /mpub ignores the delay."""
