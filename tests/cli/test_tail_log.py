@@ -12,13 +12,13 @@ import pytest
 from broker.state import damage
 from cli.support import Cli, Run, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.broker.topic_log import is_for_all_channels
 from trio_nsq.broker.state.record_metadata import (
     Origin,
     Reason,
     metadata_for_channel,
     metadata_for_dead_letters,
 )
+from trio_nsq.client.reading.batches import is_for_all_channels
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 

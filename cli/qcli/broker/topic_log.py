@@ -25,7 +25,6 @@ from .position_options import is_in_future
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader
-    from trio_nsq.log import RecordBatch
 
 
 @contextmanager
@@ -95,15 +94,6 @@ def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
         print_diagnostic(f"Note: {topic}: no message is in this range: {why}.")
     if reader.start_is_time and reader.start_sequence == reader.first_sequence > 0:
         print_diagnostic(f"Note: {topic}: the oldest message that is kept is {reader.first_sequence}.")
-
-
-def is_for_all_channels(batch: RecordBatch) -> bool:
-    """Whether it was published to the topic, and not brought back for one of its channels."""
-    if not (batch.metadata and batch.due_ns):
-        return True
-    from trio_nsq.broker.state.record_metadata import only_channel
-
-    return only_channel(batch.metadata) is None
 
 
 def report_gap(topic: str, first: int, end: int, reason: str) -> bool:

@@ -3,13 +3,14 @@
 import http.client
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..client.connection.tls import TLSFiles
 from ..client.errors import BrokerUnreachable, NotABroker
 from ..client.http.broker_http import BrokerHTTP
 from ..client.http.retry import PATIENCE_S, Retry
-from ..log.gaps import Gap, gaps
+from ..client.reading.batches import Found, batches_and_gaps, has_gaps
+from ..log.gaps import gaps
 from ..log.raw import RawStreamReader
 from ..log.records import RecordBatch
 from ..protocol.errors import NSQError
@@ -17,7 +18,6 @@ from .ranges import Span
 
 _RECEIVE_BYTES = 1024 * 1024
 
-Found: TypeAlias = RecordBatch | Gap
 _T = TypeVar("_T")
 
 
@@ -87,11 +87,11 @@ class BrokerLog:
         """The id of a message, 16 hex digits; None: it is not kept. Raises as `bounds`."""
         for found in self._read_once(Span(sequence, sequence + 1)):
             if isinstance(found, RecordBatch):
-                return f"{found.first_id + sequence - found.base_sequence:016x}"
+                return f"{found.first_id:016x}"
         return None
 
     def read(self, span: Span) -> Iterator[Found]:
-        """Read the records and the gaps of a span, in order. The first and the last record may reach beyond it.
+        """Read the records and the gaps of a span, in order.
 
         If the connection is lost, reading continues over a new one.
 
@@ -145,15 +145,16 @@ class BrokerLog:
             decoder = RawStreamReader()
             at = span.first
             while data := answer.read1(_RECEIVE_BYTES):
-                for batch in decoder.receive_data(data):
-                    if batch.next_sequence <= at:
-                        continue
-                    if batch.base_sequence > at:
-                        yield from gaps(at, min(batch.base_sequence, span.end), self._kept_from(kept_from))
-                    if batch.base_sequence >= span.end:
-                        return
-                    yield batch
-                    at = batch.next_sequence
+                batches = [
+                    batch
+                    for batch in decoder.receive_data(data)
+                    if at < batch.next_sequence and batch.base_sequence < span.end
+                ]
+                if has_gaps(batches, at):
+                    kept_from = self._kept_from(kept_from)
+                for found in batches_and_gaps(batches, at, span.end, kept_from):
+                    yield found
+                    at = found.next_sequence
             decoder.end()
         if at < span.end:
             yield from gaps(at, span.end, self._kept_from(kept_from))

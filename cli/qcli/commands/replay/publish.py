@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import trio
 
 from trio_nsq.client import Producer, PublishFailed
-from trio_nsq.client.reading.topic_reader import Found, TopicReader
+from trio_nsq.client.reading.batches import Found, is_for_all_channels
+from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
-from ...broker.topic_log import is_for_all_channels, report_gap
+from ...broker.topic_log import report_gap
 from ...framework.exit_codes import ExitCode
 from ..shared.rate_limiter import RateLimiter
 

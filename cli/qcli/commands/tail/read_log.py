@@ -7,11 +7,12 @@ from functools import partial
 
 import trio
 
+from trio_nsq.client.reading.batches import is_for_all_channels
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 
 from ...broker.connection_options import ConnectOptions
-from ...broker.topic_log import is_for_all_channels, reading_errors, report_gap, report_start
+from ...broker.topic_log import reading_errors, report_gap, report_start
 from ...framework.exit_codes import ExitCode
 from ...framework.output import json_lines, silence_library
 from ...framework.params import without_scheme

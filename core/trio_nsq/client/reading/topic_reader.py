@@ -5,20 +5,19 @@ import math
 import random
 import ssl
 from types import TracebackType
-from typing import Self, TypeAlias, TypeGuard
+from typing import Self, TypeGuard
 from urllib.parse import urlencode
 
 import trio
 
-from ...log.gaps import Gap, gaps
+from ...log.gaps import gaps
 from ...log.raw import RawStreamReader
 from ...log.records import RecordBatch
-from ...log.selection import Selection
-from ...protocol import MessageSet
 from ...under_trio import require_trio
 from ...untrusted_json import decode_json
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
 from ..errors import ConnectionFailed, RequestRefused
+from .batches import Found, batches_and_gaps, has_gaps
 from .http_stream import AnswerLost, StreamedAnswer, stream_get
 
 CONNECT_TIMEOUT_S = 2.0
@@ -28,8 +27,6 @@ _SILENCE_S = 30.0
 """So long may a broker take beyond that: its disk may be slow."""
 _MAX_ERROR_BYTES = 64 * 1024
 _logger = logging.getLogger("trio_nsq.client")
-
-Found: TypeAlias = RecordBatch | Gap
 
 
 class TopicReader:
@@ -224,16 +221,17 @@ class TopicReader:
 
     async def _take(self, data: bytes) -> list[Found]:
         batches = [batch for batch in self._decoder.receive_data(data) if batch.next_sequence > self.position]
-        if not batches:
-            return []
-        sequences = [self.position, *(batch.next_sequence for batch in batches)]
-        if any(batch.base_sequence > at for at, batch in zip(sequences, batches, strict=False)):
+        if has_gaps(batches, self.position):
             try:
                 await self._update_first_sequence()
             except BaseException:
                 await self._drop_answer()  # whose data is lost: it is asked for again
                 raise
-        return self._place(batches)
+        found = batches_and_gaps(batches, self.position, self._until, self.first_sequence)
+        if found:
+            self.position = found[-1].next_sequence
+            self._left -= sum(each.count for each in found if isinstance(each, RecordBatch))
+        return found
 
     async def _end_answer(self) -> list[Found]:
         """Handle the end of a complete answer."""
@@ -242,7 +240,10 @@ class TopicReader:
         if self._until is None or self.position > self._began_at:
             return []
         await self._update_first_sequence()
-        return self._gap(self._until)  # there is nothing in all that is left
+        # There is nothing in all that is left.
+        missing: list[Found] = [*gaps(self.position, self._until, self.first_sequence)]
+        self.position = max(self.position, self._until)
+        return missing
 
     async def _drop_answer(self) -> None:
         if self._answer is not None:
@@ -262,29 +263,6 @@ class TopicReader:
         if self._failures > 1:
             await trio.sleep(self._delays.next_s())
 
-    # ------------------------------------------------------------------ what came
-
-    def _place(self, batches: list[RecordBatch]) -> list[Found]:
-        """These batches, without what was not asked for, and what is missing before and between them."""
-        found: list[Found] = []
-        for batch in batches:
-            found += self._gap(batch.base_sequence)
-            selection = (
-                Selection(self.position) if self._until is None else Selection(self.position, self._until)
-            )
-            part = _part(batch, selection.indexes(batch))
-            found.append(part)
-            self.position = part.next_sequence
-            self._left -= part.count
-        return found
-
-    def _gap(self, up_to: int) -> list[Found]:
-        """What is missing from the position up to there, which is the position then."""
-        found: list[Found] = []
-        found += gaps(self.position, up_to, self.first_sequence)
-        self.position = max(self.position, up_to)
-        return found
-
     async def _update_first_sequence(self) -> None:
         """Ask for the oldest sequence that is kept: what is missing may have been deleted by retention meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
@@ -299,21 +277,3 @@ class TopicReader:
 
 def _is_sequence(position: int | str | None) -> TypeGuard[int | str]:
     return isinstance(position, int) or (position is not None and position.isdecimal())
-
-
-def _part(batch: RecordBatch, indexes: range) -> RecordBatch:
-    """Some messages of a batch as a batch."""
-    if len(indexes) == batch.count:
-        return batch
-    sizes = batch.messages.sizes
-    start = sum(sizes[: indexes.start]) + 4 * indexes.start
-    part = sizes[indexes.start : indexes.stop]
-    data = batch.messages.data[start : start + sum(part) + 4 * len(part)]
-    return RecordBatch(
-        batch.base_sequence + indexes.start,
-        batch.first_id + indexes.start,
-        batch.timestamp_ns,
-        batch.due_ns,
-        MessageSet(data, part),
-        batch.metadata,
-    )

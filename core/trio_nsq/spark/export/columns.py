@@ -95,17 +95,14 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def add(self, batch: RecordBatch, indexes: range) -> None:
-        """Add some messages of a record."""
+    def add(self, batch: RecordBatch) -> None:
+        """Add the messages of a record."""
         bodies = batch.messages.bodies()
-        if len(indexes) < len(bodies):
-            bodies = bodies[indexes.start : indexes.stop]
         self._bodies += bodies
         self.body_bytes += sum(map(len, bodies))
-        first, count = batch.base_sequence + indexes.start, len(bodies)
-        self._sequences.extend(range(first, first + count))
-        first_id = batch.first_id + indexes.start
-        self._ids.extend(range(first_id, first_id + count))
+        count = len(bodies)
+        self._sequences.extend(range(batch.base_sequence, batch.next_sequence))
+        self._ids.extend(range(batch.first_id, batch.first_id + count))
         self._times_ns.extend(array("q", [batch.timestamp_ns]) * count)
         self._times_us.extend(array("q", [batch.timestamp_ns // 1000]) * count)
 

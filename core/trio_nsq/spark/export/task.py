@@ -1,6 +1,5 @@
 """Export one range to Parquet files: the task that an engine runs, in this process or in a Spark worker."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,9 +13,10 @@ import pyarrow.parquet as pq
 
 from ...client.connection.tls import TLSFiles
 from ...client.http.retry import PATIENCE_S
+from ...client.reading.batches import Found, is_for_all_channels
 from ...log.gaps import Gap
 from ...log.records import RecordBatch
-from ..broker_log import BrokerLog, Found
+from ..broker_log import BrokerLog
 from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
@@ -117,16 +117,13 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
                 last_id = f"{found.ids[-1]:016x}"
             files.add_spooled(found)
         else:
-            indexes = range(
-                max(0, span.first - found.base_sequence), min(found.count, span.end - found.base_sequence)
-            )
-            count = len(indexes)
-            if found.next_sequence >= span.end:
-                last_id = f"{found.first_id + indexes.stop - 1:016x}"
+            count = found.count
+            if found.next_sequence == span.end:
+                last_id = f"{found.first_id + count - 1:016x}"
             if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
-            files.add(found, indexes)
+            files.add(found)
         messages += count
         body_bytes += files.body_bytes - before
         if advance is not None:
@@ -142,11 +139,6 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
         unparsed=files.builder.unparsed,
         last_id=last_id,
     )
-
-
-def is_for_all_channels(batch: RecordBatch) -> bool:
-    """Whether a record was published to the topic, and not republished for one channel (see its metadata)."""
-    return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 
 
 class _RangeFiles:
@@ -181,11 +173,11 @@ class _RangeFiles:
         self._thread = ThreadPoolExecutor(1, "trio-nsq-parquet")
         self._writing: Future[None] | None = None
 
-    def add(self, batch: RecordBatch, indexes: range) -> None:
-        """Add some messages of a record."""
+    def add(self, batch: RecordBatch) -> None:
+        """Add the messages of a record."""
         self._switch_partition(batch.timestamp_ns)
         before = self.builder.body_bytes
-        self.builder.add(batch, indexes)
+        self.builder.add(batch)
         self._added(before)
 
     def add_spooled(self, rows: SpooledRows) -> None:

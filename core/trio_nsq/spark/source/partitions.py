@@ -5,8 +5,8 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+from ...client.reading.batches import is_for_all_channels
 from ...log.gaps import Gap
-from ...log.records import RecordBatch
 from ..broker_log import BrokerLog, LogReplaced
 from ..ranges import Span, split
 from .options import ReadOptions, SourceError
@@ -70,7 +70,6 @@ def read_partition(
         return
     from ..export.columns import TableBuilder
     from ..export.layout import Layout
-    from ..export.task import is_for_all_channels
 
     span = partition.span
     builder = TableBuilder(options.topic, partition.broker, Layout())
@@ -85,11 +84,12 @@ def read_partition(
                     options, partition.broker, found.first_sequence, found.next_sequence, found.reason
                 )
             continue
-        if found.next_sequence >= span.end and partition.last_id not in (None, _id_in(found, span.end - 1)):
-            raise log_replaced(options, partition.broker)
+        if found.next_sequence == span.end:
+            last_id = f"{found.first_id + found.count - 1:016x}"
+            if partition.last_id not in (None, last_id):
+                raise log_replaced(options, partition.broker)
         if is_for_all_channels(found):
-            first = max(0, span.first - found.base_sequence)
-            builder.add(found, range(first, min(found.count, span.end - found.base_sequence)))
+            builder.add(found)
         if len(builder) >= BATCH_ROWS:
             yield from batches()
     if len(builder):
@@ -107,10 +107,6 @@ def log_replaced(options: ReadOptions, broker: str) -> LogReplaced:
 def id_of_message(log: BrokerLog, sequence: int) -> str | None:
     """The id of a message; None: it is not kept. Waits for a broker that is unreachable."""
     return log.patiently(lambda: log.id_at(sequence)) if sequence >= 0 else None
-
-
-def _id_in(batch: RecordBatch, sequence: int) -> str:
-    return f"{batch.first_id + sequence - batch.base_sequence:016x}"
 
 
 def _lost(options: ReadOptions, broker: str, first: int, end: int, what: str) -> SourceError:
