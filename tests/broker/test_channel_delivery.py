@@ -374,6 +374,16 @@ def test_backend_depth_knows_what_the_cache_had_no_room_for() -> None:
     assert (channel.depth, channel.backend_depth) == (100, 100 - held)
 
 
+def test_backend_depth_is_never_more_than_what_can_be_delivered() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish_many(3)
+    for number in range(10):
+        fixture.publish(b"deferred%d" % number, defer_ms=1000)
+    fixture.cache.forget_topic("topic")
+    assert (channel.depth, channel.deferred_count, channel.backend_depth) == (3, 10, 3)
+
+
 @pytest.mark.parametrize("damaged", [0, 4, 5, 9])
 def test_a_damaged_record_is_passed_over_and_depth_ends_at_zero(tmp_path: Path, damaged: int) -> None:
     fixture = Fixture(disk_log(tmp_path / "log"), mem_queue_size=0, cache_bytes=0)

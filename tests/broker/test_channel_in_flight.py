@@ -262,6 +262,22 @@ def test_each_consumer_has_its_own_timeout() -> None:
     assert fixture.channel().timeout_count == 2
 
 
+def test_a_tick_moves_no_more_than_it_may_of_all_that_is_due() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish(b"deferred", defer_ms=1000)
+    subscriber = fixture.subscriber(ready=10, msg_timeout_ms=1000)
+    fixture.publish(b"a", b"b", b"c")
+    assert subscriber.receive_bodies() == [b"a", b"b", b"c"]
+    later_ns = fixture.now_ns + 2 * SECOND
+    assert channel.tick(later_ns, 3) == 3
+    assert fixture.counts() == (3, 1, 0)
+    assert channel.next_deadline_ns is not None
+    assert channel.next_deadline_ns <= later_ns
+    assert channel.tick(later_ns, 3) == 1
+    assert fixture.counts() == (4, 0, 0)
+
+
 def test_deliveries_time_out_one_after_the_other() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100, msg_timeout_ms=1000)

@@ -343,6 +343,23 @@ def test_what_happens_while_a_move_is_prepared() -> None:
     assert fixture.counts() == (0, 0, 0)
 
 
+def test_what_is_deferred_while_a_move_is_prepared_is_not_counted_as_ready() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish_many(3)
+    fixture.drain()
+    seek = Seek(channel, 0, fixture.now_ns)
+    for _ in seek.prepare():
+        pass
+    fixture.publish(b"late", defer_ms=1000)
+    for _ in seek.apply():
+        pass
+    assert fixture.counts() == (3, 0, 1)
+    assert fixture.drain() == [b"m0", b"m1", b"m2"]
+    fixture.pass_ms(1000)
+    assert fixture.drain() == [b"late"]
+
+
 def test_a_move_that_is_given_up_changes_nothing(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     channel = fixture.topic.channels["channel"]

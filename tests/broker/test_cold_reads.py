@@ -283,6 +283,27 @@ async def test_a_disk_that_fails_is_tried_again(
     assert len(told) == 1
 
 
+async def test_a_disk_that_fails_again_is_told_of_again(
+    tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store(tmp_path)
+    async with (
+        running_broker(tmp_path, files=files, cache_bytes=0, mem_queue_size=0) as bound,
+        connected(bound.tcp_address) as consumer,
+    ):
+        files.fails = 1
+        await consumer.subscribe("a", "c", 100)
+        assert await receive(consumer, 100) == list(range(100))
+        await consumer.send(b"RDY 0\n")
+        await consumer.nothing_more()
+        await ask(bound, "POST", "/channel/seek", topic="a", channel="c", to="0")
+        files.fails = 1
+        await consumer.send(b"RDY 100\n")
+        assert await receive(consumer, 100) == list(range(100))
+    told = [record.getMessage() for record in caplog.records if "a/c: cannot read" in record.getMessage()]
+    assert len(told) == 2
+
+
 async def test_a_disk_that_fails_is_left_alone_for_a_while_and_told_of_once(
     tmp_path: Path, files: ColdFiles, caplog: pytest.LogCaptureFixture
 ) -> None:

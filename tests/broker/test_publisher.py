@@ -323,6 +323,28 @@ async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
         files.release()
 
 
+async def test_what_is_written_during_a_sync_counts_for_the_next_one(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = HeldFiles()
+    options: dict[str, Any] = {"sync": "interval", "sync_every": 3, "sync_timeout_ms": 10**9}
+    async with (
+        running_broker(tmp_path / "d", files=files, **options) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", b"makes the segment")
+        files.hold("sync")
+        await client.publish("t", b"2", b"3")
+        await files.reached()
+        await client.publish("t", b"1")
+        files.release()
+        await threads_done()
+        files.hold("sync")
+        await client.publish("t", b"2", b"3")
+        await files.reached()
+        files.release()
+
+
 async def test_a_sync_that_fails_is_tried_again_when_it_is_time(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:

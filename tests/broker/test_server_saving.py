@@ -5,10 +5,15 @@ from pathlib import Path
 
 import trio
 
-from broker.support import HeldFiles, settle
+from broker.api import DONE, address, running_api
+from broker.support import HeldFiles, connected, settle, until
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.server import Server
-from trio_nsq.broker.storage.data_folder import DataFolder
+from trio_nsq.broker.state.broker import Broker, MessageIds
+from trio_nsq.broker.state.topic import Topic
+from trio_nsq.broker.storage.checkpointer import Checkpointer
+from trio_nsq.broker.storage.data_folder import ID_RESERVE, DataFolder
+from trio_nsq.log import Log, MemoryLog
 
 
 def saved_channels(data_path: Path) -> list[str]:
@@ -70,4 +75,35 @@ async def test_those_who_wait_to_save_the_same_topic_share_one_write(tmp_path: P
         files.release()
     assert len(writes) <= 2
     assert len(saved_channels(tmp_path / "d")) == 20
+    folder.close()
+
+
+async def test_a_change_of_an_ephemeral_channel_is_not_saved(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
+        await api.tcp.subscribe("t", "kept")
+        async with connected(address(api)) as consumer:
+            await consumer.subscribe("t", "c#ephemeral")
+            assert await api.post("/channel/pause", topic="t", channel="c#ephemeral") == DONE
+            assert await api.post("/channel/pause", topic="t", channel="kept") == DONE
+            assert await api.post("/channel/pause", topic="t", channel="c#ephemeral") == DONE
+            assert saved_channels(tmp_path / "d") == ["kept"]
+
+
+async def test_ids_are_reserved_long_before_those_reserved_are_used_up(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "d")
+    ids = MessageIds(1, 1000, 1000 + ID_RESERVE // 4)
+
+    async def never(topic: Topic) -> bool:
+        raise AssertionError(topic.name)
+
+    def memory_log(name: str) -> Log:
+        return MemoryLog()
+
+    options = BrokerOptions(data_path=tmp_path / "d")
+    checkpointer = Checkpointer(Broker(options, memory_log), folder, ids, lambda: 0, never, never)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpointer.save_on_schedule, 0)
+        await until(lambda: ids.reserved >= 1000 + ID_RESERVE)
+        nursery.cancel_scope.cancel()
+    assert json.loads((tmp_path / "d" / "broker.json").read_bytes())["next_id"] == 1000 + ID_RESERVE
     folder.close()
