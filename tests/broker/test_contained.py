@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from broker.api import DONE, running_api
+from broker.letters import client_of, configure, fail
 from broker.support import connected, identify, running_broker, until
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.topics import Topics
 from trio_nsq.log import Files
 
 
@@ -81,3 +83,29 @@ async def test_the_timers(
         await client.publish("t", b"x")
         assert [(await client.message()).attempts for _ in range(2)] == [1, 2]
     assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
+
+
+async def test_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are tried again after a while, not all the time."""
+    publish, is_broken = Topics.publish_durably, True
+
+    async def break_it(topics: Topics, *args: Any) -> None:
+        if is_broken:
+            raise ZeroDivisionError("a defect")
+        await publish(topics, *args)
+
+    monkeypatch.setattr(Topics, "publish_durably", break_it)
+    async with running_api(tmp_path / "d") as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 1)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.publish("t", b"a")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        await until(lambda: "dead letters could not be moved" in caplog.text)
+        for _ in range(10):
+            await api.tcp.nothing_more()
+        assert caplog.text.count("dead letters could not be moved") == 1
+        is_broken = False
+        assert (await reader.message()).body == b"a"

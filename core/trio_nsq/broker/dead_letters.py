@@ -70,17 +70,25 @@ class DeadLetterMover:
     async def _move_all(self, channel: Channel) -> None:
         try:
             while channel.messages.withdrawn.waiting and self._broker.serves_channel(channel):
-                if error := await self._move_some(channel):
-                    self._complain(channel, error)
+                if not await self._try_to_move(channel):
                     await trio.sleep(_AGAIN_S)
-                else:
-                    self._complaints.discard(channel)
-        except Exception:
-            # A mistake of ours: what was taken stays with the channel, and in its saved state.
-            logger.exception("%s/%s: dead letters could not be moved", channel.topic.name, channel.name)
         finally:
             self._moving.discard(channel)
             self._complaints.discard(channel)
+
+    async def _try_to_move(self, channel: Channel) -> bool:
+        """Move some messages; False, and it is reported, if that failed."""
+        try:
+            error = await self._move_some(channel)
+        except Exception:
+            # A mistake of ours: what was taken stays with the channel, and in its saved state.
+            logger.exception("%s/%s: dead letters could not be moved", channel.topic.name, channel.name)
+            return False
+        if error:
+            self._complain(channel, error)
+        else:
+            self._complaints.discard(channel)
+        return not error
 
     def _complain(self, channel: Channel, error: str) -> None:
         """Say once what is wrong, not each time that it is tried again; nothing is if the broker stops."""
