@@ -303,6 +303,8 @@ class Poller:
                 self._again = {}
             self._again |= dict.fromkeys(late + again)
         finally:
-            rounds.end_round()
-            self.in_round = False
+            try:
+                rounds.end_round()
+            finally:
+                self.in_round = False
         return True

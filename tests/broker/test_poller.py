@@ -567,6 +567,20 @@ async def test_what_a_thread_has_to_tell_is_heard_in_a_round() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_round_is_over_whatever_happens_at_its_end() -> None:
+    class Broken(QuietRounds):
+        def end_round(self) -> None:
+            raise ZeroDivisionError("a defect")
+
+    poller = Poller()
+    with pytest.raises(ExceptionGroup):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.run, Broken())
+            await settle()
+            poller.call_soon(lambda: None)
+    assert not poller.in_round
+
+
 async def test_nothing_that_threads_have_to_tell_is_lost() -> None:
     """However a call falls together with a round that just hears another, or with the poller going to sleep."""
     heard: list[int] = []
