@@ -102,3 +102,12 @@ def test_the_places_of_what_is_gone_are_not_held_in_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held < 50_000
+
+
+def test_what_is_published_while_it_is_closed_is_no_fault() -> None:
+    """Its topic may go with the last channel before a publish that is under way is stored."""
+    log = MemoryLog(max_messages=5)
+    append_each(log, [batch(n, b"x") for n in range(8)])
+    log.close()
+    log.append([batch(8, b"x")], sync=False)
+    assert (log.first_sequence, log.next_sequence) == (8, 9)

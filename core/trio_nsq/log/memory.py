@@ -157,6 +157,7 @@ class MemoryLog:
 
     def close(self) -> None:
         self._batches.clear()
+        self._dropped = self._size_bytes = 0
 
     def _index(self, sequence: int) -> int:
         """Return the position of the batch that holds `sequence`, or of the first after it."""
