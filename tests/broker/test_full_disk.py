@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from broker.api import OK, Api, running_api
-from broker.support import PATIENCE_S, RawClient, connected, running_broker
+from broker.api import OK, Api, address, running_api
+from broker.support import PATIENCE_S, FailingFiles, RawClient, connected, identify, pub, running_broker
 from faults.small_disk import SmallFiles
 from trio_nsq.broker.storage.spare_room import SPARE_BYTES, SpareRoom
 from trio_nsq.log import Files
@@ -301,3 +301,28 @@ async def test_a_new_topic_does_not_take_what_others_need(tmp_path: Path) -> Non
         status, text = await api.post("/topic/create", topic="new")
         assert (status, text[-23:]) == (503, FULL)
         assert (await api.post("/channel/create", topic="t", channel="c"))[0] == 200
+
+
+async def test_a_topic_that_only_an_ephemeral_channel_had_is_forgotten_when_it_can_have_no_message(
+    tmp_path: Path,
+) -> None:
+    class NoStates(FailingFiles):
+        def replace(self, path: Path, content: bytes) -> None:
+            if self.full_after is not None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().replace(path, content)
+
+    files = NoStates()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("other", b"x")
+        files.full_after = 0
+        async with connected(address(api)) as client:
+            await client.subscribe("t", "c#ephemeral")
+        with trio.fail_after(PATIENCE_S):
+            while (await api.stats(topic="t"))["topics"][0]["channels"]:
+                await trio.lowlevel.checkpoint()
+        await api.tcp.send(identify(survive_refusals=True) + pub("t", b"x"))
+        await api.tcp.ok()
+        assert (await api.tcp.error()).startswith("E_PUB_FAILED")
+        assert not (await api.stats(topic="t"))["topics"]
+        files.full_after = None

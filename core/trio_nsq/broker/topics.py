@@ -123,7 +123,9 @@ class Topics:
                 await trio.sleep(_SYNC_AGAIN_S)
 
     def _mark_publishable(self, topic: Topic) -> None:
-        """A topic is there to stay, and has messages or channels, or is saved."""
+        """Let a topic be published to at once, if it is there to stay: it has messages, or is saved."""
+        if topic in self._broker.never_saved and not topic.log.next_sequence:
+            return  # an ephemeral channel is all that it has
         if topic.name not in self._deleting and topic not in self._precreating and self._broker.serves(topic):
             self._broker.publishable[topic.name] = topic
 
