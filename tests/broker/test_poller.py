@@ -573,11 +573,15 @@ async def test_a_round_is_over_whatever_happens_at_its_end() -> None:
             raise ZeroDivisionError("a defect")
 
     poller = Poller()
-    with pytest.raises(ExceptionGroup):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run, Broken())
-            await settle()
-            poller.call_soon(lambda: None)
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await poller.run(Broken())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await settle()
+        poller.call_soon(lambda: None)
     assert not poller.in_round
 
 
