@@ -1,12 +1,13 @@
 """What a consumer hands out to programs without async code."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from ..client.consuming import message as client
 from .portal import Portal, mirrors
 
 
-class Message:
+class Message(client.Message):
     """One message. Answer it with `finish` or `requeue`, once; until then `touch` gives it more time.
 
     It is a `trio_nsq.Message` whose answers may be given in any thread. They are queued for the connection's next
@@ -14,61 +15,23 @@ class Message:
     broker delivers the message again.
     """
 
-    __slots__ = ("_message", "_portal")
+    __slots__ = ("_portal",)
 
     def __init__(self, message: client.Message, portal: Portal) -> None:
-        self._message = message
+        super().__init__(message._batch, message._index)
         self._portal = portal
-
-    def __repr__(self) -> str:
-        return repr(self._message)
-
-    @property
-    @mirrors(client.Message.id)
-    def id(self) -> bytes:
-        return self._message.id
-
-    @property
-    @mirrors(client.Message.body)
-    def body(self) -> bytes:
-        return self._message.body
-
-    @property
-    @mirrors(client.Message.timestamp_ns)
-    def timestamp_ns(self) -> int:
-        return self._message.timestamp_ns
-
-    @property
-    @mirrors(client.Message.attempts)
-    def attempts(self) -> int:
-        return self._message.attempts
-
-    @property
-    @mirrors(client.Message.nsqd_address)
-    def nsqd_address(self) -> str:
-        return self._message.nsqd_address
-
-    @property
-    @mirrors(client.Message.timeout_s)
-    def timeout_s(self) -> float:
-        return self._message.timeout_s
-
-    @property
-    @mirrors(client.Message.answered)
-    def answered(self) -> bool:
-        return self._message.answered
 
     @mirrors(client.Message.finish)
     def finish(self) -> None:
-        self._portal.run_sync(self._message.finish)
+        self._portal.run_sync(super().finish)
 
     @mirrors(client.Message.requeue)
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        self._portal.run_sync(lambda: self._message.requeue(delay_ms, backoff=backoff))
+        self._portal.run_sync(partial(super().requeue, delay_ms, backoff=backoff))
 
     @mirrors(client.Message.touch)
     def touch(self) -> None:
-        self._portal.run_sync(self._message.touch)
+        self._portal.run_sync(super().touch)
 
 
 class MessageBatch:
@@ -112,7 +75,7 @@ class MessageBatch:
 
     @mirrors(client.MessageBatch.requeue)
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        self._portal.run_sync(lambda: self._batch.requeue(delay_ms, backoff=backoff))
+        self._portal.run_sync(partial(self._batch.requeue, delay_ms, backoff=backoff))
 
     @mirrors(client.MessageBatch.touch)
     def touch(self) -> None:
