@@ -25,7 +25,7 @@ from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.offsets import BrokerOffset, build_offset, parse_offset, share_limit
 from trio_nsq.spark.source.options import SourceError
-from trio_nsq.spark.source.stream import NsqStreamReader
+from trio_nsq.spark.source.readers import NsqStreamReader
 
 Row = tuple[str, int]
 

@@ -11,9 +11,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from .sink.writers import NsqStreamWriter, NsqWriter
-from .source.batch import NsqReader
 from .source.options import ReadMode, ReadOptions, schema_of_columns
-from .source.stream import NsqStreamReader
+from .source.readers import NsqReader, NsqStreamReader
 
 
 class NsqDataSource(DataSource):

@@ -181,25 +181,21 @@ class LocalStorage(Storage):
         return self._folder
 
     def path_of(self, name: str) -> str:
-        """See `Storage`."""
         return str(self._folder / name)
 
     def create(self, name: str) -> tuple[str, IO[bytes]]:
-        """See `Storage`."""
         temporary = temporary_name(name)
         path = self._folder / temporary
         make_folder(path.parent)
         return temporary, open(path, "xb")
 
     def complete(self, temporary: str, file: IO[bytes]) -> int:
-        """See `Storage`."""
         with file:
             file.flush()
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
     def publish(self, names: Iterable[tuple[str, str]]) -> None:
-        """See `Storage`."""
         folders = set()
         for temporary, name in names:
             path = self._folder / name
@@ -210,29 +206,24 @@ class LocalStorage(Storage):
             _sync_folder(folder)
 
     def discard(self, temporary: str) -> None:
-        """See `Storage`."""
         (self._folder / temporary).unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
-        """See `Storage`."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def exists(self, name: str) -> bool:
-        """See `Storage`."""
         return (self._folder / name).exists()
 
     def names(self, folder: str) -> list[str]:
-        """See `Storage`."""
         try:
             return [f"{folder}/{path.name}" for path in (self._folder / folder).iterdir() if path.is_file()]
         except FileNotFoundError:
             return []
 
     def temporary_names(self) -> list[str]:
-        """See `Storage`."""
         found = self._folder.rglob(f".*{TEMPORARY}*")
         return [path.relative_to(self._folder).as_posix() for path in found]
 
@@ -270,34 +261,28 @@ class ArrowStorage(Storage):
         self._path = path.rstrip("/")
 
     def path_of(self, name: str) -> str:
-        """See `Storage`."""
         return f"{self._path}/{name}"
 
     def create(self, name: str) -> tuple[str, Any]:
-        """See `Storage`."""
         temporary = temporary_name(name)
         path = self.path_of(temporary)
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
         return temporary, self._system.open_output_stream(path)
 
     def complete(self, temporary: str, file: Any) -> int:
-        """See `Storage`."""
         file.close()
         return int(self._system.get_file_info(self.path_of(temporary)).size)
 
     def publish(self, names: Iterable[tuple[str, str]]) -> None:
-        """See `Storage`."""
         for temporary, name in names:
             self._system.create_dir(self.path_of(name).rpartition("/")[0], recursive=True)
             self._system.move(self.path_of(temporary), self.path_of(name))
 
     def discard(self, temporary: str) -> None:
-        """See `Storage`."""
         with suppress(FileNotFoundError):
             self._system.delete_file(self.path_of(temporary))
 
     def read(self, name: str) -> bytes | None:
-        """See `Storage`."""
         try:
             with self._system.open_input_stream(self.path_of(name)) as file:
                 return bytes(file.read())
@@ -305,15 +290,12 @@ class ArrowStorage(Storage):
             return None
 
     def exists(self, name: str) -> bool:
-        """See `Storage`."""
         return bool(self._system.get_file_info(self.path_of(name)).is_file)
 
     def names(self, folder: str) -> list[str]:
-        """See `Storage`."""
         return [name for name in self._files(folder, recursive=False) if TEMPORARY not in name]
 
     def temporary_names(self) -> list[str]:
-        """See `Storage`."""
         return [name for name in self._files("", recursive=True) if TEMPORARY in name]
 
     def _files(self, folder: str, *, recursive: bool) -> list[str]:

@@ -7,8 +7,7 @@ from collections import deque
 
 import trio
 
-from .combined import CombinedBatch
-from .message import Acknowledger, Message, MessageBatch
+from .message import Acknowledger, CombinedBatch, Message, MessageBatch
 
 
 class ReceiveQueue:

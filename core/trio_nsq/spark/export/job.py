@@ -7,14 +7,13 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from ...log.records import RecordBatch
-from ...protocol.errors import NSQError
 from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
 from ..ranges import Span, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.nsqd_log import NsqdLog
 from ..spool.records import SpooledRows
 from ..spool.spool import Spool
-from ..storage import LocalStorage, Storage, local_path, lock_file, make_folder, storage_at
+from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
 from .manifest import BrokerRanges, Manifest, manifest_path, results_folder
@@ -26,10 +25,6 @@ SAMPLE_MESSAGES = 10_000
 """Bodies from which JSON columns are inferred."""
 _FALLBACK_BYTES = 256
 """Assumed size of a message if the log is empty."""
-
-
-class FolderBusy(NSQError):
-    """Another export writes to the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +340,8 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
 
     Raises:
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
-        FolderBusy: Another export writes to the folder.
         SpoolError: The spool cannot be used.
-        ManifestError, StorageError, OSError: The folder cannot be used.
+        ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
     for address in addresses:
         BrokerLog(address, request.topic, request.tls, request.patience_s).bounds()
@@ -356,7 +350,7 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
         if isinstance(storage, LocalStorage):
             lock = Path(storage.path_of(manifest_path(request.topic))).with_name("lock")
             make_folder(lock.parent)
-            if_held = FolderBusy(f"another export of topic {request.topic} writes to {request.place}")
+            if_held = StorageError(f"another export of topic {request.topic} writes to {request.place}")
             stack.enter_context(lock_file(lock, if_held))
         job = ExportJob(request, storage)
         if request.spool is not None:

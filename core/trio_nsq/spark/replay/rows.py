@@ -24,10 +24,6 @@ WINDOW_BYTES = 1024 * MIB
 """Limit of the rows that are in memory to be sorted by time."""
 
 
-class FileChanged(ReplayFileError):
-    """A file is not the one that was planned for."""
-
-
 class RowGroupRange(NamedTuple):
     """Consecutive row groups of a file.
 
@@ -273,7 +269,9 @@ class RowReader:
         info = self._system.get_file_info(path)
         if not info.is_file or (info.size or 0, info.mtime_ns or 0) != (stamp.size_bytes, stamp.mtime_ns):
             what = "was changed" if info.is_file else "is gone"
-            raise FileChanged(f"the file {stamp.name} {what} since this replay was planned: begin a new one")
+            raise ReplayFileError(
+                f"the file {stamp.name} {what} since this replay was planned: begin a new one"
+            )
 
     def _body(self, batch: Any) -> Any:
         bodies = batch.column(self._columns.body)

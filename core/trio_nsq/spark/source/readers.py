@@ -1,14 +1,15 @@
-"""The stream reader of the source `nsq`: `spark.readStream.format("nsq")`.
+"""The readers of the source `nsq`: `spark.read.format("nsq")` and `spark.readStream.format("nsq")`.
 
-Spark asks one reader for offsets and partitions, and copies of another one read in the tasks: a partition has all that
-its task needs. Two offsets determine which messages are between them, so a batch that is repeated has the same rows.
+Of a stream, Spark asks one reader for offsets and partitions, and copies of another one read in the tasks: a partition
+has all that its task needs. Two offsets determine which messages are between them, so a batch that is repeated has the
+same rows.
 """
 
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -35,13 +36,44 @@ _PAUSE_S = 0.1
 """Pause after the brokers had nothing new: Spark would ask them a hundred times a second."""
 
 
-class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream. `read` runs in the tasks, everything else on the driver.
+class NsqReader(DataSourceReader):
+    """Reads a batch. `partitions` runs on the driver, `read` in the tasks.
 
     Args:
         options: What to read.
         columns: The columns to return.
     """
+
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[NsqPartition]:
+        """The ranges of the logs as they are now."""
+        spans = {broker: self._span(broker) for broker in self._options.brokers}
+        return make_partitions(
+            {broker: span for broker, span in spans.items() if span}, self._options.min_partitions
+        )
+
+    def _span(self, broker: str) -> Span | None:
+        options = self._options
+        log = options.log(broker)
+        start, stop = (
+            position_on(position, broker, options.brokers[broker])
+            for position in (options.starting, options.ending)
+        )
+        bounds = log.bounds(start)
+        first = int(start) if start.isdecimal() else bounds.at
+        end = log.bounds(stop).at
+        return without_lost(options, broker, Span(first, end), bounds.first) if first < end else None
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        """The Arrow batches of a range."""
+        return read_partition(self._options, self._columns, partition)
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream. `read` runs in the tasks, everything else on the driver. Arguments as of `NsqReader`."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
