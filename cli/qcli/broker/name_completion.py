@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable
 
 import click
-from click.shell_completion import (
-    CompletionItem,
-)
+from click.shell_completion import CompletionItem
 
 from ..framework.errors import Failure
 from ..framework.params import duration

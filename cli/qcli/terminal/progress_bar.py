@@ -34,13 +34,7 @@ def byte_progress(total_bytes: int, what: str) -> Iterator[Callable[[int], None]
         yield None
         return
     # Imported here because most runs show none.
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
         TextColumn("{task.description}"),

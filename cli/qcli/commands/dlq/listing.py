@@ -15,12 +15,7 @@ from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import moment
-from .selection import (
-    CHANNEL,
-    NOTE,
-    WHAT,
-    complete_dead_letter_topic,
-)
+from .selection import CHANNEL, NOTE, WHAT, complete_dead_letter_topic
 
 
 @click.command(

@@ -16,14 +16,7 @@ from ...framework.options import option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source
 from ...terminal.confirm import confirm
-from .selection import (
-    NOTE,
-    WHAT,
-    Selection,
-    at_most_option,
-    selection_options,
-    topic_argument,
-)
+from .selection import NOTE, WHAT, Selection, at_most_option, selection_options, topic_argument
 
 _DONE = {"requeue": "requeued", "drop": "dropped"}
 

@@ -18,14 +18,7 @@ from ...framework.options import option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source
 from ...framework.positions import moment
-from .selection import (
-    NOTE,
-    SELECTION,
-    WHAT,
-    Selection,
-    selection_options,
-    topic_argument,
-)
+from .selection import NOTE, SELECTION, WHAT, Selection, selection_options, topic_argument
 
 DEFAULT_COUNT = 10
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from trio_nsq.protocol import Limits
 
-from ...broker.address_options import (
-    HTTP_OPTION,
-    TCP_OPTION,
-    http_addresses,
-    tcp_addresses,
-)
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, http_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand, Example
@@ -21,9 +14,6 @@ from ...framework.exit_codes import ExitCode
 from ...framework.options import delimiter_options, option, options_as
 from ...framework.params import long_duration, topic_name
 from .options import PubOptions
-
-if TYPE_CHECKING:
-    pass
 
 LIMITS = Limits()
 

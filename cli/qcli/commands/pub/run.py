@@ -9,9 +9,7 @@ import trio
 from trio_nsq.client import ConnectionFailed, Producer
 from trio_nsq.protocol import Limits
 
-from ...broker.address_options import (
-    TCP_OPTION,
-)
+from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import Failure, connection_failure
 from ...framework.output import silence_library

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,18 +16,8 @@ from ...framework.exit_codes import ExitCode
 from ...framework.options import count_option, option, options_as
 from ...framework.params import topic_name
 from ..shared.engine import engine_options
-from .arguments import (
-    Pattern,
-    Speed,
-    complete_replayed,
-    destination,
-    job_name,
-    replayed,
-)
+from .arguments import Pattern, Speed, complete_replayed, destination, job_name, replayed
 from .options import ReplayOptions
-
-if TYPE_CHECKING:
-    pass
 
 SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 

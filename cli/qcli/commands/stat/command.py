@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,18 +23,7 @@ from ...framework.output import (
 )
 from ...framework.params import Source, positive_duration, source
 from .reports import Reports
-from .rows import (
-    LEFT_OUT_FIRST,
-    NAME_COLUMNS,
-    NARROW_HEADINGS,
-    RECORD_KEYS,
-    Row,
-    table,
-    unavailable_lines,
-)
-
-if TYPE_CHECKING:
-    pass
+from .rows import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, table, unavailable_lines
 
 FORMATS = ("table", "json", "csv", "tsv")
 

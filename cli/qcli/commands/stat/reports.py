@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...framework.errors import Failure
 from ...framework.params import Source
-from .rows import (
-    Row,
-    Sampler,
-    summed,
-)
+from .rows import Row, Sampler, summed
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...broker.address_options import (
-    http_addresses,
-    lookupd_addresses,
-    tcp_addresses,
-)
+from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_source
 from ...broker.position_options import NOTE as POSITIONS

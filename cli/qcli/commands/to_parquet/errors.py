@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION
 from ...framework.errors import Failure, reason_of, unreachable
 from ..shared.engine import library_failure
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from ..options import GroupedOption
-from ..params import (
-    Boolean,
-    Integer,
-    PathOrNothing,
-    Word,
-    duration,
-    optional_text,
-    positive_duration,
-)
-
-if TYPE_CHECKING:
-    pass
+from ..params import Boolean, Integer, PathOrNothing, Word, duration, optional_text, positive_duration
 
 PREFIX = "QCLI_"
 """What the names of environment variables begin with."""
