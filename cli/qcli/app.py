@@ -5,32 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import NoReturn
 
 import click
 
-from .environment import notices
-from .framework.command import Example, LazyGroup
+from .broker.address_options import HTTP_VARIABLE, LOOKUPD_VARIABLE, TCP_VARIABLE
+from .broker.connection_options import VARIABLES
+from .broker.name_completion import TIMEOUT_VARIABLE
+from .framework.command import Example, LazyGroup, contexts_below, did_you_mean
 from .framework.completion import COMPLETE_VARIABLE, answer_shell
-from .framework.errors import Failure, OutputClosed, Terminated, leaf_exceptions, translate
-from .framework.exit_codes import ExitCode
+from .framework.errors import ExitCode, Failure, OutputClosed, Terminated, leaf_exceptions, translate
 from .framework.options import version_option
 from .framework.output import configure_streams, print_diagnostic
 
+_PREFIX = "QCLI_"
+_OF_MOST_COMMANDS = frozenset({TCP_VARIABLE, HTTP_VARIABLE, LOOKUPD_VARIABLE, TIMEOUT_VARIABLE, *VARIABLES})
+
 _MODULES = {
     "serve": "qcli.commands.serve.command",
-    "lookupd": "qcli.commands.lookupd.command",
+    "lookupd": "qcli.commands.lookupd",
     "pub": "qcli.commands.pub.command",
     "tail": "qcli.commands.tail.command",
     "peek": "qcli.commands.peek",
     "replay": "qcli.commands.replay.command",
     "to-parquet": "qcli.commands.to_parquet.command",
-    "spark": "qcli.commands.spark.command",
+    "spark": "qcli.commands.spark",
     "stat": "qcli.commands.stat.command",
     "topic": "qcli.commands.topic",
-    "channel": "qcli.commands.channel.command",
+    "channel": "qcli.commands.channel",
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
@@ -113,6 +117,24 @@ def _run(arguments: Sequence[str]) -> int:
             return ExitCode.TERMINATED
         raise
     return int(result or ExitCode.OK)
+
+
+def notices(names: Iterable[str], root: click.Command) -> list[str]:
+    """A line for each variable that begins as ours do and that no command knows: it is probably misspelled.
+
+    Args:
+        names: Of all variables there are.
+        root: The command line; its commands are imported only if there are other variables than clients'.
+    """
+    ours = {name for name in names if name.startswith(_PREFIX)} - _OF_MOST_COMMANDS
+    if not ours:
+        return []
+    params = [param for ctx in contexts_below(click.Context(root)) for param in ctx.command.params]
+    known = {*_OF_MOST_COMMANDS, *(param.envvar for param in params if isinstance(param.envvar, str))}
+    return [
+        f"Note: the variable {name} means nothing to qcli{did_you_mean(name, sorted(known))}."
+        for name in sorted(ours - known)
+    ]
 
 
 def run_process() -> NoReturn:

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli.support import DEADLINE_S, Cli, Run, command_line, only_ours
-from qcli.app import root, run
-from qcli.environment import notices
-from qcli.framework.errors import Failure, reason_of, translate
-from qcli.framework.exit_codes import ExitCode
+from qcli.app import notices, root, run
+from qcli.framework.errors import ExitCode, Failure, reason_of, translate
 from trio_nsq import __version__
 from trio_nsq.protocol import NSQError
 from trio_nsq.protocol.bulk import COMPILED

@@ -14,7 +14,7 @@ from cli.support import all_contexts
 from qcli.app import root
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.framework.command import DocumentedCommand
-from qcli.framework.exit_codes import ExitCode
+from qcli.framework.errors import ExitCode
 from qcli.generate import generated_files, stale_files, write_files
 from qcli.generate.manpages import man_pages
 

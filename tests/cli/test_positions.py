@@ -6,8 +6,7 @@ import click
 import pytest
 
 from cli.support import Cli, all_contexts
-from qcli.broker.position_options import BrokerPosition
-from qcli.framework.positions import position
+from qcli.framework.positions import BrokerPosition, position
 from trio_nsq.broker.positions import parse_position
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qcli.terminal.progress_line import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate
+from qcli.terminal.progress import REFRESH_S, SHORTEST_S, WINDOW_S, RecentRate
 
 PER_S, SLICE_S = 1000, 0.05
 """Batches of so many seconds' worth, as `--rate` lets them pass."""

@@ -19,7 +19,7 @@ from interop.peers import Broker, nsqd, qcli_serve
 from qcli.commands.pub import publish as publishing
 from qcli.commands.pub.publish import BrokerResult, PublishPipeline
 from qcli.commands.pub.send import MAX_PRODUCERS, Sender
-from qcli.framework.exit_codes import ExitCode
+from qcli.framework.errors import ExitCode
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 # ---------------------------------------------------------------------- with brokers

@@ -11,7 +11,7 @@ import pytest
 from cli.support import Cli, Result, Run, lines, only_ours
 from interop.peers import Broker, qcli_serve
 from qcli.app import root
-from qcli.framework.exit_codes import ExitCode
+from qcli.framework.errors import ExitCode
 from qcli.framework.go_flags import GoFlagsCommand
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cli.support import Cli, Run
-from qcli.framework.exit_codes import ExitCode
+from qcli.framework.errors import ExitCode
 
 
 @pytest.fixture

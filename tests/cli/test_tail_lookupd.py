@@ -6,7 +6,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import nsqd, qcli_lookupd, qcli_serve
-from qcli.framework.exit_codes import ExitCode
+from qcli.framework.errors import ExitCode
 
 NOWHERE = Cli("127.0.0.1:1", "127.0.0.1:1")
 

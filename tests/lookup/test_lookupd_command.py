@@ -15,8 +15,7 @@ import pytest
 
 from cli.support import DEADLINE_S, Cli, Running, lines_until_ready
 from interop.peers import nsqlookupd_example_config, nsqlookupd_program
-from qcli.commands.lookupd.command import command
-from qcli.commands.lookupd.settings import SETTINGS, lookupd_options
+from qcli.commands.lookupd import SETTINGS, command, lookupd_options
 from qcli.framework.errors import Failure
 from qcli.framework.params import duration
 from trio_nsq.lookup.service.options import LookupdOptions

@@ -16,7 +16,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Child
-from qcli.commands.spark.bundle import ENTRY, ZIP
+from qcli.commands.spark import ENTRY, ZIP
 from spark.support import bodies_in, column, jobs_of, leftovers, parquet_files, rows, write_parquet
 from trio_nsq.spark.runtime.java import java_home
 

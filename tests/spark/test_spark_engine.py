@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import trio_nsq
 from cli.support import Cli
 from qcli.app import run
-from qcli.commands.spark.bundle import ENTRY
+from qcli.commands.spark import ENTRY
 from spark.support import column, export, leftovers, numbers, rows
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export

@@ -18,16 +18,7 @@ import pytest
 
 from cli.support import DEADLINE_S, Cli
 from interop.peers import nsqd, qcli_serve
-from spark.support import (
-    ToParquet,
-    cli_of,
-    column,
-    export,
-    leftovers,
-    numbers,
-    parquet_files,
-    until,
-)
+from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
 from trio_nsq.extras import install_hint
 
 

@@ -26,16 +26,7 @@ import trio
 from cli.support import Cli, Result
 from interop.peers import Broker, nsqd, nsqlookupd
 from qcli.app import run
-from spark.support import (
-    cli_of,
-    column,
-    export,
-    leftovers,
-    numbers,
-    parquet_files,
-    rows,
-    run_in_process,
-)
+from spark.support import cli_of, column, export, leftovers, numbers, parquet_files, rows, run_in_process
 from trio_nsq.client import Consumer
 from trio_nsq.spark.spool.collect import CollectLimits, Collector, StopReason, in_flight_for
 from trio_nsq.spark.spool.spool import Spool

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..framework.errors import Failure, NotFound
-from ..framework.exit_codes import ExitCode
+from ..framework.errors import ExitCode, Failure, NotFound
 from .connection_options import refuse_plain_http
 
 _T = TypeVar("_T")

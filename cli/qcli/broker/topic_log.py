@@ -20,8 +20,8 @@ from ..framework.errors import (
 )
 from ..framework.output import print_diagnostic
 from ..framework.params import Source, is_https, is_unix_path
+from ..framework.positions import is_in_future
 from .address_options import HTTP_OPTION
-from .position_options import is_in_future
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader

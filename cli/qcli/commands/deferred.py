@@ -10,15 +10,14 @@ import click
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import broker_suffix, change_each, read_each, with_broker
 from ..broker.json_api import ChannelNotFound, get_json_lines, post_json
-from ..broker.message_bodies import with_body_column
 from ..broker.name_completion import complete_channel
 from ..framework.command import DocumentedCommand, DocumentedGroup, Example
-from ..framework.errors import Failure
-from ..framework.exit_codes import ExitCode
+from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import moment
+from .shared.messages import with_body_column
 
 _WHAT = "list of deferred messages"
 _AT_ONCE = 500

@@ -11,17 +11,15 @@ import click
 
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import read_each, with_broker
-from ..broker.message_bodies import body_of, with_body_column
 from ..broker.name_completion import complete_source
-from ..broker.position_options import NOTE as POSITIONS
-from ..broker.position_options import from_option, is_in_future, refuse_sequence
 from ..broker.topic_log import read_failure, report_gap
 from ..framework.command import DocumentedCommand, Example
-from ..framework.exit_codes import ExitCode
+from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.output import RawOutput, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
-from ..framework.positions import moment
+from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, moment, refuse_sequence
+from .shared.messages import body_of, with_body_column
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -51,7 +49,7 @@ STATES = ("requeued", "fresh", "deferred")
         "States": "Of a channel first those are shown that come again (requeued: they were sent back, timed out, or "
         "their time has come), then those that were never delivered (fresh), then those that wait for their time "
         "(deferred), the earliest first. Those in flight are not shown.",
-        "Positions": POSITIONS,
+        "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (how often the channel "
         "has delivered it; 0 for a topic), sequence, due_ns (until when it is deferred; null: it is not), of a channel "
         "also channel and state, of several brokers broker (its address), and body, a string; for a body that is not "

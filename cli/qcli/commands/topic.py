@@ -9,7 +9,7 @@ import click
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import channels_by_topic
 from ..framework.command import DocumentedCommand, DocumentedGroup, Example
-from ..framework.exit_codes import ExitCode
+from ..framework.errors import ExitCode
 from ..framework.options import output_format
 from ..framework.output import json_lines, plain_table, write
 from .shared.admin_action import Action, action_command

@@ -6,6 +6,7 @@ command's function is its description: paragraphs, the first of which is one sen
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from .exit_codes import ExitCode
+from .errors import ExitCode
 from .options import CONNECTION_OPTIONS, OTHER_OPTIONS
-from .suggestions import alike
 
 
 class Example(NamedTuple):
@@ -176,3 +176,21 @@ def contexts_below(ctx: click.Context) -> Iterator[click.Context]:
             yield from contexts_below(
                 click.Context(command, info_name=name, parent=ctx, **command.context_settings)
             )
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """What is put behind a sentence about a name that is not known, before its full stop; may be nothing."""
+    near = alike(name, names)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def alike(name: str, names: Sequence[str]) -> str | None:
+    """The name that was probably meant: one that is written alike, or one that this begins, or is begun by."""
+    # Below this, 'rename' is like 'create'.
+    if close := difflib.get_close_matches(name, names, 1, cutoff=0.7):
+        return close[0]
+    # Two letters that changed places weigh too much in a short word.
+    if mixed := [each for each in names if sorted(each) == sorted(name)]:
+        return mixed[0]
+    begun = [each for each in names if len(name) > 1 and (each.startswith(name) or name.startswith(each))]
+    return begun[0] if begun else None

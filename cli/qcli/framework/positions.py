@@ -1,15 +1,19 @@
-"""Positions in a log as a user writes them: a sequence, a time, or how long ago."""
+"""Positions in a log: a sequence, a time, or how long ago, for files and for a broker, and their options."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from .params import duration
+from .options import option
+from .params import duration, long_duration
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -72,3 +76,106 @@ def moment(timestamp_ns: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{timestamp_ns} ns"  # past the year 9999
     return whole.replace(microsecond=ns // 1000).isoformat(timespec="microseconds")
+
+
+_WORDS = ("earliest", "latest")
+
+POSITIONS_NOTE = (
+    "A position is a sequence, such as 1000 (messages of a topic are counted from 0); a time, such as 2026-11-21T04:14 "
+    "or 2026-11-21T04:14:05.5Z, local unless it says otherwise, or @1700000000.5, which is Unix seconds; how long ago, "
+    "such as 15m, 2h or 7d; earliest, the oldest message that is kept; or latest, also now, which is the end. A time "
+    "is that of the publish; where the clock was set back, it is one of the places that fit."
+)
+"""What the help of such commands says about them."""
+
+
+class BrokerPosition(click.ParamType[str]):
+    """A position as the broker's HTTP interface takes it, from one as people write it."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text to be sent. How long ago something was is for the broker to say, by its own clock."""
+        text = str(value)
+        if text == NOW:
+            return "latest"
+        if text in _WORDS or (text.isascii() and text.isdigit()):
+            return text
+        try:
+            return f"-{long_duration(text.removeprefix('-'))}ms"
+        except click.BadParameter:
+            pass
+        try:
+            time_ns = position(text).value
+        except click.BadParameter as error:
+            self.fail(f"{error.message.rstrip('.')}, nor earliest or latest.", param, ctx)
+        seconds, ns = divmod(time_ns, _NS_PER_S)
+        return f"@{seconds}.{ns:09d}"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """The words."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
+
+
+def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:
+    """Raises UsageError if a position is a sequence, which each of these brokers counts by itself."""
+    if text is not None and len(addresses) > 1 and _kind(text) == "0":
+        raise click.UsageError(
+            f"{text} is a sequence, and each of several brokers has its own: name a time, or one broker."
+        )
+
+
+def check_range(first: str | None, end: str | None) -> None:
+    """Raises UsageError if nothing can lie between two positions, whatever is in the log."""
+    if first is None or end is None:
+        return
+    kinds = [_kind(first), _kind(end)]
+    if kinds[0] != kinds[1] or kinds[0] is None:
+        return  # which one comes first is for the broker to say
+    begins, ends = _value(first), _value(end)
+    if begins > ends:
+        raise click.UsageError(NOTHING_BETWEEN)
+
+
+def _kind(text: str) -> str | None:
+    """`0` for a sequence, `@` for a time, `-` for how long ago; None for one that has no number."""
+    return None if text in _WORDS else text[0] if text[0] in "@-" else "0"
+
+
+def _value(text: str) -> float:
+    """A number that is larger for what comes later."""
+    if text.startswith("-"):
+        return -int(text[1:].removesuffix("ms"))
+    return int(text.removeprefix("@").replace(".", ""))  # nanoseconds always have nine digits
+
+
+def time_of(text: str, now_ns: int) -> int | None:
+    """The time that a position is, Unix nanoseconds; None if it is none.
+
+    Args:
+        text: As `BrokerPosition` has it.
+        now_ns: From when on it counts back, if it is said how long ago.
+    """
+    kind = _kind(text)
+    if kind == "-":
+        return now_ns + int(_value(text)) * 1_000_000
+    return int(_value(text)) if kind == "@" else None
+
+
+def is_in_future(text: str, now_s: float) -> bool:
+    """Whether a position is a time that is yet to come."""
+    return text.startswith("@") and _value(text) > now_s * _NS_PER_S
+
+
+def from_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`--from`, and `--since`."""
+    return option(section, "--from", "--since", "first", type=BrokerPosition(), metavar="POSITION", help=text)
+
+
+def to_option(section: str, text: str) -> Callable[[_F], _F]:
+    """`--to`, and `--until`."""
+    return option(section, "--to", "--until", "end", type=BrokerPosition(), metavar="POSITION", help=text)

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from .errors import Terminated
-from .exit_codes import ExitCode
+from .errors import ExitCode, Terminated
 from .output import print_diagnostic
 
 PATIENCE_S = 1.0

@@ -8,7 +8,7 @@ import click
 
 from ..app import root
 from ..framework.command import DocumentedCommand, Example, sections
-from ..framework.exit_codes import ExitCode
+from ..framework.errors import ExitCode
 
 _NOTICE = r""".\" Written by 'python -m qcli.generate'; do not edit."""
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
-from ...framework.command import DocumentedGroup, Example
-from ...framework.exit_codes import ExitCode
-from .listing import command as list_command
+from ...broker.address_options import broker_http_options
+from ...broker.fan_out import read_each, with_broker
+from ...broker.json_api import get_json, get_json_lines
+from ...framework.command import DocumentedCommand, DocumentedGroup, Example
+from ...framework.errors import ExitCode, NotFound
+from ...framework.options import option, output_format
+from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
+from ...framework.params import Source, topic_name
+from ...framework.positions import moment
+from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
-from .selection import NOTE
-from .show import command as show_command
+from .selection import (
+    CHANNEL,
+    NOTE,
+    SELECTION,
+    WHAT,
+    Selection,
+    complete_dead_letter_topic,
+    selection_options,
+    topic_argument,
+)
 
 
 @click.group(
@@ -29,5 +47,206 @@ def command() -> None:
     """Look after dead letters: messages that consumers could not process in so many attempts."""
 
 
-for _command in (list_command, show_command, requeue, drop):
+@command.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=[
+        Example("all there are", "qcli dlq list"),
+        Example("of one dead-letter topic", "qcli dlq list clicks.dead"),
+        Example("how many", "qcli dlq list clicks.dead --format json | jq -s 'map(.count) | add'"),
+    ],
+    exits={
+        ExitCode.OK: "They were listed; also if there are none.",
+        ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+    notes={
+        "Dead letters": NOTE,
+        "JSON": "One object per origin and reason: dead_letter_topic; topic and channel that they come from, and "
+        "reason (requeued, timed_out or connection_lost), null for what somebody published to the dead-letter topic; "
+        "count; first_ns and last_ns, when the first and the last of them became a dead letter, Unix nanoseconds. "
+        "Of several brokers also broker, its address.",
+    },
+)
+@click.argument(
+    "topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_dead_letter_topic
+)
+@broker_http_options
+@output_format("table: for people. json: an object per line, see below.", "table", "json")
+def list_letters(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+    """Count the dead letters that wait, by where they come from and why."""
+
+    def count(address: str) -> list[dict[str, Any]]:
+        topics = [topic] if topic is not None else _dead_letter_topics(address)
+        return [record for name in topics for record in _count(address, name)]
+
+    found = read_each(nsqd_http_addresses, count)
+    records = [record for each in found for record in with_broker(found[each], each, nsqd_http_addresses)]
+    if form == "json":
+        write(json_lines(records))
+    elif records:
+        headings = ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
+        rows = [_row(record) for record in records]
+        if "broker" in records[0]:
+            headings.insert(0, "BROKER")
+            rows = [(record["broker"], *row) for record, row in zip(records, rows, strict=True)]
+        write(plain_table([headings, *rows], len(headings) - 1))
+    if not records:
+        print_diagnostic(f"{topic or 'All topics'}: no letter waits there")
+
+
+def _dead_letter_topics(address: str) -> list[str]:
+    found = get_json(address, Source("", None), "/dead_letters", {}, WHAT)
+    return [each["topic"] for each in found["topics"]]
+
+
+def _count(address: str, topic: str) -> list[dict[str, Any]]:
+    counts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    start: int | None = 0
+    while start is not None:
+        answer = get_json(address, Source(topic, None), "/dead_letters", {"from": str(start)}, WHAT)
+        for row in answer["origins"]:
+            known = counts.setdefault((row["topic"], row["channel"], row["reason"]), dict(row, count=0))
+            known["count"] += row["count"]
+            known["first_ns"] = min(known["first_ns"], row["first_ns"])
+            known["last_ns"] = max(known["last_ns"], row["last_ns"])
+        start = answer["next_sequence"]
+    if answer["in_flight"]:
+        print_diagnostic(
+            f"{topic}: {answer['in_flight']:,} more in flight with consumers of {topic}/{CHANNEL}"
+        )
+    return [{"dead_letter_topic": topic, **row} for row in counts.values()]
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    times = moment(record["first_ns"]), moment(record["last_ns"])
+    origin = "" if record["topic"] is None else str(Source(record["topic"], record["channel"]))
+    return record["dead_letter_topic"], origin, record["reason"] or "", *times, f"{record['count']:,}"
+
+
+DEFAULT_COUNT = 10
+
+_PAGE = 1000
+
+
+@command.command(
+    "show",
+    cls=DocumentedCommand,
+    examples=[
+        Example("the first ten", "qcli dlq show clicks.dead"),
+        Example(
+            "those of one channel that timed out",
+            "qcli dlq show clicks.dead --origin clicks/archive --reason timed_out",
+        ),
+        Example("one body as it is", "qcli dlq show clicks.dead --id 0cb2f1a3c9400001 --format raw > body"),
+        Example("all of it, for a program", "qcli dlq show clicks.dead -n 0 --format json | jq .origin.id"),
+    ],
+    exits={
+        ExitCode.OK: "They were shown; also if there were none.",
+        ExitCode.FAILURE: "There is no such dead-letter topic, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+    notes={
+        "Dead letters": NOTE,
+        "JSON": "One object per line: topic, id and sequence in the dead-letter topic; timestamp_ns, when it became a "
+        "dead letter, Unix nanoseconds; origin: an object with topic, channel, id, sequence, attempts, timestamp_ns "
+        "(when it was published) and reason, or null; and body, a string; for a body that is not UTF-8, body_base64 "
+        "stands in its place.",
+    },
+)
+@topic_argument
+@broker_http_options
+@selection_options
+@option(
+    SELECTION,
+    "-n",
+    "--count",
+    type=click.IntRange(min=0),
+    default=DEFAULT_COUNT,
+    metavar="N",
+    show_default=True,
+    help="How many, at most: the oldest; 0: all.",
+)
+@output_format(
+    "table: for people, bodies cut short. json: an object per line, see below. raw: bodies as they are, and a "
+    "line feed after each.",
+    "table",
+    "json",
+    "raw",
+)
+def show(form: str, **selected: Any) -> None:
+    """Show dead letters with where they come from, the oldest first, and take none of them.
+
+    Of several brokers: those of one after those of the other.
+    """
+    selection = Selection(**selected)
+    begun = False
+    for messages in _read_all(selection):
+        if form == "raw":
+            RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
+        elif form == "json":
+            write(json_lines(messages))
+        else:
+            headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED")
+            rows = [_letter_row(message) for message in messages]
+            table = plain_table(with_body_column(headings, rows, messages), 6)
+            write(table.partition("\n")[2] if begun else table)
+        begun = True
+    if not begun:
+        print_diagnostic(f"{selection.topic}{selection.why_none()}")
+
+
+def _read_all(selection: Selection) -> Iterator[list[dict[str, Any]]]:
+    """The letters of one broker after the other, some at a time, at least one."""
+    missing: list[NotFound] = []
+    addresses = selection.nsqd_http_addresses
+    left = count = selection.count or 0
+    for address in addresses:
+        try:
+            for messages in _read(selection, address, left):
+                yield with_broker(messages, address, addresses)
+                left -= len(messages) if count else 0
+        except NotFound as error:
+            missing.append(error)
+        if count and not left:
+            return
+    if len(missing) == len(addresses):
+        raise missing[0]
+
+
+def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[str, Any]]]:
+    """Letters of one broker, no more than `count` (0: all), some at a time, at least one."""
+    for page in selection.pages():
+        start = 0
+        while True:
+            wanted = min(_PAGE, count) if count else _PAGE
+            more = {"from": str(start), "max_messages": str(wanted)}
+            found = get_json_lines(
+                address,
+                Source(selection.topic, None),
+                "/dead_letters/messages",
+                selection.params() | page | more,
+                WHAT,
+            )
+            if found:
+                yield found
+            if count:
+                count -= len(found)
+                if not count:
+                    return
+            if len(found) < wanted:
+                break
+            start = found[-1]["sequence"] + 1
+
+
+def _letter_row(message: dict[str, Any]) -> tuple[str, ...]:
+    origin = message["origin"]
+    if origin is None:
+        return message["id"], "", "", "", moment(message["timestamp_ns"])
+    where = str(Source(origin["topic"], origin["channel"]))
+    published = moment(origin["timestamp_ns"])
+    return message["id"], where, str(origin["attempts"]), origin["reason"], published
+
+
+for _command in (requeue, drop):
     command.add_command(_command)

@@ -10,8 +10,7 @@ from ...broker.address_options import broker_http_options
 from ...broker.fan_out import broker_suffix, change_each
 from ...broker.json_api import post_json
 from ...framework.command import DocumentedCommand, Example
-from ...framework.errors import Failure
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
 from ...framework.params import Source

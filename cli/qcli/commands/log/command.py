@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...framework.command import DocumentedGroup, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from .dump import command as dump
 from .import_nsqd import command as import_
 from .verify import command as verify

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
 from ...framework.positions import NOTHING_BETWEEN, Position, moment, position
-from ..shared.log_record import log_record
+from ..shared.messages import log_record
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
 

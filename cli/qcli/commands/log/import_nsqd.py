@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...framework.command import DocumentedCommand, Example
-from ...framework.errors import Failure, translate
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.progress_bar import byte_progress
+from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
 

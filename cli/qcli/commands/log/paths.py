@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...framework.errors import Failure
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.findings import Finding

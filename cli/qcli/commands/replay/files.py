@@ -15,10 +15,9 @@ from trio_nsq.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
-from ...framework.errors import Failure, Terminated, https_required, tls_failure, unreachable
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure, Terminated, https_required, tls_failure, unreachable
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
-from ...terminal.progress_bar import message_progress
+from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
 from .options import ReplayOptions, default_jobs_folder
 

@@ -18,7 +18,7 @@ from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
 from ...broker.topic_log import report_gap
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ..shared.rate_limiter import RateLimiter
 
 BATCH_MESSAGES = 1000

@@ -16,8 +16,7 @@ from trio_nsq.wording import count_of
 from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
 from ...broker.topic_log import reading_errors, report_start
-from ...framework.errors import Failure, connection_failure
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure, connection_failure
 from ...framework.output import (
     json_lines,
     print_diagnostic,
@@ -102,7 +101,7 @@ async def _replay(options: ReplayOptions) -> TopicReplayResult:
                     )
                     await nursery.start(watch_signals, replay.stop)
                     if not options.quiet and stderr_is_live_terminal():
-                        from ...terminal.progress_line import show_progress
+                        from ...terminal.progress import show_progress
 
                         nursery.start_soon(show_progress, replay.result, lambda: replay.result.share)
                     await replay.run()

@@ -13,7 +13,7 @@ from ...framework.command import Example
 from ...framework.daemon.config_file import CONFIG
 from ...framework.daemon.run import log_ignored_settings, reload_log_level, run_server
 from ...framework.daemon.setting import LOG_LEVELS
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import version_option
 from .settings import SETTINGS, broker_options

@@ -13,8 +13,8 @@ from ...broker.address_options import broker_http_options
 from ...broker.fan_out import change_each, read_each, with_broker
 from ...broker.json_api import get_json, put_json
 from ...broker.name_completion import complete_channel, complete_topic
-from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.command import DocumentedCommand, Example, did_you_mean
+from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, write
 from ...framework.params import (
@@ -26,7 +26,6 @@ from ...framework.params import (
     retention_time,
     topic_name,
 )
-from ...framework.suggestions import did_you_mean
 from ...terminal.confirm import confirm
 
 DEFAULT = "default"

@@ -11,7 +11,7 @@ import click
 from ...broker.address_options import broker_http_options
 from ...broker.name_completion import complete_source
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import (
     delimited,
@@ -22,8 +22,16 @@ from ...framework.output import (
     write,
 )
 from ...framework.params import Source, positive_duration, source
-from .reports import Reports
-from .rows import LEFT_OUT_FIRST, NAME_COLUMNS, NARROW_HEADINGS, RECORD_KEYS, Row, table, unavailable_lines
+from .rows import (
+    LEFT_OUT_FIRST,
+    NAME_COLUMNS,
+    NARROW_HEADINGS,
+    RECORD_KEYS,
+    Reports,
+    Row,
+    table,
+    unavailable_lines,
+)
 
 FORMATS = ("table", "json", "csv", "tsv")
 

@@ -13,13 +13,12 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ...framework.errors import Failure, OutputClosed
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure, OutputClosed
 from ...framework.output import plain_table, styled, write
 from .rows import NAME_COLUMNS, Row, table, unavailable_lines
 
 if TYPE_CHECKING:
-    from .reports import Reports
+    from .rows import Reports
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"

@@ -1,13 +1,18 @@
-"""The rows that `stat` shows, from a broker's statistics: counts, and rates between two reports."""
+"""The rows that `stat` shows, from the statistics of brokers: counts, and rates between two reports."""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...framework.errors import Failure
 from ...framework.params import Source
+
+if TYPE_CHECKING:
+    from ...broker.admin_client import AdminClient
 
 Key = tuple[str, str | None]
 
@@ -283,3 +288,35 @@ def _dealt_with(stats: Mapping[str, Any]) -> int:
     """
     still_there = int(stats["depth"]) + int(stats["in_flight_count"]) + int(stats["deferred_count"])
     return int(stats["message_count"]) - still_there
+
+
+class Reports:
+    """Looks at one broker or several, again and again.
+
+    Args:
+        brokers: Whom to ask.
+        source: What is wanted; None: everything.
+
+    Attributes:
+        address: Of the brokers, for messages.
+    """
+
+    def __init__(self, brokers: Sequence[AdminClient], source: Source | None) -> None:
+        self.address = " and ".join(broker.address for broker in brokers)
+        self._brokers = brokers
+        self._source = source
+        self._sampler = Sampler(source)
+
+    def take(self) -> list[Row]:
+        """Look once.
+
+        Raises:
+            Failure: With the code for an unreachable broker, or because what is wanted is on none of them.
+        """
+        wanted = self._source or (None, None)
+        topics = summed([broker.stats(*wanted)["topics"] for broker in self._brokers])
+        rows = self._sampler.rows(topics, time.monotonic())
+        if self._source is not None and not rows:
+            kind = "topic" if self._source.channel is None else "channel"
+            raise Failure(f"There is no {kind} {self._source} on {self.address}.")
+        return rows

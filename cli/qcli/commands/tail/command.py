@@ -7,12 +7,11 @@ import click
 from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_source
-from ...broker.position_options import NOTE as POSITIONS
-from ...broker.position_options import from_option, to_option
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_options, option, options_as, output_format
 from ...framework.params import positive_duration, source
+from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from .options import TAKE_BACKLOG, TailOptions
 
 MAX_IN_FLIGHT = 2500
@@ -67,7 +66,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
         "published, without a gap and without repeating anything, also over a restart of the broker. A deferred "
         "message comes when it is published. How far back the log goes is a matter of the topic's retention; see 'qcli "
         "channel seek --help' for having messages delivered again.",
-        "Positions": POSITIONS,
+        "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns (when it was published), attempts (1 at the first "
         "delivery), and body, a string; for a body that is not UTF-8, body_base64 stands in its place. With --from or "
         "--to attempts is 0, and there are also sequence, and due_ns (until when it is deferred; null: it is not).",

@@ -10,9 +10,9 @@ import click
 
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, check_tcp_address, chosen_lookupds
 from ...broker.connection_options import refuse_plain_http
-from ...broker.position_options import check_range
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
+from ...framework.positions import check_range
 
 TAKE_BACKLOG = "--take-backlog"
 

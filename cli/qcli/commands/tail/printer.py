@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from ...framework.errors import OutputClosed
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, OutputClosed
 from ...framework.output import RawOutput, print_diagnostic, show_library_warnings, stderr_is_terminal
 from .options import TailOptions
 

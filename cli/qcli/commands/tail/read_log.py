@@ -13,11 +13,11 @@ from trio_nsq.log import RecordBatch
 
 from ...broker.connection_options import ConnectOptions
 from ...broker.topic_log import reading_errors, report_gap, report_start
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.output import json_lines, silence_library
 from ...framework.params import without_scheme
 from ...framework.signals import watch_signals
-from ..shared.log_record import log_record
+from ..shared.messages import log_record
 from .options import TailOptions
 from .printer import Printer
 

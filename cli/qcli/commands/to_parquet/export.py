@@ -5,11 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ...framework.errors import Terminated
-from ...framework.exit_codes import ExitCode
-from .discovery import find_brokers
-from .errors import library_errors
-from .export_run import ExportRun
+from ...framework.errors import ExitCode, Terminated
+from .export_run import ExportRun, find_brokers, library_errors
 
 if TYPE_CHECKING:
     from .options import ToParquetOptions

@@ -1,22 +1,20 @@
-"""One run of `to-parquet`: rounds, the choice of an engine, progress and the report."""
+"""One run of `to-parquet`: the brokers, rounds, the choice of an engine, progress, errors and the report."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from trio_nsq.wording import count_of
 
-from ...framework.errors import Failure, Terminated
-from ...framework.exit_codes import ExitCode
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION
+from ...framework.errors import ExitCode, Failure, Terminated, lookupd_unreachable, reason_of, unreachable
 from ...framework.output import json_lines, print_diagnostic, rate, size, write
-from ...terminal.progress_bar import message_progress
-from ..shared.engine import better_engine, failure_from, spark_engine
-from .discovery import find_brokers
-from .errors import library_errors
+from ...terminal.progress import message_progress
+from ..shared.engine import better_engine, failure_from, library_failure, spark_engine
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.job import ExportJob
@@ -221,4 +219,76 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
     return text
 
 
-# ---------------------------------------------------------------------- discovery
+LOOKUPD_TIMEOUT_S = 5.0
+
+
+def find_brokers(options: ToParquetOptions) -> Sequence[str]:
+    """The brokers' addresses. Raises Failure: no discovery service names any."""
+    if not options.lookupd_addresses:
+        return options.broker_addresses
+    return _ask_lookupds(options.lookupd_addresses, options.topic, over_tcp=options.consume)
+
+
+def _ask_lookupds(addresses: Sequence[str], topic: str, *, over_tcp: bool) -> list[str]:
+    """The HTTP or TCP addresses of all brokers that have a topic.
+
+    Raises:
+        Failure: There is none, or no service answers.
+    """
+    import trio
+
+    from trio_nsq.lookup.query import LookupFailed, lookup_topic
+    from trio_nsq.protocol.address import format_address
+
+    from ...framework.signals import run_until_signal
+
+    found: dict[str, None] = {}
+    failures: list[LookupFailed] = []
+
+    async def ask(address: str) -> None:
+        try:
+            for broker in await lookup_topic(address, topic, timeout_s=LOOKUPD_TIMEOUT_S):
+                port = broker.tcp_port if over_tcp else broker.http_port
+                found[format_address(broker.broadcast_address, port)] = None
+        except LookupFailed as failure:
+            failures.append(failure)
+
+    async def ask_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(ask, address)
+
+    run_until_signal(ask_all)
+    if len(failures) == len(addresses):
+        raise lookupd_unreachable(failures[0].address, failures[0].reason)
+    for failure in failures:
+        print_diagnostic(f"Warning: {failure}; brokers that only it knows are left out.")
+    if not found:
+        raise Failure(f"No broker that the discovery services name has topic {topic}.")
+    return sorted(found)
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turn what the library raises inside into failures."""
+    from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
+    from trio_nsq.protocol import NSQError
+
+    from ...broker.topic_log import read_failure
+    from ...framework.params import Source
+
+    try:
+        yield
+    except RequestRefused as error:
+        failure = read_failure(error.address, Source(error.topic, None), error.status, error.text)
+        if error.text == "NOT_FOUND":
+            hint = f"A channel of it can be exported, at least once: {TCP_OPTION} HOST:PORT --channel NAME."
+            failure = Failure(f"{failure.message} {hint}", failure.exit_code)
+        raise failure from error
+    except BrokerUnreachable as error:
+        reason = error.reason
+        if error.cause is not None and not isinstance(error.cause, TimeoutError):
+            reason = reason_of(error.cause)
+        raise unreachable(error.address, HTTP_OPTION, reason) from error
+    except NSQError as error:
+        raise library_failure(error) from error

@@ -11,9 +11,9 @@ import click
 
 from ...broker.address_options import TCP_OPTION, check_tcp_address, chosen_lookupds
 from ...broker.connection_options import ConnectOptions
-from ...broker.position_options import check_range
 from ...framework import params
 from ...framework.options import given, given_flags
+from ...framework.positions import check_range
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import JsonType

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from ...broker.address_options import TCP_OPTION
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import Failure, Terminated, connection_failure, leaf_exceptions
-from ...framework.exit_codes import ExitCode
+from ...framework.errors import ExitCode, Failure, Terminated, connection_failure, leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings, silence_library
-from ...terminal.progress_bar import message_progress
+from ...terminal.progress import message_progress
 from .export_run import ExportRun
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..command import alike
 from ..errors import Failure
 from ..go_flags import REPEATED
 from ..output import print_diagnostic
-from ..suggestions import alike
 from .config_file import ConfigFile, read_config
 from .setting import LOG_LEVELS, Setting
 

@@ -1,4 +1,4 @@
-"""`qcli channel seek`: moves a channel to another place in its topic's log."""
+"""`qcli channel`: create, delete, empty, pause, unpause, seek and list channels."""
 
 from __future__ import annotations
 
@@ -9,21 +9,135 @@ import click
 
 from trio_nsq.wording import count_of
 
-from ...broker.address_options import broker_http_options
-from ...broker.fan_out import broker_suffix, change_each, with_broker
-from ...broker.name_completion import complete_channel
-from ...broker.position_options import NOTE as POSITIONS
-from ...broker.position_options import BrokerPosition, refuse_sequence
-from ...broker.topic_log import read_failure
-from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
-from ...framework.options import option, output_format
-from ...framework.output import json_lines, write
-from ...framework.params import Source, channel_source
-from ...terminal.confirm import confirm
+from ..broker.address_options import broker_http_options
+from ..broker.fan_out import broker_suffix, change_each, channels_by_topic, with_broker
+from ..broker.name_completion import complete_channel, complete_topic
+from ..broker.topic_log import read_failure
+from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.errors import ExitCode, Failure
+from ..framework.options import option, output_format
+from ..framework.output import json_lines, write
+from ..framework.params import Source, channel_source, topic_name
+from ..framework.positions import POSITIONS_NOTE, BrokerPosition, refuse_sequence
+from ..terminal.confirm import confirm
+from .shared.admin_action import Action, action_command
+from .shared.stored_settings import settings_commands
+
+_ACTIONS = [
+    Action(
+        "create",
+        " created",
+        Example("before anything is published", "qcli channel create clicks/archive clicks/alerts"),
+        "Create channels.\n\nTheir topics have to exist. A channel that exists already stays as it is. The first "
+        "channel of a topic gets what has been published so far, later ones what is published from now on.",
+        creates=True,
+    ),
+    Action(
+        "delete",
+        " deleted",
+        Example("without being asked", "qcli channel delete --yes clicks/archive"),
+        "Delete channels, with the messages they hold.\n\nAsks first on a terminal; elsewhere it needs --yes. "
+        "Consumers are disconnected.",
+        destroys=True,
+    ),
+    Action(
+        "empty",
+        " emptied",
+        Example("drop a backlog", "qcli channel empty clicks/archive"),
+        "Throw away the messages of channels.\n\nThose in flight and deferred go too. Asks first on a terminal; "
+        "elsewhere it needs --yes.",
+        destroys=True,
+    ),
+    Action(
+        "pause",
+        " paused",
+        Example("hold deliveries back", "qcli channel pause clicks/archive"),
+        "Stop delivering the messages of channels to consumers.\n\nMessages go on arriving in the channel. "
+        "The pause outlasts a restart of the broker.",
+    ),
+    Action(
+        "unpause",
+        " unpaused",
+        Example("deliver again", "qcli channel unpause clicks/archive"),
+        "Deliver the messages of channels to consumers again.",
+    ),
+]
 
 
-@click.command(
+@click.group(
+    "channel",
+    cls=DocumentedGroup,
+    short_help="Create, delete, empty, pause, move or list channels.",
+    examples=[
+        Example("what there is", "qcli channel list"),
+        Example("a new channel", "qcli channel create clicks/archive"),
+        Example("hold deliveries back, and let them go again", "qcli channel pause clicks/archive"),
+        Example("have the last two hours delivered again", "qcli channel seek clicks/archive --to 2h"),
+    ],
+    exits={
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+        ExitCode.PARTIAL: "It was done for some of the names or brokers only; the others are named on standard error.",
+    },
+)
+def command() -> None:
+    """Create, delete, empty, pause, unpause, move and list channels."""
+
+
+for _action in _ACTIONS:
+    command.add_command(action_command("channel", _action))
+for _command in settings_commands("channel"):
+    command.add_command(_command)
+
+
+@command.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=[
+        Example("all there are", "qcli channel list"),
+        Example("those of one topic", "qcli channel list clicks"),
+        Example("those that are paused", "qcli channel list --format json | jq 'select(.paused)'"),
+    ],
+    exits={
+        ExitCode.FAILURE: "There is no such topic, or standard output cannot be written.",
+        ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
+    },
+)
+@click.argument("topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_topic)
+@broker_http_options
+@output_format(
+    "text: TOPIC/CHANNEL per line. json: an object per line, with the keys topic, channel and paused "
+    "(on one of the brokers at least).",
+    "text",
+    "json",
+)
+def list_channels(topic: str | None, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
+    """List the channels of a broker, or of a topic, by name.
+
+    Of several brokers each channel is listed once.
+    """
+    from ..broker.admin_client import AdminClient
+
+    topics = [each for address in nsqd_http_addresses for each in AdminClient(address).stats(topic)["topics"]]
+    if topic is not None and not topics:
+        raise Failure(f"There is no topic {topic} on {' or '.join(nsqd_http_addresses)}.")
+    paused = {
+        Source(each["topic_name"], channel["channel_name"])
+        for each in topics
+        for channel in each["channels"] or []
+        if channel["paused"]
+    }
+    records: list[dict[str, Any]] = [
+        {"topic": name, "channel": channel, "paused": Source(name, channel) in paused}
+        for name, channels in channels_by_topic(topics).items()
+        for channel in channels
+    ]
+    if form == "json":
+        write(json_lines(records))
+    else:
+        write("".join(f"{Source(each['topic'], each['channel'])}\n" for each in records))
+
+
+@command.command(
     "seek",
     cls=DocumentedCommand,
     short_help="Move a channel back or forward in its topic.",
@@ -49,7 +163,7 @@ from ...terminal.confirm import confirm
         "What there is": "A channel cannot go back to what is no longer kept, which is a matter of the topic's "
         "retention; then it goes to the earliest message there is. Nor can it go past what its topic has "
         "passed on to it, which is less than there is while the topic is paused. Both are told.",
-        "Positions": POSITIONS,
+        "Positions": POSITIONS_NOTE,
         "JSON": "One object: topic, channel, from_sequence and to_sequence (where it began to read before, and "
         "begins now), delivered_again (messages it was done with), skipped (messages it was not done with), in_flight, "
         "limited_by (earliest or latest if it could not go further; else null) and dry_run. Of several "
@@ -70,7 +184,7 @@ from ...terminal.confirm import confirm
 @option("Where to", "--dry-run", is_flag=True, help="Only say what it would do.")
 @option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without asking.")
 @output_format("text: a line or two for people. json: an object, see below.", "text", "json")
-def command(
+def seek(
     wanted: Source,
     nsqd_http_addresses: tuple[str, ...],
     to: str,
@@ -86,7 +200,7 @@ def command(
     refuse_sequence(to, nsqd_http_addresses)
     if not dry_run and not yes:
         skipped = sum(_seek(address, wanted, to, dry_run=True)["skipped"] for address in nsqd_http_addresses)
-        _ask(wanted, nsqd_http_addresses, skipped)
+        _ask_to_skip(wanted, nsqd_http_addresses, skipped)
 
     def move(address: str) -> None:
         moved = _seek(address, wanted, to, dry_run=dry_run)
@@ -99,7 +213,7 @@ def command(
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
-    from ...broker.admin_client import AdminClient, Refused
+    from ..broker.admin_client import AdminClient, Refused
 
     params = {"topic": wanted.topic, "channel": wanted.channel or "", "to": to}
     if dry_run:
@@ -112,7 +226,7 @@ def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, 
     return answer
 
 
-def _ask(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
+def _ask_to_skip(wanted: Source, addresses: Sequence[str], skipped: int) -> None:
     """Let the user agree to skip so many messages; raises what `confirm` does."""
     if skipped:
         messages = count_of(skipped, "message")

@@ -1,4 +1,4 @@
-"""`qcli spark bundle`: files with which `spark-submit` runs qcli on a cluster."""
+"""`qcli spark`: prepares for spark-submit."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from pathlib import Path
 
 import click
 
-from ...framework.command import DocumentedCommand, Example
-from ...framework.exit_codes import ExitCode
-from ...framework.output import print_diagnostic, write
+from ..framework.command import DocumentedCommand, DocumentedGroup, Example
+from ..framework.errors import ExitCode
+from ..framework.output import print_diagnostic, write
+
+
+@click.group(
+    "spark",
+    cls=DocumentedGroup,
+    short_help="Prepare for spark-submit.",
+    examples=[Example("write what spark-submit needs", "qcli spark bundle ./submit")],
+)
+def command() -> None:
+    """Prepare for spark-submit."""
+
 
 ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
 _PROGRAM = """\
 \"\"\"For spark-submit: qcli, out of the zip file beside this.\"\"\"
 
-from qcli.app import run_process
+from ..app import run_process
 
 if __name__ == "__main__":
     run_process()
 """
 
 
-@click.command(
+@command.command(
     "bundle",
     cls=DocumentedCommand,
     short_help="Write what spark-submit needs.",
@@ -43,7 +54,7 @@ if __name__ == "__main__":
     },
 )
 @click.argument("folder", metavar="[FOLDER]", default=".", type=click.Path(path_type=Path))
-def command(folder: Path) -> None:
+def bundle(folder: Path) -> None:
     """Write a zip file of this program and a script that starts it, for spark-submit.
 
     What to type then is printed. On a cluster where trio-nsq is installed, 'qcli to-parquet --master URL' is enough.
@@ -57,9 +68,9 @@ def command(folder: Path) -> None:
     with naming_file(folder):
         write_zip(folder / ZIP, (trio_nsq, qcli))
         (folder / ENTRY).write_text(_PROGRAM)
-    bundle, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
-    print_diagnostic(f"{bundle} and {entry} were written. On a cluster:")
+    archive, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
+    print_diagnostic(f"{archive} and {entry} were written. On a cluster:")
     write(
-        f"PYTHONPATH={bundle} spark-submit --master spark://HOST:7077 --py-files {bundle} {entry} "
+        f"PYTHONPATH={archive} spark-submit --master spark://HOST:7077 --py-files {archive} {entry} "
         "to-parquet TOPIC FOLDER --nsqd-http-address HOST:PORT\n"
     )

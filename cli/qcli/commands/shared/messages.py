@@ -1,4 +1,4 @@
-"""Bodies of messages in the broker's JSON, `body` or `body_base64`, and as a column of a table."""
+"""Messages as JSON objects, with `body` or `body_base64`, and their bodies as a column of a table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import base64
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio_nsq.wording import printable
+
+from ...framework.output import body_field
+
+if TYPE_CHECKING:
+    from trio_nsq.log import RecordBatch
 
 _SHOWN = 60
 _LEAST_SHOWN = 20
@@ -42,3 +47,23 @@ def with_body_column(
     room = available_width([headings, *rows])
     table = [[*row, body_preview(message, room)] for row, message in zip(rows, messages, strict=True)]
     return [[*headings, "BODY"], *table]
+
+
+def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
+    """The object of one message of a batch.
+
+    Args:
+        topic: Its name, if that is known.
+        batch: The batch.
+        index: Of the message in the batch.
+        body: Of the message.
+    """
+    return {
+        "topic": topic,
+        "id": f"{batch.first_id + index:016x}",
+        "timestamp_ns": batch.timestamp_ns,
+        "attempts": 0,
+        "sequence": batch.base_sequence + index,
+        "due_ns": batch.due_ns or None,
+        **body_field(body),
+    }

@@ -1,1 +1,0 @@
-"""`qcli channel`."""

@@ -1,1 +1,0 @@
-"""`qcli lookupd`: the discovery service."""

@@ -1,1 +1,0 @@
-"""`qcli spark`: prepare for spark-submit."""
