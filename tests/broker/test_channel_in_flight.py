@@ -278,6 +278,20 @@ def test_a_tick_moves_no_more_than_it_may_of_all_that_is_due() -> None:
     assert fixture.counts() == (4, 0, 0)
 
 
+def test_a_tick_moves_no_more_than_it_may_of_several_consumers() -> None:
+    fixture = Fixture()
+    channel = fixture.channel()
+    fixture.publish(b"a", b"b", b"c", b"d")
+    consumers = [fixture.subscriber(ready=2, msg_timeout_ms=1000) for _ in range(2)]
+    fixture.pump(channel)
+    assert [subscriber.consumer.in_flight.count for subscriber in consumers] == [2, 2]
+    later_ns = fixture.now_ns + 2 * SECOND
+    assert channel.tick(later_ns, 3) == 3
+    assert fixture.counts() == (3, 1, 0)
+    assert channel.tick(later_ns, 3) == 1
+    assert fixture.counts() == (4, 0, 0)
+
+
 def test_deliveries_time_out_one_after_the_other() -> None:
     fixture = Fixture()
     subscriber = fixture.subscriber(ready=100, msg_timeout_ms=1000)

@@ -169,6 +169,24 @@ async def test_no_heartbeat_comes_after_the_last_frame(tmp_path: Path, clock: tr
         assert await client.frame() is None
 
 
+async def test_a_silence_ends_the_connection_after_two_intervals_and_not_at_the_next_heartbeat(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(heartbeat_interval=1000))
+        await client.ok()
+        await settle()
+        clock.jump(0.5)
+        await client.nothing_more()
+        await settle()
+        for seconds in (0.5, 1):
+            clock.jump(seconds)
+            assert await client.frame() == (0, b"_heartbeat_")
+            await settle()
+        clock.jump(0.6)
+        assert await client.frame() is None
+
+
 async def jump_when_blocked(clock: trio.testing.MockClock, seconds: float = 1) -> None:
     """Nothing moves any more: let so much time pass."""
     await trio.testing.wait_all_tasks_blocked(0.1)

@@ -16,6 +16,7 @@ from broker.support import (
     TopicsFiles,
     Watched,
     connected,
+    identify,
     pub,
     running_broker,
     settle,
@@ -327,3 +328,17 @@ async def test_a_stop_sends_what_is_held_back(tmp_path: Path) -> None:
                 await publisher.publish("t", b"1")
                 assert await client.here() == []
         assert await client.here() == [b"1"]
+
+
+async def test_a_buffer_that_is_just_full_is_sent(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(output_buffer_size=68, output_buffer_timeout=-1))
+        await client.ok()
+        await client.subscribe("t", "c", ready_count=10)
+        async with connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"x" * 34)  # with the frame's head: 68 bytes
+            assert (await client.message()).body == b"x" * 34
+            await publisher.publish("t", b"x" * 33)
+            await settle()
+            await publisher.publish("t", b"y")
+        assert [(await client.message()).body for _ in range(2)] == [b"x" * 33, b"y"]

@@ -326,7 +326,7 @@ async def test_a_lot_of_bytes_is_synced_however_few_messages_they_are(
 async def test_what_is_written_during_a_sync_counts_for_the_next_one(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    files = HeldFiles()
+    files = HeldAndCounted()
     options: dict[str, Any] = {"sync": "interval", "sync_every": 3, "sync_timeout_ms": 10**9}
     async with (
         running_broker(tmp_path / "d", files=files, **options) as bound,
@@ -339,8 +339,12 @@ async def test_what_is_written_during_a_sync_counts_for_the_next_one(
         await client.publish("t", b"1")
         files.release()
         await threads_done()
+        files.syncs = 0
+        await client.publish("t", b"2")
+        await settle()
+        assert files.syncs == 0
         files.hold("sync")
-        await client.publish("t", b"2", b"3")
+        await client.publish("t", b"3")
         await files.reached()
         files.release()
 

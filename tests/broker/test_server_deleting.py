@@ -1,5 +1,6 @@
 """Deleting and making topics and channels while others use them, and while the disk is slow or fails."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -224,3 +225,45 @@ async def test_ids_do_not_repeat_when_a_topic_is_deleted_and_made_again(tmp_path
                 await publish_and_delete(after_a_crash)
         shutil.rmtree(tmp_path / "d-copy")
     assert len(seen) == 2 * 4 * 9
+
+
+async def test_a_channel_that_is_deleted_is_not_changed_any_more(tmp_path: Path) -> None:
+    """The change waits for the deletion; it neither succeeds nor brings the channel back."""
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        files.hold("replace")
+        answers: dict[str, tuple[int, str]] = {}
+
+        async def post(action: str) -> None:
+            answers[action] = await api.post(f"/channel/{action}", topic="t", channel="c")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, "delete")
+            await files.reached()
+            nursery.start_soon(post, "pause")
+            await settle()
+            files.release()
+        assert answers == {"delete": DONE, "pause": (404, "CHANNEL_NOT_FOUND")}
+        state = (tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes()
+        assert json.loads(state)["channels"] == []
+
+
+async def test_a_topic_that_is_deleted_is_not_changed_any_more(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=10**9) as api:
+        await api.post("/topic/create", topic="t")
+        files.hold("rename")
+        answers: dict[str, tuple[int, str]] = {}
+
+        async def post(action: str) -> None:
+            answers[action] = await api.post(f"/topic/{action}", topic="t")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, "delete")
+            await files.reached()
+            nursery.start_soon(post, "pause")
+            await settle()
+            files.release()
+        assert answers == {"delete": DONE, "pause": (404, "TOPIC_NOT_FOUND")}

@@ -107,6 +107,7 @@ class Counting(Files):
         self.replaced = 0
         self.read_bytes = 0
         self.keeps = False
+        self.kept = 0
 
     def replace(self, path: Path, content: bytes) -> None:
         self.replaced += path.name == "state.json"
@@ -118,6 +119,7 @@ class Counting(Files):
 
     def unlink(self, path: Path) -> None:
         if self.keeps:
+            self.kept += 1
             raise OSError(30, "Read-only file system")
         super().unlink(path)
 
@@ -249,6 +251,19 @@ async def test_files_that_cannot_be_deleted_are_no_matter_of_those_who_wait_for_
         with trio.fail_after(PATIENCE_S):
             while (await api.get("/ping")).text != "OK":
                 await trio.sleep(0.01)
+
+
+async def test_files_that_cannot_be_deleted_are_tried_again_though_nothing_happens(tmp_path: Path) -> None:
+    files = Counting()
+    async with running_api(tmp_path / "d", files=files, **FAST) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await fill(api, 10)
+        files.keeps = True
+        await pass_all(api)
+        await until(lambda: files.kept > 5)
+        files.keeps = False
+        await until(lambda: segments(tmp_path / "d") == [8])
 
 
 async def test_publishes_wait_while_a_new_file_is_begun(
