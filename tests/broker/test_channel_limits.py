@@ -368,16 +368,3 @@ def test_a_consumer_that_keeps_up_loses_nothing(tmp_path: Path) -> None:
     assert subscriber.receive_bodies() == [b"a", b"b", b"c"]
     fixture.topic.limits.make_room()
     assert counts(subscriber.channel) == (0, 0, 0)
-
-
-def test_what_is_dropped_of_those_that_come_again_stays_so_after_a_restart() -> None:
-    fixture = Fixture()
-    channel = fixture.channel()
-    fixture.publish(b"a", b"b")
-    subscriber = fixture.subscriber(ready=2)
-    for message in subscriber.receive():
-        subscriber.ready(0)
-        subscriber.requeue(message)
-    fixture.topic.snapshot()
-    channel.messages.drop_oldest(1)
-    assert fixture.restarted(fixture.topic.snapshot()).drain() == [b"b"]

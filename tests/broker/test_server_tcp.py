@@ -168,6 +168,26 @@ async def test_cls_stops_delivery_and_lets_what_is_in_flight_be_finished(tmp_pat
         assert await client.error() == "E_INVALID cannot CLS in current state"
 
 
+async def test_a_client_that_is_leaving_gets_no_more_though_it_could_take_some(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.subscribe("t", "c", ready_count=5)
+        await client.send(b"CLS\n")
+        assert await client.frame() == (0, b"CLOSE_WAIT")
+        await client.publish("t", b"for somebody else")
+        await client.nothing_more()
+
+
+async def test_a_sample_rate_is_the_share_of_the_messages_that_come(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
+        await client.send(identify(sample_rate=99))
+        await client.ok()
+        await client.subscribe("t", "c", ready_count=1000)
+        async with connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", *[b"%d" % number for number in range(300)])
+        for _ in range(200):
+            await client.message()
+
+
 async def test_ephemeral_channel_and_topic_go_with_their_last_user(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound:
         async with connected(bound.tcp_address) as client:
