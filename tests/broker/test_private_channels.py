@@ -7,7 +7,7 @@ import pytest
 
 from broker.api import DONE, Api, running_api
 from broker.state import Fixture, Subscriber, disk_log
-from broker.support import RawClient, connected, dpub, identify, settle
+from broker.support import RawClient, connected, dpub, identify, running_broker, settle, until
 from interop.peers import qcli_serve
 from trio_nsq.broker.state.checkpoint import first_needed
 
@@ -285,3 +285,28 @@ async def test_backlog_outlives_a_kill(tmp_path: Path) -> None:
         client = await stack.enter_async_context(connected(broker.tcp_address))
         await client.subscribe("t", "c", ready_count=10)
         assert [(await client.message()).body for _ in range(2)] == [b"backlog", b"new"]
+
+
+async def test_what_only_a_private_channel_needed_goes_once_it_has_it(tmp_path: Path) -> None:
+    """Without any other change of the topic."""
+
+    def files() -> int:
+        return len(list((tmp_path / "d" / "topics" / "t.topic").glob("*.log")))
+
+    running = running_broker(tmp_path / "d", checkpoint_interval_ms=1, max_bytes_per_file=2000)
+    async with running as bound:
+        async with connected(bound.tcp_address) as client, connected(bound.tcp_address) as private:
+            await client.subscribe("t", "c", 100)
+            await private.send(identify(feature_negotiation=True, private_channel=True))
+            await private.frame()
+            await private.subscribe("t", "p#ephemeral")
+            for _ in range(20):
+                await client.publish("t", b"x" * 500)
+                await client.send(b"FIN %s\n" % (await client.message()).id)
+            await client.nothing_more()
+            before = files()
+            assert before > 2
+            await private.send(b"RDY 100\n")
+            for _ in range(20):
+                await private.send(b"FIN %s\n" % (await private.message()).id)
+            await until(lambda: files() < before)
