@@ -461,3 +461,15 @@ async def test_a_producer_knows_that_a_full_topic_stored_nothing(tmp_path: Path)
             ) as failed:
                 await producer.publish("t", b"b")
         assert not failed.value.maybe_stored
+
+
+async def test_of_publishes_that_are_refused_together_the_first_is_answered(tmp_path: Path) -> None:
+    full = TopicSettings(max_messages=1)
+    async with (
+        running_broker(tmp_path / "d", topic_defaults=full) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.subscribe("t", "c")
+        await client.publish("t", b"x")
+        await client.send(pub("t", b"y") + mpub("t", b"y", b"z"))
+        assert (await client.error()).startswith("E_TOPIC_FULL PUB failed")
