@@ -4,11 +4,13 @@ A batch is one slice; no Python code runs per message.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 MAX_BATCH_BYTES = 1024 * 1024
 """The bodies of one MPUB, unless a single message is larger. nsqd accepts MPUBs of 5 MiB by default."""
+_SIZE_BYTES = 4
+"""The length that precedes each message in an MPUB."""
 
 
 class Batcher:
@@ -51,3 +53,15 @@ class Batcher:
         batch = self._messages[self._start :]
         self._messages, self._start = [], 0
         return batch
+
+
+def split_for_mpub(
+    bodies: Sequence[bytes], sizes: Iterable[int], max_bytes: int
+) -> Iterator[Sequence[bytes]]:
+    """Split messages into parts that fill no more than `max_bytes` of an MPUB each, or are a single message."""
+    ends = list(accumulate(map(_SIZE_BYTES.__add__, sizes)))
+    start = before = 0
+    while start < len(ends):
+        stop = max(start + 1, bisect_right(ends, before + max_bytes, lo=start))
+        yield bodies[start:stop]
+        start, before = stop, ends[stop - 1]

@@ -1,9 +1,7 @@
-"""What brokers accept: the checks before anything is sent, and the splitting of lists into MPUBs."""
+"""What brokers accept: the checks before anything is sent."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from trio_nsq.protocol import MessageSet
 
@@ -76,13 +74,3 @@ def _check_sizes(sizes: Sequence[int], biggest: int) -> None:
         raise ValueError("an empty message; brokers do not accept any")
     if sizes and max(sizes) > biggest:
         raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")
-
-
-def split(bodies: Sequence[bytes], sizes: Sequence[int], max_bytes: int) -> Iterator[Sequence[bytes]]:
-    """Split messages into parts that fill no more than `max_bytes` of an MPUB each, or are a single message."""
-    ends = list(accumulate(map(SIZE_BYTES.__add__, sizes)))
-    start = before = 0
-    while start < len(ends):
-        stop = max(start + 1, bisect_right(ends, before + max_bytes, lo=start))
-        yield bodies[start:stop]
-        start, before = stop, ends[stop - 1]

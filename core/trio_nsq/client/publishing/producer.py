@@ -10,6 +10,7 @@ from typing import Self, Unpack
 import trio
 
 from trio_nsq.protocol import Limits, MessageSet, NSQError, is_valid_name, pack_messages
+from trio_nsq.protocol.batcher import split_for_mpub
 from trio_nsq.protocol.limits import MIB
 from trio_nsq.under_trio import require_trio
 
@@ -20,7 +21,7 @@ from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..errors import BrokerError, ConnectionFailed, ProducerClosed, PublishFailed, none_reached
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
-from .limits import PublishLimits, check_bytes, split
+from .limits import PublishLimits, check_bytes
 from .queue import (
     MPUB_TARGET_BYTES,
     RETRIABLE_CODES,
@@ -261,7 +262,7 @@ class Producer:
                 if defer_ms
                 else (
                     Command(topic, messages=pack_messages(part), group=group)
-                    for part in split(bodies, sizes, self._part_bytes)
+                    for part in split_for_mpub(bodies, sizes, self._part_bytes)
                 )
             )
             for command in commands:

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from ...protocol.batcher import split_for_mpub
 from ...protocol.errors import NSQError
 
 BLOCK_ROWS = 10_000
 """Rows that are grouped by topic together: as many as Spark puts into an Arrow batch."""
 BLOCK_BYTES = 16 * 1024 * 1024
-_SIZE_BYTES = 4
-"""The length that precedes each message in a request."""
 _CHECKSUM_BITS, _ORDINAL_BITS = 16, 19
 _MICRO_BATCHES = 1 << 63 - _ORDINAL_BITS - _CHECKSUM_BITS
 
@@ -86,11 +85,6 @@ def _join(parts: Sequence[RowBlock]) -> RowBlock:
     )
 
 
-def _end_offsets(bodies: Sequence[Any], more_bytes: int = 0) -> list[int]:
-    """The end of each body if they are written one after the other, each with some more bytes."""
-    return list(accumulate(map(more_bytes.__add__, map(len, bodies))))
-
-
 def make_blocks(
     parts: Iterable[RowBlock], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES
 ) -> Iterator[RowBlock]:
@@ -98,7 +92,8 @@ def make_blocks(
     held: list[RowBlock] = []
     held_rows = held_bytes = 0
     for part in parts:
-        ends = _end_offsets([body or b"" for body in part.bodies] if None in part.bodies else part.bodies)
+        bodies: Sequence[Any] = [body or b"" for body in part.bodies] if None in part.bodies else part.bodies
+        ends = list(accumulate(map(len, bodies)))
         start, before = 0, 0
         while start < len(part):
             fits = bisect_right(ends, before + max_bytes - held_bytes, start)
@@ -132,7 +127,7 @@ class Batch:
 
     topic: str
     delay_ms: int
-    bodies: list[bytes]
+    bodies: Sequence[bytes]
     number: int
 
 
@@ -171,13 +166,8 @@ def make_batches(
 ) -> Iterator[Batch]:
     """Cut groups into batches of about so many bytes, or of a single larger message."""
     for topic, delay_ms, bodies in groups:
-        ends = _end_offsets(bodies, _SIZE_BYTES)
-        start, before = 0, 0
-        while start < len(bodies):
-            stop = max(start + 1, bisect_right(ends, before + batch_bytes, start))
-            some = bodies[start:stop] if stop - start < len(bodies) else bodies
-            yield Batch(topic, delay_ms, some, numbers.next(topic, delay_ms, some))
-            start, before = stop, ends[stop - 1]
+        for part in split_for_mpub(bodies, map(len, bodies), batch_bytes):
+            yield Batch(topic, delay_ms, part, numbers.next(topic, delay_ms, part))
 
 
 def group_by_topic(rows: RowBlock, topic: str | None) -> list[tuple[str, int, list[bytes]]]:
