@@ -115,7 +115,6 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
             count = len(found)
             if found.sequences[-1] == span.end - 1:
                 last_id = f"{found.ids[-1]:016x}"
-            files.add_spooled(found)
         else:
             count = found.count
             if found.next_sequence == span.end:
@@ -123,7 +122,7 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
             if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
-            files.add(found)
+        files.add(found)
         messages += count
         body_bytes += files.body_bytes - before
         if advance is not None:
@@ -173,30 +172,21 @@ class _RangeFiles:
         self._thread = ThreadPoolExecutor(1, "trio-nsq-parquet")
         self._writing: Future[None] | None = None
 
-    def add(self, batch: RecordBatch) -> None:
-        """Add the messages of a record."""
-        self._switch_partition(batch.timestamp_ns)
-        before = self.builder.body_bytes
-        self.builder.add(batch)
-        self._added(before)
-
-    def add_spooled(self, rows: SpooledRows) -> None:
-        """Add messages of a spool, all of one partition."""
-        self._switch_partition(rows.times_ns[0])
-        before = self.builder.body_bytes
-        self.builder.add_spooled(rows)
-        self._added(before)
-
-    def _switch_partition(self, time_ns: int) -> None:
-        """Start another file if this time belongs to another partition."""
+    def add(self, found: RecordBatch | SpooledRows) -> None:
+        """Add the messages of a record, or messages of a spool, all of one partition."""
+        builder = self.builder
+        time_ns = found.times_ns[0] if isinstance(found, SpooledRows) else found.timestamp_ns
         key = partition_key(self._task.layout.partition, time_ns)
         if key != self._key:
             self.close()
             self._key = key
-
-    def _added(self, before: int) -> None:
-        self.body_bytes += self.builder.body_bytes - before
-        if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._task.options.row_group_bytes:
+        before = builder.body_bytes
+        if isinstance(found, SpooledRows):
+            builder.add_spooled(found)
+        else:
+            builder.add(found)
+        self.body_bytes += builder.body_bytes - before
+        if len(builder) >= _TABLE_ROWS or builder.body_bytes >= self._task.options.row_group_bytes:
             self._flush()
 
     def close(self) -> None:
