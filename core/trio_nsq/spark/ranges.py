@@ -1,6 +1,7 @@
-"""Spans of sequences: subtract, split and join them."""
+"""Spans of sequences, and the ranges of a log that are exported."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,6 +31,26 @@ class LastMessage(NamedTuple):
 
     sequence: int
     id: str
+
+
+@dataclass(slots=True)
+class BrokerRanges:
+    """The ranges of one broker's log that are exported, or planned to be."""
+
+    done: dict[Span, int] = field(default_factory=dict)
+    """Messages in files, by range."""
+    pending: list[Span] = field(default_factory=list)
+    last: LastMessage | None = None
+
+    @property
+    def planned(self) -> list[Span]:
+        """All ranges, done or pending, in no order."""
+        return [*self.done, *self.pending]
+
+    @property
+    def end(self) -> int:
+        """The sequence after the last range; 0 if there is none."""
+        return max((span.end for span in self.planned), default=0)
 
 
 def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:

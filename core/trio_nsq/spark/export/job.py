@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from ...log.records import RecordBatch
 from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
-from ..ranges import Span, subtract
+from ..ranges import BrokerRanges, Span, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.nsqd_log import NsqdLog
 from ..spool.records import SpooledRows
@@ -16,7 +16,7 @@ from ..spool.spool import Spool
 from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
-from .manifest import BrokerRanges, Manifest, manifest_path, results_folder
+from .manifest import Manifest, manifest_path, results_folder
 from .request import ExportRequest
 from .results import ExportResult, ManifestError, RangeResult
 from .task import ExportTask

@@ -14,33 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ranges import LastMessage, Span, covered_up_to, split, subtract
+from ..ranges import BrokerRanges, LastMessage, Span, covered_up_to, split, subtract
 from .layout import Layout, range_name, safe_name
 from .results import ManifestError, RangeResult
 
 VERSION = 1
 FOLDER = "_nsq"
 """Spark, pyarrow and others ignore names that begin with an underscore."""
-
-
-@dataclass(slots=True)
-class BrokerRanges:
-    """The ranges of one broker's log."""
-
-    done: dict[Span, int] = field(default_factory=dict)
-    """Messages in files, by range."""
-    pending: list[Span] = field(default_factory=list)
-    last: LastMessage | None = None
-
-    @property
-    def planned(self) -> list[Span]:
-        """All ranges, done or pending, in no order."""
-        return [*self.done, *self.pending]
-
-    @property
-    def end(self) -> int:
-        """The sequence after the last range; 0 if there is none."""
-        return max((span.end for span in self.planned), default=0)
 
 
 @dataclass(slots=True)

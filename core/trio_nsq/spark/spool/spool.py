@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 from urllib.parse import quote, unquote
 
 from ...log import Files, OpenFiles, reasonable_limit
 from ...protocol.errors import NSQError
-from ..ranges import LastMessage
+from ..ranges import BrokerRanges
 from ..storage import lock_file, make_folder
 from .nsqd_log import NsqdLog, ReceivedBatch
 
@@ -32,20 +31,6 @@ _ABOUT, _LOCK = "spool.json", "lock"
 
 class SpoolError(NSQError):
     """A spool cannot be used; the text says why."""
-
-
-class ExportedRanges(Protocol):
-    """How far the messages of an nsqd are exported."""
-
-    @property
-    def end(self) -> int:
-        """The sequence after the last range."""
-        ...
-
-    @property
-    def last(self) -> LastMessage | None:
-        """The last message in a file."""
-        ...
 
 
 class Spool(AbstractContextManager["Spool"]):
@@ -72,7 +57,7 @@ class Spool(AbstractContextManager["Spool"]):
         folder: Path,
         topic: str,
         channel: str,
-        exported: Mapping[str, ExportedRanges],
+        exported: Mapping[str, BrokerRanges],
         window: int = WINDOW,
     ) -> None:
         self.folder = folder.absolute()
