@@ -21,14 +21,13 @@ from qcli.framework.params import (
     http_service,
     listen_address,
     long_duration,
-    optional_address,
-    optional_listen_address,
-    optional_tcp_listen_address,
+    or_nothing,
     percentiles,
     positive_duration,
     retention_time,
     source,
     tcp_address,
+    tcp_listen_address,
     topic_name,
 )
 
@@ -108,9 +107,9 @@ def test_what_is_no_address(text: str) -> None:
 
 def test_port_0_and_nothing_are_for_listening() -> None:
     assert listen_address("127.0.0.1:0") == "127.0.0.1:0"
-    assert optional_listen_address("") == ""
-    assert optional_address("") == ""
-    assert optional_tcp_listen_address("") == ""
+    assert or_nothing(listen_address)("") == ""
+    assert or_nothing(address)("") == ""
+    assert or_nothing(tcp_listen_address)("") == ""
     for text in ("127.0.0.1:0", ":4150"):
         with pytest.raises(click.BadParameter):
             address(text)
@@ -125,7 +124,7 @@ def test_every_interface_is_written_as_in_go() -> None:
 def test_a_path_to_listen_at_has_a_slash(text: str) -> None:
     assert listen_address(text) == text
     with pytest.raises(click.BadParameter):
-        optional_tcp_listen_address(text)
+        or_nothing(tcp_listen_address)(text)
 
 
 @pytest.mark.parametrize("text", ["auth", "auth:80", "[::1]:80", "http://a/b?c=d", "https://a:1"])

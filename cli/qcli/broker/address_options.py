@@ -25,20 +25,24 @@ DEFAULT_HTTP_ADDRESS = "127.0.0.1:4151"
 BROKER = "Which broker"
 MAY_BE_SEVERAL = "Several: with commas, or given several times."
 
+_TCP: dict[str, Any] = {
+    "envvar": TCP_VARIABLE,
+    "metavar": "HOST:PORT",
+    "show_default": True,
+    "show_envvar": True,
+}
+_HTTP: dict[str, Any] = {
+    "type": params.http_address,
+    "envvar": HTTP_VARIABLE,
+    "metavar": "[https://]HOST:PORT|PATH",
+    "show_default": True,
+    "show_envvar": True,
+}
+
 
 def tcp_address(text: str) -> Callable[[_F], _F]:
     """`--nsqd-tcp-address`, and `QCLI_NSQD_TCP_ADDRESS`, with this help."""
-    return option(
-        BROKER,
-        TCP_OPTION,
-        type=params.tcp_address,
-        default=DEFAULT_TCP_ADDRESS,
-        envvar=TCP_VARIABLE,
-        metavar="HOST:PORT",
-        show_default=True,
-        show_envvar=True,
-        help=text,
-    )
+    return option(BROKER, TCP_OPTION, type=params.tcp_address, default=DEFAULT_TCP_ADDRESS, help=text, **_TCP)
 
 
 def tcp_addresses(text: str) -> Callable[[_F], _F]:
@@ -51,11 +55,8 @@ def tcp_addresses(text: str) -> Callable[[_F], _F]:
         TCP_OPTION,
         "nsqd_tcp_addresses",
         default=(DEFAULT_TCP_ADDRESS,),
-        envvar=TCP_VARIABLE,
-        metavar="HOST:PORT",
-        show_default=True,
-        show_envvar=True,
         help=f"{text} {MAY_BE_SEVERAL}",
+        **_TCP,
     )
 
 
@@ -72,17 +73,7 @@ def check_tcp_address(text: str) -> None:
 
 def http_address(text: str) -> Callable[[_F], _F]:
     """`--nsqd-http-address`, and `QCLI_NSQD_HTTP_ADDRESS`."""
-    return option(
-        BROKER,
-        HTTP_OPTION,
-        type=params.http_address,
-        default=DEFAULT_HTTP_ADDRESS,
-        envvar=HTTP_VARIABLE,
-        metavar="[https://]HOST:PORT|PATH",
-        show_default=True,
-        show_envvar=True,
-        help=text,
-    )
+    return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **_HTTP)
 
 
 def http_addresses(text: str) -> Callable[[_F], _F]:
@@ -91,13 +82,9 @@ def http_addresses(text: str) -> Callable[[_F], _F]:
         BROKER,
         HTTP_OPTION,
         "nsqd_http_addresses",
-        type=params.http_address,
         default=(DEFAULT_HTTP_ADDRESS,),
-        envvar=HTTP_VARIABLE,
-        metavar="[https://]HOST:PORT|PATH",
-        show_default=True,
-        show_envvar=True,
         help=f"{text} {MAY_BE_SEVERAL}",
+        **_HTTP,
     )
 
 

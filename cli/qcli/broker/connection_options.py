@@ -14,7 +14,7 @@ import click
 from trio_nsq._version import __version__
 
 from ..framework.errors import Failure
-from ..framework.options import CONNECTION_OPTIONS, option
+from ..framework.options import CONNECTION_OPTIONS, add_options, option
 from ..framework.params import is_https, is_unix_path
 
 if TYPE_CHECKING:
@@ -119,18 +119,12 @@ _TCP_OPTIONS = (
 
 def tcp_connection(command: _F) -> _F:
     """The options of a command that speaks the TCP protocol, and perhaps HTTP."""
-    return _with(command, _TCP_OPTIONS)
+    return add_options(command, _TCP_OPTIONS)
 
 
 def http_connection(command: _F) -> _F:
     """The options of a command that speaks HTTP only."""
-    return _with(command, (*_HTTPS_OPTIONS, _TLS_OVER_HTTP))
-
-
-def _with(command: _F, options: tuple[Callable[[_F], _F], ...]) -> _F:
-    for each in reversed(options):  # the last decorator is the first option
-        command = each(command)
-    return command
+    return add_options(command, (*_HTTPS_OPTIONS, _TLS_OVER_HTTP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +189,8 @@ class ConnectOptions:
         return TLSFiles(self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify)
 
     def _context(self) -> ssl.SSLContext:
-        from trio_nsq.client.connection.tls import TLSFiles
-
         try:
-            return TLSFiles(
-                self.tls_root_ca_file, self.tls_cert, self.tls_key, self.tls_insecure_skip_verify
-            ).context()
+            return self.tls_files().context()
         except ValueError as error:
             text = str(error)
             for name in ("tls_root_ca_file", "tls_cert", "tls_key"):

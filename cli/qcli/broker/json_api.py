@@ -20,7 +20,7 @@ def get_json(address: str, wanted: Source, path: str, params: Mapping[str, str],
         address: `host:port`.
         wanted: The topic or channel.
         path, params: Of the request, without the names.
-        what: What an nsqd does not have, in words.
+        what: What is said of a broker that does not have this, such as `has no dead letters`.
 
     Raises:
         Failure: There is no such answer.
@@ -76,13 +76,14 @@ def _request(
     try:
         answer = broker.request(method, path, names | dict(params), body)
     except Refused as error:
-        raise _failure(address, wanted, error.text, what) or error from error
+        raise refusal(address, wanted, error.text, what) or error from error
     return [broker.decoded(line) for line in (answer.splitlines() if lines else [answer])]
 
 
-def _failure(address: str, wanted: Source, text: str, what: str) -> Failure | None:
+def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | None:
+    """The failure that a broker's code says; None: it is another code. The arguments are those of `get_json`."""
     if text == "NOT_FOUND":  # that is, the endpoint
-        return Failure(f"The broker at {address} has no {what}: it is an nsqd, or an older 'qcli serve'.")
+        return Failure(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")
     if text == "TOPIC_NOT_FOUND":
         return NotFound(f"There is no topic {wanted.topic} on {address}.")
     if text == "CHANNEL_NOT_FOUND":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ..framework.errors import (
     NO_ANSWER,
     Failure,
-    NotFound,
     https_required,
     hung_up,
     leaf_exceptions,
@@ -22,9 +21,13 @@ from ..framework.output import print_diagnostic
 from ..framework.params import Source, is_https, is_unix_path
 from ..framework.positions import is_in_future
 from .address_options import HTTP_OPTION
+from .json_api import refusal
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader
+
+CANNOT_BE_READ = "cannot be read by sequence or time"
+"""What is said of a broker that does not have the requests for it; see `get_json`."""
 
 
 @contextmanager
@@ -55,16 +58,10 @@ def reading_errors(address: str) -> Iterator[None]:
 
 def read_failure(address: str, wanted: Source, status: int, text: str) -> Failure:
     """The failure of a command whose request was answered with an error."""
-    if text == "NOT_FOUND":  # that is, the endpoint
-        return Failure(
-            f"The broker at {address} cannot be read by sequence or time: it is an nsqd, or an older 'qcli serve'."
-        )
     if text == "TLS_REQUIRED":
         return https_required(address, HTTP_OPTION)
-    if text == "TOPIC_NOT_FOUND":
-        return NotFound(f"There is no topic {wanted.topic} on {address}.")
-    if text == "CHANNEL_NOT_FOUND":
-        return NotFound(f"There is no channel {wanted} on {address}.")
+    if failure := refusal(address, wanted, text, CANNOT_BE_READ):
+        return failure
     return Failure(f"The broker at {address} refused with HTTP status {status}: {text}.")
 
 

@@ -11,8 +11,9 @@ from trio_nsq.wording import count_of
 
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import broker_suffix, change_each, channels_by_topic, with_broker
+from ..broker.json_api import post_json
 from ..broker.name_completion import complete_channel, complete_topic
-from ..broker.topic_log import read_failure
+from ..broker.topic_log import CANNOT_BE_READ
 from ..framework.command import DocumentedCommand, DocumentedGroup, Example
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import option, output_format
@@ -213,16 +214,8 @@ def seek(
 
 
 def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
-    from ..broker.admin_client import AdminClient, Refused
-
-    params = {"topic": wanted.topic, "channel": wanted.channel or "", "to": to}
-    if dry_run:
-        params["dry_run"] = "true"
-    try:
-        broker = AdminClient(address)
-        answer: dict[str, Any] = broker.decoded(broker.post("/channel/seek", params))
-    except Refused as error:
-        raise read_failure(address, wanted, error.status, error.text) from error
+    params = {"to": to} | ({"dry_run": "true"} if dry_run else {})
+    answer: dict[str, Any] = post_json(address, wanted, "/channel/seek", params, CANNOT_BE_READ)
     return answer
 
 

@@ -19,7 +19,7 @@ from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import moment
 from .shared.messages import with_body_column
 
-_WHAT = "list of deferred messages"
+_WHAT = "has no list of deferred messages"
 _AT_ONCE = 500
 
 

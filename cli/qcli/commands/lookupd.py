@@ -75,7 +75,6 @@ SETTINGS = [
         PRODUCERS,
         POSITIVE_DURATION,
         "5m",
-        field="inactive_producer_timeout_ms",
         help="A broker that has not pinged for longer is not told to anybody; after twice that, and a minute at "
         "least, its connection is closed. Brokers ping every 15 seconds.",
     ),
@@ -84,7 +83,6 @@ SETTINGS = [
         PRODUCERS,
         DURATION,
         "45s",
-        field="tombstone_lifetime_ms",
         help="How long a tombstone hides a broker from the consumers of a topic that is being deleted there.",
     ),
     Setting(

@@ -11,8 +11,9 @@ import click
 
 from ..broker.address_options import broker_http_options
 from ..broker.fan_out import read_each, with_broker
+from ..broker.json_api import get_json, get_json_lines
 from ..broker.name_completion import complete_source
-from ..broker.topic_log import read_failure, report_gap
+from ..broker.topic_log import CANNOT_BE_READ, report_gap
 from ..framework.command import DocumentedCommand, Example
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
@@ -107,7 +108,7 @@ def command(
     def ask(address: str) -> list[dict[str, Any]]:
         if wanted.channel is not None:
             return _ask_channel(address, wanted, count, states)
-        return _ask_topic(address, wanted.topic, count, first)
+        return _ask_topic(address, wanted, count, first)
 
     found = read_each(nsqd_http_addresses, ask)
     lines = [line for each in found for line in with_broker(found[each], each, nsqd_http_addresses)]
@@ -147,7 +148,7 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
     if wanted.channel is not None:
         what = f"nothing {' or '.join(states)}" if states else "nothing"
         return f"Note: {what} waits in {wanted}."
-    (bounds,) = _ask(address, wanted, "/topic/bounds", {"topic": wanted.topic})
+    bounds = _bounds(address, wanted)
     if bounds["first_sequence"] == bounds["next_sequence"]:
         return f"Note: {wanted}: no messages are kept."
     newest = f"the newest message is {bounds['next_sequence'] - 1}"
@@ -157,31 +158,21 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
 
 
 def _ask_channel(address: str, wanted: Source, count: int, states: Sequence[str]) -> list[dict[str, Any]]:
-    params = {"topic": wanted.topic, "channel": wanted.channel or "", "max_messages": str(count)}
-    if states:
-        params["state"] = ",".join(states)
-    return _ask(address, wanted, "/channel/peek", params)
+    params = {"max_messages": str(count)} | ({"state": ",".join(states)} if states else {})
+    return get_json_lines(address, wanted, "/channel/peek", params, CANNOT_BE_READ)
 
 
-def _ask_topic(address: str, topic: str, count: int, first: str | None) -> list[dict[str, Any]]:
-    wanted = Source(topic, None)
+def _ask_topic(address: str, wanted: Source, count: int, first: str | None) -> list[dict[str, Any]]:
     if first is None:
-        (bounds,) = _ask(address, wanted, "/topic/bounds", {"topic": topic})
+        bounds = _bounds(address, wanted)
         first = str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
-    params = {"topic": topic, "from": first, "max_messages": str(count)}
-    return _ask(address, wanted, "/topic/read", params)
+    params = {"from": first, "max_messages": str(count)}
+    return get_json_lines(address, wanted, "/topic/read", params, CANNOT_BE_READ)
 
 
-def _ask(address: str, wanted: Source, path: str, params: dict[str, str]) -> list[dict[str, Any]]:
-    """The JSON lines of an answer."""
-    from ..broker.admin_client import AdminClient, Refused
-
-    broker = AdminClient(address)
-    try:
-        answer = broker.get(path, params)
-    except Refused as error:
-        raise read_failure(address, wanted, error.status, error.text) from error
-    return [broker.decoded(line) for line in answer.splitlines()]
+def _bounds(address: str, wanted: Source) -> Any:
+    """The sequences between which the messages of a topic are."""
+    return get_json(address, wanted, "/topic/bounds", {}, CANNOT_BE_READ)
 
 
 def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -62,6 +62,13 @@ class GroupedOption(click.Option):
 def option(section: str, *names: str, **attributes: Any) -> Callable[[_F], _F]:
     """`click.option` under the heading `section`."""
     return click.option(*names, cls=GroupedOption, section=section, **attributes)
+
+
+def add_options(command: _F, options: Sequence[Callable[[_F], _F]]) -> _F:
+    """Apply the decorators of several options, so that they stand in this order in the help."""
+    for each in reversed(options):  # the last decorator is the first option
+        command = each(command)
+    return command
 
 
 class SeveralOption(GroupedOption):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,11 +124,6 @@ def address(text: str, example: str = "127.0.0.1:4150") -> str:
     return text
 
 
-def optional_address(text: str) -> str:
-    """The same, or nothing."""
-    return address(text) if text else text
-
-
 _HTTPS = "https://"
 
 
@@ -186,19 +181,9 @@ def tcp_listen_address(text: str) -> str:
     return text
 
 
-def optional_tcp_listen_address(text: str) -> str:
-    """The same, or nothing."""
-    return tcp_listen_address(text) if text else text
-
-
 def listen_address(text: str) -> str:
     """`host:port` to listen on, or the path of a unix socket."""
     return text if is_unix_path(text) else tcp_listen_address(text)
-
-
-def optional_listen_address(text: str) -> str:
-    """The same, or nothing."""
-    return listen_address(text) if text else text
 
 
 def http_service(text: str) -> str:
@@ -238,6 +223,11 @@ def percentiles(text: str) -> tuple[float, ...]:
         if not 0 < value <= 1:
             raise click.BadParameter(f"{value:g} is not above 0 and at most 1; 99 % is written 0.99.")
     return values
+
+
+def or_nothing(convert: Callable[[str], str]) -> Callable[[str], str]:
+    """The same, or an empty text."""
+    return lambda text: convert(text) if text else text
 
 
 def optional_text(text: str) -> str | None:
@@ -357,6 +347,11 @@ def message_id(text: str) -> str:
 def topic_name(text: str) -> str:
     """A valid topic name."""
     return _name(text, "topic")
+
+
+def topic_source(text: str) -> Source:
+    """`TOPIC`, a valid name."""
+    return Source(topic_name(text), None)
 
 
 def source(text: str) -> Source:

@@ -18,7 +18,7 @@ REASONS = ("requeued", "timed_out", "connection_lost")
 
 OUTPUT, SELECTION = "Output", "Which letters"
 
-WHAT = "dead letters"
+WHAT = "has no dead letters"
 
 CHANNEL = "dead-letters"
 

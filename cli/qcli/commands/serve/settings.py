@@ -43,11 +43,10 @@ from ...framework.params import (
     byte_size,
     http_service,
     listen_address,
-    optional_address,
-    optional_listen_address,
-    optional_tcp_listen_address,
+    or_nothing,
     percentiles,
     retention_time,
+    tcp_listen_address,
 )
 
 if TYPE_CHECKING:
@@ -80,14 +79,14 @@ SETTINGS = [
     Setting(
         "http-address",
         ADDRESSES,
-        Kind(optional_listen_address, LISTEN),
+        Kind(or_nothing(listen_address), LISTEN),
         "127.0.0.1:4151",
         help="Where HTTP is served, likewise; '' serves none.",
     ),
     Setting(
         "https-address",
         ADDRESSES,
-        Kind(optional_tcp_listen_address, "HOST:PORT"),
+        Kind(or_nothing(tcp_listen_address), "HOST:PORT"),
         "127.0.0.1:4152",
         help="Where HTTPS is served, if there is a certificate; '' serves none.",
     ),
@@ -131,7 +130,6 @@ SETTINGS = [
         STORAGE,
         POSITIVE_DURATION,
         "2s",
-        field="sync_timeout_ms",
         help="With --sync interval: sync after so long, if there is anything to sync.",
     ),
     Setting(
@@ -139,7 +137,6 @@ SETTINGS = [
         STORAGE,
         POSITIVE_DURATION,
         "2s",
-        field="checkpoint_interval_ms",
         help="How often the positions of channels are written. After a crash, what was finished since is "
         "delivered again.",
     ),
@@ -169,7 +166,6 @@ SETTINGS = [
         STORAGE,
         _duration(retention_time),
         "0",
-        field="retention_time_ms",
         help="Messages that every channel has passed stay readable for this long, such as 7d, or forever. With 0, and "
         "--retention-bytes 0, they go at once. This, too, can be set for a single topic: PUT /topic/settings.",
     ),
@@ -186,7 +182,6 @@ SETTINGS = [
         TIMES,
         POSITIVE_DURATION,
         "1m",
-        field="msg_timeout_ms",
         help="A message not finished in this time is delivered again, unless the client asks for another time.",
     ),
     Setting(
@@ -194,7 +189,6 @@ SETTINGS = [
         TIMES,
         POSITIVE_DURATION,
         "15m",
-        field="max_msg_timeout_ms",
         help="The longest such time a client may ask for, also by touching a message.",
     ),
     Setting(
@@ -202,7 +196,6 @@ SETTINGS = [
         TIMES,
         DURATION,
         "1h",
-        field="max_req_timeout_ms",
         help="How long a message that a consumer hands back (REQ) may be deferred at most.",
     ),
     Setting(
@@ -210,7 +203,6 @@ SETTINGS = [
         TIMES,
         DURATION,
         "8760h",
-        field="max_defer_ms",
         help="How long a message may be deferred by its publisher (DPUB, /pub?defer=) at most.",
     ),
     Setting("max-msg-size", LIMITS, POSITIVE_BYTES, MIB, help="Size of one message."),
@@ -234,12 +226,7 @@ SETTINGS = [
     Setting("max-topics", LIMITS, COUNT, 0, help="Topics; further ones are not made. 0: any number."),
     Setting("max-channels", LIMITS, COUNT, 0, help="Channels of one topic, likewise. 0: any number."),
     Setting(
-        "max-heartbeat-interval",
-        LIMITS,
-        POSITIVE_DURATION,
-        "1m",
-        field="max_heartbeat_interval_ms",
-        help="Longest time between heartbeats.",
+        "max-heartbeat-interval", LIMITS, POSITIVE_DURATION, "1m", help="Longest time between heartbeats."
     ),
     Setting(
         "max-output-buffer-size",
@@ -253,23 +240,14 @@ SETTINGS = [
         LIMITS,
         POSITIVE_DURATION,
         "30s",
-        field="max_output_buffer_timeout_ms",
         help="Longest time messages may wait in that buffer.",
     ),
-    Setting(
-        "min-output-buffer-timeout",
-        LIMITS,
-        DURATION,
-        "25ms",
-        field="min_output_buffer_timeout_ms",
-        help="Shortest such time.",
-    ),
+    Setting("min-output-buffer-timeout", LIMITS, DURATION, "25ms", help="Shortest such time."),
     Setting(
         "output-buffer-timeout",
         LIMITS,
         POSITIVE_DURATION,
         "250ms",
-        field="output_buffer_timeout_ms",
         help="That time for a client that does not ask for another.",
     ),
     Setting(
@@ -365,7 +343,6 @@ SETTINGS = [
         REQUESTS,
         POSITIVE_DURATION,
         "2s",
-        field="http_client_connect_timeout_ms",
         help="How long a connection may take, to an authorization service or an nsqlookupd.",
     ),
     Setting(
@@ -373,13 +350,12 @@ SETTINGS = [
         REQUESTS,
         POSITIVE_DURATION,
         "5s",
-        field="http_client_request_timeout_ms",
         help="How long such a request may take.",
     ),
     Setting(
         "statsd-address",
         STATSD,
-        Kind(optional_address, "HOST:PORT"),
+        Kind(or_nothing(address), "HOST:PORT"),
         "",
         help="Where statistics are sent, over UDP. Not given: nowhere.",
     ),
@@ -390,14 +366,7 @@ SETTINGS = [
         "nsq.%s",
         help="What their names begin with; %s is replaced by the broadcast address and HTTP port.",
     ),
-    Setting(
-        "statsd-interval",
-        STATSD,
-        POSITIVE_DURATION,
-        "1m",
-        field="statsd_interval_ms",
-        help="How often they are sent.",
-    ),
+    Setting("statsd-interval", STATSD, POSITIVE_DURATION, "1m", help="How often they are sent."),
     Setting(
         "statsd-mem-stats",
         STATSD,
@@ -436,7 +405,6 @@ SETTINGS = [
         LATENCY,
         POSITIVE_DURATION,
         "10m",
-        field="e2e_processing_latency_window_time_ms",
         help="Over how long they are taken.",
     ),
     *LOG_SETTINGS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
-from ...framework.params import Source, channel_source, topic_name
+from ...framework.params import Source, channel_source, topic_source
 from ...terminal.confirm import confirm
 
 if TYPE_CHECKING:
@@ -43,6 +43,27 @@ class Action:
     creates: bool = False
 
 
+def name_argument(
+    name: str, kind: str, *, several: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The argument for a topic or a channel, or several: each a `Source`.
+
+    Args:
+        name: Of the parameter.
+        kind: `topic` or `channel`.
+        several: Whether it may be more than one, so that the parameter is a tuple.
+    """
+    is_topic = kind == "topic"
+    return click.argument(
+        name,
+        metavar=("TOPIC" if is_topic else "TOPIC/CHANNEL") + ("..." if several else ""),
+        nargs=-1 if several else 1,
+        required=True,
+        type=topic_source if is_topic else channel_source,
+        shell_complete=complete_topic if is_topic else complete_channel,
+    )
+
+
 def action_command(kind: str, action: Action) -> DocumentedCommand:
     """Make a subcommand.
 
@@ -50,32 +71,13 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
         kind: `topic` or `channel`.
         action: What it does.
     """
-    if kind == "topic":
-        names = click.argument(
-            "names",
-            metavar="TOPIC...",
-            nargs=-1,
-            required=True,
-            type=topic_name,
-            shell_complete=complete_topic,
-        )
-    else:
-        names = click.argument(
-            "names",
-            metavar="TOPIC/CHANNEL...",
-            nargs=-1,
-            required=True,
-            type=channel_source,
-            shell_complete=complete_channel,
-        )
 
-    def run(names: tuple[Any, ...], nsqd_http_addresses: tuple[str, ...], yes: bool = False) -> None:
-        sources = [name if isinstance(name, Source) else Source(name, None) for name in names]
+    def run(names: tuple[Source, ...], nsqd_http_addresses: tuple[str, ...], yes: bool = False) -> None:
         if action.destroys and not yes:
-            _ask(kind, action, sources, nsqd_http_addresses)
+            _ask(kind, action, names, nsqd_http_addresses)
 
         def act(address: str) -> None:
-            perform(address, kind, action, sources, broker_suffix(address, nsqd_http_addresses))
+            perform(address, kind, action, names, broker_suffix(address, nsqd_http_addresses))
 
         change_each(nsqd_http_addresses, act)
 
@@ -83,7 +85,7 @@ def action_command(kind: str, action: Action) -> DocumentedCommand:
         agree = option("Options", "--yes", "-y", is_flag=True, help="Do it without asking.")
         run = agree(run)
     run = broker_http_options(run)
-    run = names(run)
+    run = name_argument("names", kind, several=True)(run)
     exits = {
         ExitCode.FAILURE: f"None of it was done: no such {kind}, or the broker refused.",
         ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,

@@ -11,7 +11,7 @@ import click
 from trio_nsq.wording import count_of
 
 from ...framework.errors import Failure
-from ...framework.options import option, output_format
+from ...framework.options import add_options, option, output_format
 from ...framework.output import size
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ def engine_options(reachable: str, report: str) -> Callable[[_F], _F]:
         option("Output", "--quiet", "-q", is_flag=True, help=f"No progress and no {report}; errors only."),
     )
 
-    def add(command: _F) -> _F:
-        for each in reversed(options):  # the last decorator is the first option
-            command = each(command)
-        return command
-
-    return add
+    return lambda command: add_options(command, options)
 
 
 def check_extra(command: str) -> None:

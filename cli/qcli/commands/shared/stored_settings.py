@@ -12,7 +12,6 @@ from trio_nsq.wording import count_of
 from ...broker.address_options import broker_http_options
 from ...broker.fan_out import change_each, read_each, with_broker
 from ...broker.json_api import get_json, put_json
-from ...broker.name_completion import complete_channel, complete_topic
 from ...framework.command import DocumentedCommand, Example, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
@@ -21,15 +20,14 @@ from ...framework.params import (
     BYTES_PER_UNIT,
     Source,
     byte_size,
-    channel_source,
     duration_text,
     retention_time,
-    topic_name,
 )
 from ...terminal.confirm import confirm
+from .admin_action import name_argument
 
 DEFAULT = "default"
-_WHAT = "settings of topics and channels"
+_WHAT = "has no settings of topics and channels"
 
 
 def _whole_number(text: str) -> int:
@@ -217,18 +215,17 @@ def settings_commands(kind: str) -> list[DocumentedCommand]:
 
 def _set_command(kind: str) -> DocumentedCommand:
     def run(
-        wanted: str | Source,
+        wanted: Source,
         assignments: Sequence[tuple[str, Any]],
         nsqd_http_addresses: tuple[str, ...],
         form: str,
         yes: bool = True,
     ) -> None:
-        source = wanted if isinstance(wanted, Source) else Source(wanted, None)
         if not yes:
-            _ask(source, dict(assignments), nsqd_http_addresses)
+            _ask(wanted, dict(assignments), nsqd_http_addresses)
 
         def put(address: str) -> None:
-            values = put_json(address, source, f"/{kind}/settings", {}, dict(assignments), _WHAT)
+            values = put_json(address, wanted, f"/{kind}/settings", {}, dict(assignments), _WHAT)
             _print(kind, values, form, address, nsqd_http_addresses)
 
         change_each(nsqd_http_addresses, put)
@@ -252,7 +249,11 @@ def _set_command(kind: str) -> DocumentedCommand:
             ExitCode.PARTIAL: "It was changed on some of the brokers only; standard error says why not on the others.",
         },
         notes={"Settings": f"{about}. 0 is no such rule, and {DEFAULT} what the broker has for all."},
-    )(_wanted(kind)(words(broker_http_options(_format(kind)(agree(run) if kind == "topic" else run)))))
+    )(
+        name_argument("wanted", kind)(
+            words(broker_http_options(_format(kind)(agree(run) if kind == "topic" else run)))
+        )
+    )
 
 
 def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) -> None:
@@ -270,10 +271,9 @@ def _ask(topic: Source, changes: Mapping[str, Any], addresses: Sequence[str]) ->
 
 
 def _settings_command(kind: str) -> DocumentedCommand:
-    def run(wanted: str | Source, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
-        source = wanted if isinstance(wanted, Source) else Source(wanted, None)
+    def run(wanted: Source, nsqd_http_addresses: tuple[str, ...], form: str) -> None:
         for address in nsqd_http_addresses:
-            values = get_json(address, source, f"/{kind}/settings", {}, _WHAT)
+            values = get_json(address, wanted, f"/{kind}/settings", {}, _WHAT)
             _print(kind, values, form, address, nsqd_http_addresses)
 
     return click.command(
@@ -285,7 +285,7 @@ def _settings_command(kind: str) -> DocumentedCommand:
             ExitCode.FAILURE: f"There is no such {kind}, or standard output cannot be written.",
             ExitCode.UNREACHABLE: ExitCode.UNREACHABLE.meaning,
         },
-    )(_wanted(kind)(broker_http_options(_format(kind)(run))))
+    )(name_argument("wanted", kind)(broker_http_options(_format(kind)(run))))
 
 
 def _format(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -303,14 +303,6 @@ def _print(kind: str, values: dict[str, Any], form: str, address: str, addresses
         return
     heading = f"# {address}\n" if len(addresses) > 1 else ""
     write(heading + "".join(_lines(kind, values)))
-
-
-def _wanted(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    if kind == "topic":
-        return click.argument("wanted", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
-    return click.argument(
-        "wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel
-    )
 
 
 def _lines(kind: str, values: Mapping[str, Any]) -> list[str]:

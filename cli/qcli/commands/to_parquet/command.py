@@ -21,7 +21,7 @@ from ...broker.name_completion import complete_topic
 from ...framework import params
 from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import ExitCode
-from ...framework.options import option, options_as, several
+from ...framework.options import add_options, option, options_as, several
 from ...framework.params import topic_name
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
@@ -81,9 +81,7 @@ _CONSUME_OPTIONS = (
 
 def _consume_options(command: _F) -> _F:
     """The options that only matter if a channel is consumed."""
-    for each in reversed(_CONSUME_OPTIONS):  # the last decorator is the first option
-        command = each(command)
-    return command
+    return add_options(command, _CONSUME_OPTIONS)
 
 
 def file_bytes(text: str) -> int:

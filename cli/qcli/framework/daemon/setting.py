@@ -85,8 +85,8 @@ class Setting(GroupedOption):
         section: The heading it stands under.
         kind: How its values are written.
         default: As it would be written; None: there is none, and the help says what then holds.
-        field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores. A time
-            in milliseconds ends in `_ms`.
+        field: The field of `BrokerOptions` or `Limits` it sets; as a rule the flag's name with underscores, and
+            `_ms` behind that of a duration.
         key: The key, as a rule the field without its unit.
         ignored: Why it has no effect here; None: it has one.
         alone: See `GroupedOption`.
@@ -104,7 +104,7 @@ class Setting(GroupedOption):
         ignored: str | None = None,
         **attributes: Any,
     ) -> None:
-        name = field or flag.replace("-", "_")
+        name = field or flag.replace("-", "_") + ("_ms" if kind.unit == "ms" else "")
         if default is not None:
             attributes["default"] = default
         super().__init__(
