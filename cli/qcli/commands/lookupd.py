@@ -26,6 +26,7 @@ from ..framework.daemon.setting import (
     Kind,
     Setting,
     field_names,
+    verbose_setting,
 )
 from ..framework.errors import ExitCode
 from ..framework.go_flags import GoFlagsCommand
@@ -100,14 +101,7 @@ SETTINGS = [
         "has to exist. Not given: those that no broker has at the time are forgotten.",
     ),
     *LOG_SETTINGS,
-    Setting(
-        "verbose",
-        IGNORED,
-        Kind(click.STRING, "[=BOOL]", (bool, str), "true or false"),
-        alone="true",
-        ignored="see --log-level",
-        help="See --log-level.",
-    ),
+    verbose_setting(IGNORED),
 ]
 
 

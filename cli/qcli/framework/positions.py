@@ -121,6 +121,9 @@ class BrokerPosition(click.ParamType[str]):
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
 
 
+_FOR_BROKER = BrokerPosition()
+
+
 def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:
     """Raises UsageError if a position is a sequence, which each of these brokers counts by itself."""
     if text is not None and len(addresses) > 1 and _kind(text) == "0":
@@ -171,11 +174,11 @@ def is_in_future(text: str, now_s: float) -> bool:
     return text.startswith("@") and _value(text) > now_s * _NS_PER_S
 
 
-def from_option(section: str, text: str) -> Callable[[_F], _F]:
-    """`--from`, and `--since`."""
-    return option(section, "--from", "--since", "first", type=BrokerPosition(), metavar="POSITION", help=text)
+def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Callable[[_F], _F]:
+    """`--from`, and `--since`; `convert` makes the value, as a rule for a request to a broker."""
+    return option(section, "--from", "--since", "first", type=convert, metavar="POSITION", help=text)
 
 
-def to_option(section: str, text: str) -> Callable[[_F], _F]:
-    """`--to`, and `--until`."""
-    return option(section, "--to", "--until", "end", type=BrokerPosition(), metavar="POSITION", help=text)
+def to_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Callable[[_F], _F]:
+    """`--to`, and `--until`, likewise."""
+    return option(section, "--to", "--until", "end", type=convert, metavar="POSITION", help=text)

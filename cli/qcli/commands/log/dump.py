@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from ...framework.command import DocumentedCommand, Example
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
-from ...framework.positions import NOTHING_BETWEEN, Position, moment, position
+from ...framework.positions import NOTHING_BETWEEN, Position, from_option, moment, position, to_option
 from ..shared.messages import log_record
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
@@ -73,23 +72,11 @@ _WRITE_BYTES = 256 * 1024
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
-@option(
-    SELECTION,
-    "--from",
-    "--since",
-    "first",
-    type=position,
-    metavar="POSITION",
-    help="Begin with the message of this sequence, or with those published at this time.",
+@from_option(
+    SELECTION, "Begin with the message of this sequence, or with those published at this time.", position
 )
-@option(
-    SELECTION,
-    "--to",
-    "--until",
-    "end",
-    type=position,
-    metavar="POSITION",
-    help="End before the message of this sequence, or before those published at this time.",
+@to_option(
+    SELECTION, "End before the message of this sequence, or before those published at this time.", position
 )
 @count_option(SELECTION, "End after N messages, or record batches, of all topics together.")
 @output_format("raw: bodies as they are. json: an object per message and line, see below.", "raw", "json")
@@ -148,20 +135,12 @@ def _check_range(first: Position | None, end: Position | None) -> None:
 def _selection(first: Position | None, end: Position | None) -> Selection:
     from trio_nsq.log.selection import Selection
 
-    selection = Selection()
+    bounds: dict[str, int] = {}
     if first is not None:
-        selection = (
-            replace(selection, first_ns=first.value)
-            if first.is_time
-            else replace(selection, first_sequence=first.value)
-        )
+        bounds["first_ns" if first.is_time else "first_sequence"] = first.value
     if end is not None:
-        selection = (
-            replace(selection, end_ns=end.value)
-            if end.is_time
-            else replace(selection, end_sequence=end.value)
-        )
-    return selection
+        bounds["end_ns" if end.is_time else "end_sequence"] = end.value
+    return Selection(**bounds)
 
 
 class _Sink:

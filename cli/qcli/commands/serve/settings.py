@@ -33,6 +33,7 @@ from ...framework.daemon.setting import (
     _duration,
     _number,
     field_names,
+    verbose_setting,
 )
 from ...framework.errors import Failure
 from ...framework.params import (
@@ -430,14 +431,7 @@ SETTINGS = [
         ignored="see --node-id",
         help="See --node-id.",
     ),
-    Setting(
-        "verbose",
-        IGNORED,
-        Kind(click.STRING, "[=BOOL]", (bool, str), "true or false"),
-        alone="true",
-        ignored="see --log-level",
-        help="See --log-level.",
-    ),
+    verbose_setting(IGNORED),
 ]
 
 

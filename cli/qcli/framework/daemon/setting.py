@@ -133,6 +133,18 @@ LOG_SETTINGS = [
 ]
 
 
+def verbose_setting(section: str) -> Setting:
+    """`--verbose`, which NSQ's servers have and which is accepted without effect."""
+    return Setting(
+        "verbose",
+        section,
+        Kind(click.STRING, "[=BOOL]", (bool, str), "true or false"),
+        alone="true",
+        ignored="see --log-level",
+        help="See --log-level.",
+    )
+
+
 def field_names(options: Any) -> set[str]:
     """The fields of a dataclass."""
     return {field.name for field in dataclasses.fields(options)}
