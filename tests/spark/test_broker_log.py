@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cli.support import Cli
 from interop.peers import qcli_serve
-from spark.support import (
-    cli_of,
-)
+from spark.support import cli_of, numbers
 from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.log.records import RecordBatch
 from trio_nsq.spark.broker_log import BrokerLog
 from trio_nsq.spark.ranges import Span
 
@@ -30,6 +30,17 @@ def test_a_broker_that_goes_away_is_waited_for(topic: str, tmp_path: Path) -> No
             for found in reading:
                 sequences += range(found.base_sequence, found.next_sequence)  # type: ignore[union-attr]
     assert sequences == list(range(20_000))
+
+
+def test_records_are_cut_to_the_span(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, numbers(10))
+    log = BrokerLog(qcli.http_address, topic)
+    (whole,), (part,) = (list(log.read(span)) for span in (Span(0, 10), Span(3, 7)))
+    assert isinstance(whole, RecordBatch)
+    assert isinstance(part, RecordBatch)
+    assert (part.base_sequence, part.next_sequence, part.first_id) == (3, 7, whole.first_id + 3)
+    assert part.messages.bodies() == numbers(4, 3)
+    assert log.id_at(5) == f"{whole.first_id + 5:016x}"
 
 
 @pytest.mark.parametrize(

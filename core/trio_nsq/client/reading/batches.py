@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 from ...log.gaps import Gap, gaps
 from ...log.records import RecordBatch
-from ...log.selection import Selection
 from ...protocol import MessageSet
 
 Found: TypeAlias = RecordBatch | Gap
@@ -32,9 +31,9 @@ def batches_and_gaps(
     """
     found: list[Found] = []
     for batch in batches:
-        found += gaps(position, batch.base_sequence, first_sequence)
-        selection = Selection(position) if end is None else Selection(position, end)
-        found.append(_part(batch, selection.indexes(batch)))
+        if batch.base_sequence > position:
+            found += gaps(position, batch.base_sequence, first_sequence)
+        found.append(_part(batch, position, end))
         position = found[-1].next_sequence
     return found
 
@@ -44,17 +43,19 @@ def is_for_all_channels(batch: RecordBatch) -> bool:
     return not (batch.metadata and batch.due_ns) or json.loads(batch.metadata).get("channel") is None
 
 
-def _part(batch: RecordBatch, indexes: range) -> RecordBatch:
-    """Some messages of a batch as a batch."""
-    if len(indexes) == batch.count:
+def _part(batch: RecordBatch, first: int, end: int | None) -> RecordBatch:
+    """The messages of a batch that are in a range, as a batch."""
+    start = max(first - batch.base_sequence, 0)
+    stop = batch.count if end is None else min(end - batch.base_sequence, batch.count)
+    if stop - start == batch.count:
         return batch
     sizes = batch.messages.sizes
-    start = sum(sizes[: indexes.start]) + 4 * indexes.start
-    part = sizes[indexes.start : indexes.stop]
-    data = batch.messages.data[start : start + sum(part) + 4 * len(part)]
+    data_start = sum(sizes[:start]) + 4 * start
+    part = sizes[start:stop]
+    data = batch.messages.data[data_start : data_start + sum(part) + 4 * len(part)]
     return RecordBatch(
-        batch.base_sequence + indexes.start,
-        batch.first_id + indexes.start,
+        batch.base_sequence + start,
+        batch.first_id + start,
         batch.timestamp_ns,
         batch.due_ns,
         MessageSet(data, part),
