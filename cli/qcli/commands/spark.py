@@ -27,7 +27,7 @@ ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
 _PROGRAM = """\
 \"\"\"For spark-submit: qcli, out of the zip file beside this.\"\"\"
 
-from ..app import run_process
+from qcli.app import run_process
 
 if __name__ == "__main__":
     run_process()
