@@ -34,9 +34,8 @@ class ColdReads:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._under_way: dict[
-            tuple[MessageStore, Wanted], _Read
-        ] = {}  # channels at the same place share a read
+        # Channels at the same place share a read.
+        self._under_way: dict[tuple[MessageStore, Wanted], _Read] = {}
 
     async def call(self, work: Callable[[], _T]) -> _T:
         """Run `work` in one of the threads, and return its result."""

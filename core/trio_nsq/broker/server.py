@@ -160,9 +160,8 @@ class Server:
         await self.topics.deletions_done()
         await self.checkpointer.save_all()
         for topic in list(self.broker.topics.values()):
-            async with self.checkpointer.locked(
-                topic
-            ):  # an HTTP client may just be having it saved once more
+            # An HTTP client may just be having it saved once more.
+            async with self.checkpointer.locked(topic):
                 topic.log.close()
 
 

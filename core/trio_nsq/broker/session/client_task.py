@@ -88,9 +88,8 @@ class ClientTask:
         else:
             session.leave_channel()
             session.flush_answers()
-            await (
-                session.send_buffer.emptied()
-            )  # it may have ended its half only, and want to read the answers
+            # It may have ended its half only, and want to read the answers.
+            await session.send_buffer.emptied()
 
     async def _read(self) -> bytes | None:
         """Wait for what the task has to take in; b"" if the client has ended its side, None if the connection is lost.

@@ -26,7 +26,7 @@ from ...protocol import (
     Touch,
     encode_error,
 )
-from ...reactor import AWAITING, IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
+from ...reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
 from ..errors import PublishRefused
 from ..ingest.publication import Publication
 from .answers import failure_frames, publish_refusal
@@ -67,8 +67,8 @@ class Session(PolledEndpoint):
         publishes: To one topic, to be stored together.
         next: The command, or the error, that comes after them.
         is_storing: The log stores the publishes.
+        stored: Set when it has stored them, for the task, if that has the client.
         answered: Something is in the send buffer that is not to wait.
-        stored: Set when it has, for the task, if that has the client.
         scope: Cancelled to end the connection.
     """
 
@@ -92,13 +92,13 @@ class Session(PolledEndpoint):
         self.next: Command | CommandError | None = None
         self.is_storing = False
         self.stored = trio.Event()
+        self.answered = False
         self.scope = trio.CancelScope()
         self._services = services
         self._timers = services.timers
         self._delivery = services.delivery
         self._pacing = services.options.pacing
         self._turn_over_s = 0.0  # by `perf_counter`
-        self.answered = False
         self._takes_room = False  # of the broker's bodies, or waits for it
 
     @property
@@ -147,7 +147,7 @@ class Session(PolledEndpoint):
             if self.execute_now():
                 self._leave_alone()
             elif self.is_storing:
-                self.state = AWAITING
+                self.await_completion()
                 self.silent_since_s = math.inf
             else:
                 self._hand_over(None)
@@ -325,7 +325,7 @@ class Session(PolledEndpoint):
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
                 self.answer(failure_frames("FIN", failed))
         elif isinstance(command, Ready):
-            subscription.ready(command.count if self.protocol_state is State.SUBSCRIBED else 0)
+            subscription.ready(command.count)
         elif isinstance(command, Requeue):
             now_ns = self._timers.now_ns()
             if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
