@@ -20,6 +20,11 @@ from cli.support import DEADLINE_S, Cli
 from interop.peers import nsqd, qcli_serve
 from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
 from trio_nsq.extras import install_hint
+from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.export.request import FileOptions
+from trio_nsq.spark.export.task import ExportTask, export_range
+from trio_nsq.spark.ranges import Span
+from trio_nsq.spark.storage import LocalStorage
 
 
 def test_what_is_wrong_with_a_command_line(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:
@@ -164,6 +169,40 @@ def test_a_signal_leaves_nothing_half(
         proxy.goes_on.set()
         export(slow, topic, tmp_path / "a")
         assert column(tmp_path / "a", "seq") == list(range(6000))
+
+
+class InterruptingStorage(LocalStorage):
+    """Interrupts the main thread when the first file is begun, and begins it only once that has been noticed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.noticed, self.begun = threading.Event(), threading.Event()
+
+    def create(self, name: str) -> tuple[str, Any]:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.noticed.wait(0.2)  # not set at all if the main thread waits for this one
+        try:
+            return super().create(name)
+        finally:
+            self.begun.set()
+
+
+def test_an_interrupt_waits_for_the_thread_that_writes(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Also one that comes while the main thread starts it: Python's executor then does not know of the thread."""
+    qcli.publish(topic, [b"x" * 1000] * 2000)
+    layout, options = Layout(), FileOptions(row_group_bytes=1 << 20)
+    task = ExportTask(str(tmp_path), topic, qcli.http_address, "b", Span(0, 2000), layout, options)
+    storage = InterruptingStorage(tmp_path)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.5)  # the new thread goes on until it waits
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            export_range(task, storage)
+    finally:
+        sys.setswitchinterval(before_s)
+        storage.noticed.set()
+    assert storage.begun.wait(DEADLINE_S)
+    assert leftovers(tmp_path) == []
 
 
 def test_on_a_terminal_a_bar_shows_how_far_it_is(topic: str, tmp_path: Path) -> None:

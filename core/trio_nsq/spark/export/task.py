@@ -1,5 +1,6 @@
 """Export one range to Parquet files: the task that an engine runs, in this process or in a Spark worker."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -171,6 +172,10 @@ class _RangeFiles:
         # pyarrow compresses without the GIL: the next messages are read meanwhile.
         self._thread = ThreadPoolExecutor(1, "trio-nsq-parquet")
         self._writing: Future[None] | None = None
+        # Held by the thread while it works. `shutdown` alone does not wait for a thread whose start was interrupted,
+        # and Arrow crashes if a writer is closed while another thread writes.
+        self._lock = threading.Lock()
+        self._discarded = False
 
     def add(self, found: RecordBatch | SpooledRows) -> None:
         """Add the messages of a record, or messages of a spool, all of one partition."""
@@ -221,12 +226,14 @@ class _RangeFiles:
 
     def discard(self) -> None:
         """Remove the files that have no final name."""
-        self._thread.shutdown()
-        # Closed here, as their finalizers would report the error again, on a full disk for example.
-        for each in (self._writer, self._file):
-            with suppress(Exception):
-                if each is not None:
-                    each.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._discarded = True
+            # Closed here, as their finalizers would report the error again, on a full disk for example.
+            for each in (self._writer, self._file):
+                with suppress(Exception):
+                    if each is not None:
+                        each.close()
         for temporary in (self._temporary, *(temporary for temporary, _ in self._complete)):
             if temporary:
                 self._storage.discard(temporary)
@@ -256,19 +263,25 @@ class _RangeFiles:
     # These run in the thread, where no signal interrupts them:
 
     def _write_table(self, group: Any) -> None:
-        if self._writer is None:
-            options = self._task.options
-            self._temporary, self._file = self._storage.create(f"{self._name}.parquet")
-            self._writer = pq.ParquetWriter(
-                self._file,
-                self.builder.schema,
-                compression=options.compression,
-                compression_level=options.compression_level,
-                use_dictionary=DICTIONARY_COLUMNS,
-            )
-        self._writer.write_table(group, row_group_size=len(group))
+        with self._lock:
+            if self._discarded:
+                return
+            if self._writer is None:
+                options = self._task.options
+                self._temporary, self._file = self._storage.create(f"{self._name}.parquet")
+                self._writer = pq.ParquetWriter(
+                    self._file,
+                    self.builder.schema,
+                    compression=options.compression,
+                    compression_level=options.compression_level,
+                    use_dictionary=DICTIONARY_COLUMNS,
+                )
+            self._writer.write_table(group, row_group_size=len(group))
 
     def _complete_file(self) -> None:
-        self._writer.close()
-        self.file_bytes += self._storage.complete(self._temporary, self._file)
-        self._writer = self._file = None
+        with self._lock:
+            if self._discarded:
+                return
+            self._writer.close()
+            self.file_bytes += self._storage.complete(self._temporary, self._file)
+            self._writer = self._file = None
