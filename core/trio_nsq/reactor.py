@@ -159,13 +159,14 @@ class Poller:
         clock_s: Seconds, by any clock that never steps.
 
     Attributes:
+        clock_s: The same.
         in_round: Clients are being served: what they ask for is best gathered until the end of the round.
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
         self.in_round = False
         self._pacing = pacing or Pacing()
-        self._clock_s = clock_s
+        self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = Lock()
@@ -224,7 +225,7 @@ class Poller:
             self._epoll = epoll
             try:
                 while True:
-                    fell_asleep_s = self._clock_s()
+                    fell_asleep_s = self.clock_s()
                     await trio.lowlevel.wait_readable(epoll.fileno())
                     await self._serve_all(epoll, rounds, fell_asleep_s)
             finally:
@@ -237,7 +238,7 @@ class Poller:
 
     async def _serve_all(self, epoll: select.epoll, rounds: Rounds, fell_asleep_s: float) -> None:
         """Serve clients, and do what could wait, until there is nothing to do."""
-        pacing, awake_s = self._pacing, self._clock_s()
+        pacing, awake_s = self._pacing, self.clock_s()
         stays_awake = awake_s - fell_asleep_s < 2 * pacing.awake_s
         turn_over_s = awake_s + pacing.turn_s
         while (
@@ -245,18 +246,18 @@ class Poller:
             or rounds.idle()
             or (stays_awake and self._wait_awake(epoll, rounds, awake_s + pacing.awake_at_most_s))
         ):
-            if self._clock_s() > turn_over_s:
+            if self.clock_s() > turn_over_s:
                 await trio.lowlevel.checkpoint()
-                turn_over_s = self._clock_s() + pacing.turn_s
+                turn_over_s = self.clock_s() + pacing.turn_s
 
     def _wait_awake(self, epoll: select.epoll, rounds: Rounds, until_s: float) -> bool:
         """Whether somebody soon sends something, if nobody else needs the event loop."""
-        if self._clock_s() > until_s or rounds.is_busy:
+        if self.clock_s() > until_s or rounds.is_busy:
             return False
         if trio.lowlevel.current_statistics().tasks_runnable:
             return False
-        over_s = self._clock_s() + self._pacing.awake_s
-        while self._clock_s() < over_s:
+        over_s = self.clock_s() + self._pacing.awake_s
+        while self.clock_s() < over_s:
             if events := epoll.poll(0, self._pacing.clients_per_round):
                 self._mark_readable(events)
                 return True
@@ -273,7 +274,7 @@ class Poller:
 
     def _serve_round(self, epoll: select.epoll, rounds: Rounds) -> bool:
         """Serve all who have sent something or called, while the turn lasts; False if there were none."""
-        pacing, clock_s = self._pacing, self._clock_s
+        pacing, clock_s = self._pacing, self.clock_s
         self._mark_readable(epoll.poll(0, pacing.clients_per_round))
         endpoints, self._again = self._again, {}
         if not endpoints and not self._calls:

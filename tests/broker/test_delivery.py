@@ -3,14 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 import trio
 import trio.testing
 
 from broker.state import decode, next_record
-from broker.support import PATIENCE_S, a_delivery
+from broker.support import a_delivery
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.delivery import Delivery
 from trio_nsq.broker.state.broker import Broker
@@ -53,10 +52,32 @@ class Client:
     def close(self) -> None: ...
 
 
-class Rounds:
-    """A topic whose messages are delivered, in rounds that a test makes."""
+class SetClock:
+    """What limits turns. A test sets it.
 
-    def __init__(self, delivery: Delivery, broker: Broker, poller: Poller) -> None:
+    Attributes:
+        now_s: The time.
+        step_s: It moves by so much whenever somebody looks.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.step_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+class Rounds:
+    """A topic whose messages are delivered, in rounds that a test makes.
+
+    Attributes:
+        turns: The clock that limits turns, and how long deliveries wait.
+    """
+
+    def __init__(self, delivery: Delivery, broker: Broker, poller: Poller, turns: SetClock) -> None:
+        self.turns = turns
         self._delivery = delivery
         self._poller = poller
         self._topic = broker.topic("t")
@@ -104,10 +125,11 @@ class Rounds:
 @asynccontextmanager
 async def delivering(pacing: Pacing) -> AsyncIterator[Rounds]:
     """One topic, whose log is in memory."""
-    options, poller = BrokerOptions(data_path=Path("/nowhere"), pacing=pacing), Poller()
+    turns = SetClock()
+    options, poller = BrokerOptions(data_path=Path("/nowhere"), pacing=pacing), Poller(pacing, turns)
     broker = Broker(options, lambda name: MemoryLog())
     async with trio.open_nursery() as nursery:
-        yield Rounds(a_delivery(broker, options, poller, nursery), broker, poller)
+        yield Rounds(a_delivery(broker, options, poller, nursery), broker, poller, turns)
 
 
 async def test_deliveries_wait_for_a_pause(clock: trio.testing.MockClock) -> None:
@@ -132,10 +154,12 @@ async def test_deliveries_do_not_wait_for_ever(clock: trio.testing.MockClock) ->
     async with delivering(Pacing(waiting_s=0.2)) as rounds:
         client = rounds.client(buffer=(1_000_000_000, 250), ready=1_000_000_000)  # which nothing fills
         rounds.rested(clock, [client])
-        began_s = perf_counter()
-        while not client.bodies:
+        for _ in range(3):
             rounds.round(b"x")
-            assert perf_counter() - began_s < PATIENCE_S
+            rounds.turns.now_s += 0.09
+        assert client.bodies == []
+        rounds.round(b"x")
+        assert client.bodies == [b"x"] * 4
 
 
 async def test_deliveries_without_a_buffer_do_not_wait() -> None:
@@ -162,7 +186,8 @@ async def test_many_clients_of_a_channel_are_served_a_few_in_each_turn() -> None
 async def test_deliveries_that_have_waited_for_too_long_keep_nobody_waiting_for_a_turn(
     clock: trio.testing.MockClock,
 ) -> None:
-    async with delivering(Pacing(waiting_s=0, turn_s=0.000_000_1)) as rounds:
+    async with delivering(Pacing(waiting_s=0, turn_s=1.5)) as rounds:
         clients = [rounds.client(f"c{n}", buffer=BUFFERED) for n in range(3)]
         rounds.rested(clock, clients)
+        rounds.turns.step_s = 1.0
         assert rounds.served_by_round(clients, 4, b"x") == [1, 2, 3, 3]

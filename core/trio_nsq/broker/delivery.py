@@ -6,7 +6,6 @@ a bound on what is done at a time: the rest stands in line until the clients had
 
 import logging
 import time
-from time import perf_counter
 from typing import Any
 
 import trio
@@ -37,7 +36,7 @@ class Delivery:
         broker: Whose channels these are.
         options: See there.
         timers: Say what time it is, and when a channel is to be looked at.
-        poller: Its rounds are where channels have their turns.
+        poller: Its rounds are where channels have their turns; its clock limits them.
         readers: Told when a topic has grown.
         cold_reads: Read what is not in memory.
         nursery: Runs those reads.
@@ -65,11 +64,12 @@ class Delivery:
         self._longest_timeout_ns = options.limits.max_msg_timeout_ms * 1_000_000
         self._timers = timers
         self._poller = poller
+        self._clock_s = poller.clock_s
         self._readers = readers
         self._cold_reads = cold_reads
         self._nursery = nursery
         self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
-        # Where deliveries wait until nobody has anything to send, and until when, by `perf_counter`, at most.
+        # Where deliveries wait until nobody has anything to send, and until when, by the poller's clock, at most.
         self._waiting: dict[Channel, float] = {}
         self._reading: set[Channel] = set()  # what they deliver next is read from disk
         self._unreadable: set[Channel] = set()  # their messages could not be read lately
@@ -97,7 +97,7 @@ class Delivery:
             if channel in self._waiting or not channel.dispatcher.has_ready_consumer:
                 continue
             if self._poller.in_round and channel.dispatcher.can_wait:
-                self._waiting[channel] = perf_counter() + self._pacing.waiting_s
+                self._waiting[channel] = self._clock_s() + self._pacing.waiting_s
             elif not left:
                 self._line_up(channel)
             else:
@@ -110,11 +110,11 @@ class Delivery:
         for _ in range(min(len(self._in_line), self._pacing.channels_per_turn)):
             self._deliver_next(self._in_line)
         if self._waiting:
-            now_s = perf_counter()
+            now_s = self._clock_s()
             over_s = now_s + self._pacing.turn_s
             while self._waiting and next(iter(self._waiting.values())) <= now_s < over_s:
                 self._deliver_next(self._waiting)
-                now_s = perf_counter()
+                now_s = self._clock_s()
 
     def idle(self) -> bool:
         """Nobody has sent anything: serve a channel that could wait. True: there may be more of them."""
@@ -190,9 +190,9 @@ class Delivery:
         now_ns = self._timers.now_ns()
         timeout_ns = self._longest_timeout_ns
         sent = 0
-        over_s = perf_counter() + self._pacing.turn_s
+        over_s = self._clock_s() + self._pacing.turn_s
         while channel.dispatcher.can_deliver:
-            if sent >= self._pacing.grants_per_turn or (sent and perf_counter() > over_s):
+            if sent >= self._pacing.grants_per_turn or (sent and self._clock_s() > over_s):
                 self._line_up(channel)
                 break
             try:
