@@ -7,16 +7,10 @@ import time
 from collections.abc import Callable
 
 from protocol.support import drain, message_frame, reader_in
-from trio_nsq.protocol import (
-    OK_FRAME,
-    FrameReader,
-    State,
-    encode_finish,
-    encode_mpub,
-    encode_pub,
-    encode_requeue,
-    pack_messages,
-)
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.encode import encode_finish, encode_mpub, encode_pub, encode_requeue
+from trio_nsq.protocol.frames import OK_FRAME, FrameReader
+from trio_nsq.protocol.states import State
 
 ID = b"0123456789abcdef"
 MIB = 1024 * 1024

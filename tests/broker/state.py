@@ -15,7 +15,9 @@ from trio_nsq.broker.state.seek import Move, Seek
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
-from trio_nsq.protocol import FrameReader, MessageRun, MessageSet, encode_finish, pack_messages
+from trio_nsq.protocol import MessageSet, pack_messages
+from trio_nsq.protocol.encode import encode_finish
+from trio_nsq.protocol.frames import FrameReader, MessageRun
 
 MS = 1_000_000
 SECOND = 1000 * MS

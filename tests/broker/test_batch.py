@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.state import FIRST_ID, TIMESTAMP, decode, records
 from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from trio_nsq.log import RecordBatch
-from trio_nsq.protocol import encode_finish
+from trio_nsq.protocol.encode import encode_finish
 
 
 def frame_of(body: bytes, number: int, attempts: int) -> bytes:

@@ -17,7 +17,8 @@ from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.log import Log, LogReadError, MemoryLog
-from trio_nsq.protocol import encode_finish, pack_messages
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.encode import encode_finish
 
 IDS = MessageIds(1, 1)
 

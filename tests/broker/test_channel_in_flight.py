@@ -4,7 +4,7 @@ import pytest
 
 from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
 from trio_nsq.broker.state.in_flight import Delivery, InFlight
-from trio_nsq.protocol import encode_finish
+from trio_nsq.protocol.encode import encode_finish
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNED = "client does not own message"

@@ -8,7 +8,8 @@ from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
 from trio_nsq.broker.state.batch import make_batches
 from trio_nsq.broker.state.quantiles import RELATIVE_ERROR, Sketch
 from trio_nsq.log import RecordBatch
-from trio_nsq.protocol import encode_finish, pack_messages
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.encode import encode_finish
 
 WINDOW_NS = 600 * SECOND
 START_NS = 1_700_000_000 * SECOND

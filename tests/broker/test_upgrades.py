@@ -20,7 +20,7 @@ from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_b
 from broker.upgrading import compress, negotiate, start_tls, start_tls_and_read, upgrade
 from trio_nsq.broker.errors import StartupError
 from trio_nsq.broker.session.session import Session
-from trio_nsq.protocol import OK_FRAME
+from trio_nsq.protocol.frames import OK_FRAME
 
 COMPRESSIONS = [None, "snappy", "deflate"]
 

@@ -7,7 +7,8 @@ import trio.testing
 from client.support.fake_broker import bounded, error, message
 from trio_nsq.client import BrokerError, ConnectionSettings
 from trio_nsq.client.connection.connection import Connection, Event
-from trio_nsq.protocol import HEARTBEAT_FRAME, ErrorFrame, MessageRun, NSQError
+from trio_nsq.protocol import NSQError
+from trio_nsq.protocol.frames import HEARTBEAT_FRAME, ErrorFrame, MessageRun
 
 
 class Wire:

@@ -19,7 +19,7 @@ from client.support.consumers import (
 from client.support.fake_broker import FakeBroker, bounded, error, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, ConsumerStats
 from trio_nsq.client.consuming.consumer import TIME_SLICE_S
-from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME
+from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ the opening
 

@@ -16,7 +16,7 @@ from client.support.consumers import (
 )
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, fins, message, reqs
 from trio_nsq.client import ConsumerStats, MessageBatch
-from trio_nsq.protocol import CLOSE_WAIT_FRAME, OK_FRAME
+from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ closing
 

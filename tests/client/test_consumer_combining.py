@@ -9,7 +9,7 @@ import trio.testing
 from client.support.consumers import consumer_of, hold_open, opened
 from client.support.fake_broker import FakeBroker, bounded, fins, message, message_id, reqs
 from trio_nsq.client import AlreadyAnswered, Consumer, MessageBatch
-from trio_nsq.protocol import OK_FRAME
+from trio_nsq.protocol.frames import OK_FRAME
 
 
 class Taking:

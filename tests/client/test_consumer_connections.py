@@ -12,7 +12,7 @@ from client.support.consumers import accept_and_subscribe, eager_consumer_of, ho
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, message
 from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
 from trio_nsq.client.connection.connection import HANDSHAKE_TIMEOUT_S
-from trio_nsq.protocol import OK_FRAME
+from trio_nsq.protocol.frames import OK_FRAME
 
 
 async def entering_fails(consumer: Consumer) -> ConnectionFailed:

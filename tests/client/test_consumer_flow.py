@@ -12,7 +12,7 @@ import trio.testing
 from client.support.consumers import accept_up_to_sub, consumer_of, hold_open, opened
 from client.support.fake_broker import FakeBroker, Peer, bounded, fake_broker, fins, message, reqs
 from trio_nsq.client import Consumer
-from trio_nsq.protocol import OK_FRAME
+from trio_nsq.protocol.frames import OK_FRAME
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from client.support.fake_broker import FakeBroker, Peer, bounded, fins, message,
 from client.support.lookupds import until
 from trio_nsq.client import Consumer, ConsumerStats, Message
 from trio_nsq.client.consuming.message import MessageBatch
-from trio_nsq.protocol import CLOSE_WAIT_FRAME, OK_FRAME, encode_response
+from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_response
 
 
 class Works:

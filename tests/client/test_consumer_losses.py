@@ -21,7 +21,7 @@ from client.support.fake_broker import (
     within_the_reply,
 )
 from trio_nsq.client import Consumer
-from trio_nsq.protocol import OK_FRAME, encode_response
+from trio_nsq.protocol.frames import OK_FRAME, encode_response
 
 Step = Callable[[Peer], Awaitable[None]]
 

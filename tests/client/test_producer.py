@@ -11,7 +11,8 @@ from broker.support import dpub
 from client.support.fake_broker import FakeBroker, bounded, mpub, pub
 from client.support.producers import Outcome, opened
 from trio_nsq.client import Producer, ProducerClosed
-from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, MessageSet, pack_messages
+from trio_nsq.protocol import MessageSet, pack_messages
+from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ publishing
 

@@ -16,7 +16,8 @@ from client.support.fake_broker import FakeBroker, Peer, bounded, error, mpub, p
 from client.support.producers import Outcome, accept, opened
 from interop.peers import nsqd
 from trio_nsq.client import BrokerError, ConnectionFailed, Producer, PublishFailed
-from trio_nsq.protocol import OK_FRAME, pack_messages
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.frames import OK_FRAME
 
 
 @asynccontextmanager

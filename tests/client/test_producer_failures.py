@@ -20,7 +20,8 @@ from client.support.fake_broker import (
 )
 from client.support.producers import Outcome, accept, opened
 from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
-from trio_nsq.protocol import HEARTBEAT_FRAME, OK_FRAME, pack_messages
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
 # ------------------------------------------------------------------------------------------------ refusals
 

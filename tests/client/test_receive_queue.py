@@ -6,7 +6,7 @@ import trio.testing
 from client.support.fake_broker import bounded
 from trio_nsq.client.consuming.message import MessageBatch
 from trio_nsq.client.consuming.receive_queue import ReceiveQueue
-from trio_nsq.protocol import MessageRun
+from trio_nsq.protocol.frames import MessageRun
 
 
 class StubSubscription:

@@ -15,8 +15,8 @@ from broker.support import running_broker
 from client.support.fake_broker import FakeBroker
 from trio_nsq.client import ConnectionFailed, ConnectionSettings, Consumer, Producer
 from trio_nsq.client.connection.connection import Connection, connect
-from trio_nsq.protocol import OK_FRAME, encode_error, encode_response
 from trio_nsq.protocol.compression import Snappy
+from trio_nsq.protocol.frames import OK_FRAME, encode_error, encode_response
 
 COMPRESSIONS: list[dict[str, Any]] = [{}, {"snappy": True}, {"deflate": True, "deflate_level": 1}]
 PATIENCE_S = 20

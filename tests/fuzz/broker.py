@@ -23,7 +23,8 @@ from fuzz.commands import CODES, Commands
 from fuzz.engine import Target, make
 from fuzz.requests import STATUSES, Requests
 from interop.peers import Broker, qcli_serve
-from trio_nsq.protocol import ErrorFrame, FrameReader, ResponseFrame, encode_identify
+from trio_nsq.protocol.encode import encode_identify
+from trio_nsq.protocol.frames import ErrorFrame, FrameReader, ResponseFrame
 
 PATIENCE_S = 20.0
 """After this time without an answer the broker hangs."""

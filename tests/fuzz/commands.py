@@ -6,29 +6,23 @@ from random import Random
 from struct import pack
 
 from fuzz.engine import ways
-from trio_nsq.protocol import (
-    MAGIC_V2,
+from trio_nsq.protocol import CommandError, Limits, is_valid_name
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.commands import (
     Auth,
     Command,
-    CommandError,
-    CommandReader,
     Finish,
     Identify,
-    IdentifyRequest,
-    IdentifySettings,
-    Limits,
+    LineTooLong,
     Publish,
     Ready,
     Requeue,
     StartClose,
-    State,
     Subscribe,
-    is_valid_name,
-    negotiate,
-    parse_identify,
 )
-from trio_nsq.protocol.commands import LineTooLong
-from trio_nsq.protocol.limits import MAX_LINE_BYTES
+from trio_nsq.protocol.identify import IdentifyRequest, IdentifySettings, negotiate, parse_identify
+from trio_nsq.protocol.limits import MAGIC_V2, MAX_LINE_BYTES
+from trio_nsq.protocol.states import State
 
 CODES = frozenset(
     {

@@ -4,7 +4,8 @@ from random import Random
 from struct import pack
 
 from fuzz.engine import ways
-from trio_nsq.protocol import ErrorFrame, FrameError, FrameReader, MessageRun, ResponseFrame
+from trio_nsq.protocol import FrameError
+from trio_nsq.protocol.frames import ErrorFrame, FrameReader, MessageRun, ResponseFrame
 
 MAX_FRAME_BYTES = 200
 DATA = (b"OK", b"CLOSE_WAIT", b"_heartbeat_", b'{"max_rdy_count":2500}', b"", b"x" * 196, b"x" * 197)

@@ -25,7 +25,7 @@ from trio_nsq.broker.state.channel_state import ChannelState
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.withdrawn import Withdrawn
 from trio_nsq.log import Log, MemoryLog, RecordBatch
-from trio_nsq.protocol import encode_finish
+from trio_nsq.protocol.encode import encode_finish
 
 SETTINGS = settings(
     max_examples=int(os.environ.get("MODEL_EXAMPLES", "100")),

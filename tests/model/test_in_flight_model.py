@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trio_nsq.broker.state.in_flight import Delivery, InFlight, InFlightCopy
-from trio_nsq.protocol import encode_finish
+from trio_nsq.protocol.encode import encode_finish
 
 TIMEOUT_NS = 20
 LATER_NS = st.sampled_from([0, 5, 10, 20])

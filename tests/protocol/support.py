@@ -4,24 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from struct import pack
 
-from trio_nsq.protocol import (
-    MAGIC_V2,
-    Command,
-    CommandError,
-    CommandReader,
-    ErrorFrame,
-    Finish,
-    FrameError,
-    FrameReader,
-    Limits,
-    MessageRun,
-    MessageSet,
-    ResponseFrame,
-    StartClose,
-    State,
-    Subscribe,
-    encode_finish,
-)
+from trio_nsq.protocol import CommandError, FrameError, Limits, MessageSet
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.commands import Command, Finish, StartClose, Subscribe
+from trio_nsq.protocol.encode import encode_finish
+from trio_nsq.protocol.frames import ErrorFrame, FrameReader, MessageRun, ResponseFrame
+from trio_nsq.protocol.limits import MAGIC_V2
+from trio_nsq.protocol.states import State
 
 LIMITS = Limits()
 

@@ -20,9 +20,10 @@ import trio_nsq
 from protocol.support import int32, messages, read_all, reader_in
 from trio_nsq.log import RecordBatch, RecordHeader
 from trio_nsq.log.records import decode_payload
-from trio_nsq.protocol import Limits, MessageSet, State, bulk
+from trio_nsq.protocol import Limits, MessageSet, bulk
 from trio_nsq.protocol.frames import unpack_frames
 from trio_nsq.protocol.messages import SizePrefixes, unpack_sizes
+from trio_nsq.protocol.states import State
 
 PACKAGE = Path(trio_nsq.__path__[0])
 SOURCE = PACKAGE / "protocol" / "bulk.py"

@@ -16,24 +16,23 @@ from protocol.support import (
     reader_in,
     single_bytes,
 )
-from trio_nsq.protocol import (
-    LEGAL_STATES,
-    MAGIC_V2,
+from trio_nsq.protocol import CommandError, Limits, pack_messages
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.commands import (
     Auth,
     Command,
-    CommandError,
-    CommandReader,
     Finish,
     Identify,
-    Limits,
+    LineTooLong,
     NoOperation,
     Publish,
     Ready,
     Requeue,
     StartClose,
-    State,
     Subscribe,
     Touch,
+)
+from trio_nsq.protocol.encode import (
     encode_auth,
     encode_cls,
     encode_dpub,
@@ -46,9 +45,9 @@ from trio_nsq.protocol import (
     encode_requeue,
     encode_sub,
     encode_touch,
-    pack_messages,
 )
-from trio_nsq.protocol.commands import LineTooLong
+from trio_nsq.protocol.limits import MAGIC_V2
+from trio_nsq.protocol.states import LEGAL_STATES, State
 
 ID = b"0123456789abcdef"
 ID2 = b"fedcba9876543210"

@@ -8,16 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.support import finish, int32, messages, read_all, reader_in, single_bytes, split_at
-from trio_nsq.protocol import (
-    CommandReader,
-    Finish,
-    NoOperation,
-    Publish,
-    Requeue,
-    StartClose,
-    State,
-    encode_finish,
-)
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.commands import Finish, NoOperation, Publish, Requeue, StartClose
+from trio_nsq.protocol.encode import encode_finish
+from trio_nsq.protocol.states import State
 
 INVALID_ID = b"E_INVALID invalid message ID"
 

@@ -3,12 +3,15 @@
 import pytest
 
 from protocol.support import flattened, int32, message_frame, read_frames, single_bytes
-from trio_nsq.protocol import (
+from trio_nsq.protocol import FrameError
+from trio_nsq.protocol.frames import (
     CLOSE_WAIT_FRAME,
+    DEFAULT_MAX_FRAME_BYTES,
     HEARTBEAT_FRAME,
+    MESSAGE_FRAME_BYTES,
+    MESSAGE_HEADER_BYTES,
     OK_FRAME,
     ErrorFrame,
-    FrameError,
     FrameReader,
     FrameType,
     MessageRun,
@@ -17,7 +20,6 @@ from trio_nsq.protocol import (
     encode_frame,
     encode_response,
 )
-from trio_nsq.protocol.frames import DEFAULT_MAX_FRAME_BYTES, MESSAGE_FRAME_BYTES, MESSAGE_HEADER_BYTES
 
 ID = b"0123456789abcdef"
 

@@ -4,11 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from trio_nsq.protocol import (
-    CommandError,
+from trio_nsq.protocol import CommandError, Limits
+from trio_nsq.protocol.identify import (
     IdentifyRequest,
     IdentifySettings,
-    Limits,
     Upgrades,
     choose_upgrades,
     identify_reply,

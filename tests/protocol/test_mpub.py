@@ -3,18 +3,11 @@
 import pytest
 
 from protocol.support import int32, messages, mpub_body, read_all, reader_in, single_bytes
-from trio_nsq.protocol import (
-    CommandError,
-    Limits,
-    MessageSet,
-    NoOperation,
-    Publish,
-    State,
-    encode_mpub,
-    pack_messages,
-    walk_messages,
-)
-from trio_nsq.protocol.messages import SizePrefixes
+from trio_nsq.protocol import CommandError, Limits, MessageSet, pack_messages
+from trio_nsq.protocol.commands import NoOperation, Publish
+from trio_nsq.protocol.encode import encode_mpub
+from trio_nsq.protocol.messages import SizePrefixes, walk_messages
+from trio_nsq.protocol.states import State
 
 LINE = b"MPUB t\n"
 SMALL = Limits(max_msg_size=10, max_body_size=54)  # (54 - 4) // 5 = 10 messages

@@ -71,7 +71,9 @@ sys.modules["trio_nsq"] = package
 before = set(sys.modules)
 for name in ("trio", "asyncio", "socket", "select", "selectors", "threading", "logging", "datetime", "random"):
     sys.modules.setdefault(name, None)  # importing it would raise
-from trio_nsq.protocol import CommandReader, FrameReader, Limits
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.frames import FrameReader
+from trio_nsq.protocol.limits import Limits
 reader = CommandReader(Limits())
 reader.receive_data(b"  V2NOP\\n")
 assert reader.next_command() is not None

@@ -17,46 +17,38 @@ from protocol.support import (
     reader_in,
     split_at,
 )
-from trio_nsq.protocol import (
-    LEGAL_STATES,
-    MAGIC_V2,
+from trio_nsq.protocol import CommandError, FrameError, Limits, MessageSet, is_valid_name, pack_messages
+from trio_nsq.protocol.command_reader import CommandReader
+from trio_nsq.protocol.commands import (
     Auth,
     Command,
-    CommandError,
-    CommandReader,
-    ErrorFrame,
     Finish,
-    FrameError,
-    FrameReader,
     Identify,
-    Limits,
-    MessageSet,
+    LineTooLong,
     NoOperation,
     Publish,
     Ready,
     Requeue,
-    ResponseFrame,
     StartClose,
-    State,
     Subscribe,
     Touch,
+)
+from trio_nsq.protocol.encode import (
     encode_auth,
     encode_cls,
     encode_dpub,
-    encode_error,
     encode_mpub,
     encode_nop,
     encode_pub,
     encode_rdy,
     encode_requeue,
-    encode_response,
     encode_sub,
     encode_touch,
-    is_valid_name,
-    pack_messages,
-    walk_messages,
 )
-from trio_nsq.protocol.commands import LineTooLong
+from trio_nsq.protocol.frames import ErrorFrame, FrameReader, ResponseFrame, encode_error, encode_response
+from trio_nsq.protocol.limits import MAGIC_V2
+from trio_nsq.protocol.messages import walk_messages
+from trio_nsq.protocol.states import LEGAL_STATES, State
 
 CUTS = st.lists(st.integers(0, 2**16), max_size=8)
 IDS = st.binary(min_size=8, max_size=8).map(lambda raw: raw.hex().encode())

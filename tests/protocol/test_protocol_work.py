@@ -10,15 +10,11 @@ from typing import Any, cast
 import pytest
 
 from protocol.support import drain, message_frame, reader_in
-from trio_nsq.protocol import (
-    OK_FRAME,
-    FrameReader,
-    Publish,
-    State,
-    encode_finish,
-    encode_mpub,
-    pack_messages,
-)
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.commands import Publish
+from trio_nsq.protocol.encode import encode_finish, encode_mpub
+from trio_nsq.protocol.frames import OK_FRAME, FrameReader
+from trio_nsq.protocol.states import State
 
 ID = b"0123456789abcdef"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trio_nsq.protocol import LEGAL_STATES, State
+from trio_nsq.protocol.states import LEGAL_STATES, State
 
 
 def test_document_shows_the_table() -> None:

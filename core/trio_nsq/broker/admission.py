@@ -8,7 +8,8 @@ from typing import Any
 import trio
 
 from ..log import reasonable_limit
-from ..protocol import CommandError, encode_error
+from ..protocol import CommandError
+from ..protocol.frames import encode_error
 
 logger = logging.getLogger("trio_nsq.broker")
 

@@ -9,7 +9,7 @@ import trio.testing
 
 from client.support.fake_broker import PATIENCE_S, FakeBroker, Peer, reqs
 from trio_nsq.client import Consumer
-from trio_nsq.protocol import CLOSE_WAIT_FRAME
+from trio_nsq.protocol.frames import CLOSE_WAIT_FRAME
 
 
 def consumer_of(*brokers: FakeBroker, max_in_flight: int = 5, **options: Any) -> Consumer:

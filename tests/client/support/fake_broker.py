@@ -13,7 +13,8 @@ from typing import Any, ParamSpec
 import trio
 import trio.testing
 
-from trio_nsq.protocol import MAGIC_V2, OK_FRAME, FrameType, encode_error, encode_frame, encode_response
+from trio_nsq.protocol.frames import OK_FRAME, FrameType, encode_error, encode_frame, encode_response
+from trio_nsq.protocol.limits import MAGIC_V2
 
 PATIENCE_S = 20.0
 """How long a test may take before it fails instead of hanging."""

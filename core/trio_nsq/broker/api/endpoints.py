@@ -12,7 +12,8 @@ import trio
 from ...http import Handler, HTTPError, Request, Response, Route, Router
 from ...listening import port_of
 from ...log import LogError
-from ...protocol import CommandError, MessageSet, pack_messages, walk_messages
+from ...protocol import CommandError, MessageSet, pack_messages
+from ...protocol.messages import walk_messages
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import DeletedError, PublishRefused, SaveError
 from ..ingest.idempotent import IdempotentPublisher

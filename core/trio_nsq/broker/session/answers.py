@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...protocol import CommandError, encode_error
+from ...protocol import CommandError
+from ...protocol.frames import encode_error
 from ..errors import PublishRefused, TopicFull
 
 

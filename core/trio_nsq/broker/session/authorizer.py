@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...protocol import CommandError, quote
+from ...protocol import CommandError
+from ...protocol.errors import quote
 
 if TYPE_CHECKING:
     from .auth_client import AuthClient, Authorizations

@@ -5,19 +5,10 @@ import math
 
 import trio
 
-from ...protocol import (
-    HEARTBEAT_FRAME,
-    OK_FRAME,
-    Auth,
-    CommandError,
-    Identify,
-    NSQError,
-    State,
-    Subscribe,
-    encode_error,
-    encode_response,
-)
-from ...protocol.commands import LineTooLong
+from ...protocol import CommandError, NSQError
+from ...protocol.commands import Auth, Identify, LineTooLong, Subscribe
+from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
+from ...protocol.states import State
 from ..errors import PublishRefused
 from .services import Services
 from .session import Session

@@ -2,19 +2,18 @@
 
 import trio
 
-from ...protocol import (
-    OK_FRAME,
-    CommandReader,
+from ...protocol.command_reader import CommandReader
+from ...protocol.compression import Deflate, Snappy
+from ...protocol.frames import OK_FRAME, encode_response
+from ...protocol.identify import (
     IdentifyRequest,
     IdentifySettings,
     Upgrades,
     choose_upgrades,
-    encode_response,
     identify_reply,
     negotiate,
     parse_identify,
 )
-from ...protocol.compression import Deflate, Snappy
 from .services import Services
 from .transport import Transport
 

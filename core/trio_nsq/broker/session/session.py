@@ -8,24 +8,22 @@ from time import perf_counter
 
 import trio
 
-from ...protocol import (
-    CLOSE_WAIT_FRAME,
-    OK_FRAME,
+from ...protocol import CommandError
+from ...protocol.command_reader import CommandReader
+from ...protocol.commands import (
     Auth,
     Command,
-    CommandError,
-    CommandReader,
     Finish,
     Identify,
     Publish,
     Ready,
     Requeue,
     StartClose,
-    State,
     Subscribe,
     Touch,
-    encode_error,
 )
+from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
+from ...protocol.states import State
 from ...reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
 from ..errors import PublishRefused
 from ..ingest.publication import Publication

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from random import random
 
 from ...log import LogError
-from ...protocol import CommandError, IdentifySettings, Subscribe, is_ephemeral
+from ...protocol import CommandError, is_ephemeral
+from ...protocol.commands import Subscribe
+from ...protocol.identify import IdentifySettings
 from ..delivery import Delivery
 from ..errors import PublishRefused, SaveError
 from ..state.channel import Channel

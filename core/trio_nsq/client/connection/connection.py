@@ -14,22 +14,16 @@ from typing import Any
 
 import trio
 
-from trio_nsq.protocol import (
-    MAGIC_V2,
+from trio_nsq.protocol import FrameError, Limits, NSQError
+from trio_nsq.protocol.encode import encode_auth, encode_identify, encode_nop, encode_sub
+from trio_nsq.protocol.frames import (
+    DEFAULT_MAX_FRAME_BYTES,
     ErrorFrame,
-    FrameError,
     FrameReader,
-    Limits,
     MessageRun,
-    NSQError,
     ResponseFrame,
-    encode_auth,
-    encode_identify,
-    encode_nop,
-    encode_sub,
 )
-from trio_nsq.protocol.frames import DEFAULT_MAX_FRAME_BYTES
-from trio_nsq.protocol.limits import KIB, MINUTE_MS
+from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
 
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from trio_nsq.protocol import MessageRun
+from trio_nsq.protocol.frames import MessageRun
 
 from ..errors import AlreadyAnswered
 

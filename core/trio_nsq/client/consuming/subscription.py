@@ -7,19 +7,10 @@ from itertools import repeat
 
 import trio
 
-from trio_nsq.protocol import (
-    ErrorFrame,
-    FrameError,
-    MessageRun,
-    NSQError,
-    ResponseFrame,
-    encode_cls,
-    encode_finish,
-    encode_rdy,
-    encode_requeue,
-    encode_touch,
-)
+from trio_nsq.protocol import FrameError, NSQError
+from trio_nsq.protocol.encode import encode_cls, encode_finish, encode_rdy, encode_requeue, encode_touch
 from trio_nsq.protocol.errors import NON_FATAL_CODES
+from trio_nsq.protocol.frames import ErrorFrame, MessageRun, ResponseFrame
 from trio_nsq.protocol.limits import SECOND_MS
 
 from ..connection.connection import Connection, Event

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import trio
 
-from trio_nsq.protocol import ErrorFrame, FrameError, NSQError, ResponseFrame
+from trio_nsq.protocol import FrameError, NSQError
+from trio_nsq.protocol.frames import ErrorFrame, ResponseFrame
 from trio_nsq.protocol.limits import KIB
 
 from ..connection.connection import Connection, Event, connect

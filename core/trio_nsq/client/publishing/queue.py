@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import trio
 
-from trio_nsq.protocol import MessageSet, NSQError, encode_dpub, encode_mpub, encode_pub, pack_messages
+from trio_nsq.protocol import MessageSet, NSQError, pack_messages
+from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
 from trio_nsq.protocol.limits import KIB
 
 from ..errors import BrokerError, PublishFailed

@@ -11,7 +11,7 @@ import trio
 from ..._version import __version__
 from ...http import HTTPError, Request, Response, Route, Router
 from ...http.arguments import channel_names, given, valid_name
-from ...protocol import quote
+from ...protocol.errors import quote
 from .registry import Producer, Registry
 
 logger = logging.getLogger("trio_nsq.lookup")

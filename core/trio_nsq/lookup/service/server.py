@@ -13,7 +13,8 @@ from ...http import peer_of, serve_connection
 from ...http.request_log import log_request
 from ...listening import Listening, listen, loopback_host, port_of
 from ...log import Files
-from ...protocol import CommandError, quote
+from ...protocol import CommandError
+from ...protocol.errors import quote
 from ...under_trio import require_trio
 from ...wording import count_of
 from ..protocol import OK, PeerInfo, Register, encode_response
