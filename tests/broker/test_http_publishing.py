@@ -26,7 +26,7 @@ from broker.support import (
     settle,
 )
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.api.endpoints import Endpoints
+from trio_nsq.broker.api.publishing import Publishing
 from trio_nsq.http import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Request, Response
 
 OK = (200, b"OK")
@@ -63,12 +63,16 @@ async def bodies(bound: BoundAddresses, topic: str, count: int) -> list[bytes]:
 
 @BOTH_SYNCS
 async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(self: Endpoints, request: Request) -> Response:
-        raise ZeroDivisionError
+    in_tasks = []
 
+    async def pub(self: Publishing, request: Request) -> Response:
+        in_tasks.append(request.body)
+        return await handler(self, request)
+
+    handler = Publishing.pub
+    monkeypatch.setattr(Publishing, "pub", pub)
+    monkeypatch.setattr(Publishing, "mpub", pub)
     async with running_broker(tmp_path / "d", sync=sync) as bound, http(bound, publish("t", b"0")) as client:
-        for handler in ("pub", "mpub"):  # the first publish of a topic takes one
-            monkeypatch.setattr(Endpoints, handler, fail)
         binary = pack(">ii", 2, 1) + b"4" + pack(">i", 1) + b"5"
         for request in (
             publish("t", b"1"),
@@ -78,6 +82,7 @@ async def test_publishes_take_no_task(tmp_path: Path, sync: str, monkeypatch: py
             await client.send(request)
             assert await raw_answer(client) == OK
         assert await bodies(bound, "t", 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert in_tasks == [b"0"]  # the first publish of a topic takes one
 
 
 @BOTH_SYNCS

@@ -57,6 +57,16 @@ class Readers:
             return work()
         return await trio.to_thread.run_sync(work, limiter=self._threads)
 
+    async def read(self, topic: Topic, work: Callable[[], _T]) -> _T:
+        """As `call`, for an answer that is under way. Raises CutOff: it cannot be read, or the topic is gone."""
+        try:
+            found = await self.call(topic, work)
+        except LogReadError as exc:
+            self.check(topic)
+            raise CutOff(str(exc)) from exc
+        self.check(topic)
+        return found
+
     def wake(self, topic: Topic) -> None:
         """Wake those who wait for messages of a topic: there are more, or there will be none."""
         if (event := self._grown.pop(topic, None)) is not None:
@@ -134,12 +144,7 @@ class Reading(Generic[_Record]):
 
     async def _read(self, known: int) -> list[_Record | Gap]:
         """Read on; up to `known` something is there."""
-        try:
-            records = await self._readers.call(self._topic, partial(self._read_log, self.position))
-        except LogReadError as exc:
-            self._readers.check(self._topic)
-            raise CutOff(str(exc)) from exc
-        self._readers.check(self._topic)
+        records = await self._readers.read(self._topic, partial(self._read_log, self.position))
         found: list[_Record | Gap] = []
         for record in records:
             if self._end is not None and record.base_sequence >= self._end:

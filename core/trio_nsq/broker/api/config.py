@@ -3,15 +3,13 @@
 import logging
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...http import HTTPError, Request, Response, Route
+from ...http import HTTPError, Request, Response
 from ...protocol.address import without_secrets
 from ...untrusted_json import decode_json
 from ..addresses import BoundAddresses, Broadcast
-
-if TYPE_CHECKING:
-    from ..server import Server
+from ..server import Server
 
 _LOGGER = logging.getLogger("trio_nsq")
 _LEVELS = {
@@ -31,25 +29,12 @@ _OF_TOPICS = ("retention_time", "retention_bytes")
 """Options that are defaults of settings which each topic has for itself."""
 
 
-class ConfigEndpoints:
-    """The handlers.
+class Config:
+    """The handlers. `bound` is where the broker listens."""
 
-    Args:
-        server: Whose options these are.
-        bound: Where it listens.
-    """
-
-    def __init__(self, server: "Server", bound: BoundAddresses) -> None:
+    def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._broadcast = Broadcast.of(server.options, bound)
-
-    def routes(self) -> list[Route]:
-        """All routes."""
-        limit = self._server.options.limits.max_msg_size
-        return [
-            Route("GET", "/config/{opt}", self.get),
-            Route("PUT", "/config/{opt}", self.put, max_body_bytes=limit, too_big="INVALID_VALUE"),
-        ]
 
     async def get(self, request: Request) -> Response:
         """The value of one option."""

@@ -6,15 +6,14 @@ import marshal
 import re
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-from ...http import Handler, HTTPError, Request, Response, Route
-
-if TYPE_CHECKING:
-    from ..server import Server
+from ...http import HTTPError, Request, Response
+from ..server import Server
 
 INDEX = """\
 GET  /debug/tasks               what each task of the broker waits for, as a tree
@@ -31,111 +30,83 @@ Profile of the event loop over {seconds} s, by each function's own time. Time in
 _ALL_THREADS = "This version of Python counts worker threads, too: they write, sync and read files.\n"
 
 
-class DebugEndpoints:
-    """The handlers.
+async def index(server: Server, request: Request) -> Response:
+    """What there is."""
+    return Response.text(INDEX)
 
-    Args:
-        server: Whose insides these are.
-    """
 
-    def __init__(self, server: "Server") -> None:
-        self._server = server
-        self._profiling = False
+async def pprof(server: Server, request: Request) -> Response:
+    """Tools for Go's profiles could make nothing of ours."""
+    raise HTTPError(404, "NOT_FOUND: these are profiles of a Go program; /debug lists what there is here")
 
-    def routes(self) -> list[Route]:
-        """All routes."""
-        routes = [
-            ("GET", "/debug", self.index),
-            ("GET", "/debug/tasks", self.tasks),
-            ("GET", "/debug/profile", self.profile),
-            ("GET", "/debug/memory", self.memory),
-            ("POST", "/debug/freememory", self.free_memory),
-            # What else nsqd has.
-            ("GET", "/debug/pprof", self.pprof),
-            ("GET", "/debug/pprof/{profile}", self.pprof),
-            ("POST", "/debug/pprof/{profile}", self.pprof),
-            ("PUT", "/debug/setblockrate", self.pprof),
-        ]
-        return [Route(method, path, _not_for_pages(handler), plain=True) for method, path, handler in routes]
 
-    async def index(self, request: Request) -> Response:
-        """What there is."""
-        return Response.text(INDEX)
+async def tasks(server: Server, request: Request) -> Response:
+    """The task tree."""
+    return Response.text(task_tree())
 
-    async def pprof(self, request: Request) -> Response:
-        """Tools for Go's profiles could make nothing of ours."""
-        raise HTTPError(404, "NOT_FOUND: these are profiles of a Go program; /debug lists what there is here")
 
-    async def tasks(self, request: Request) -> Response:
-        """The task tree."""
-        return Response.text(task_tree())
+async def profile(server: Server, request: Request) -> Response:
+    """Profile for `seconds`, then answer; one at a time, for they would profile each other."""
+    text = request.query.get("seconds", str(DEFAULT_PROFILE_S))
+    seconds = int(text) if re.fullmatch(r"[0-9]{1,3}", text, re.ASCII) else 0
+    if not 1 <= seconds <= MAX_PROFILE_S:
+        raise HTTPError(400, "INVALID_SECONDS")
+    output = request.query.get("format", "text")
+    if output not in ("text", "pstats"):
+        raise HTTPError(400, "INVALID_FORMAT")
+    if sys.getprofile() is not None:
+        raise HTTPError(409, "ALREADY_PROFILING")
+    return await _profile(seconds, output)
 
-    async def profile(self, request: Request) -> Response:
-        """Profile for `seconds`, then answer; one at a time, for they would profile each other."""
-        text = request.query.get("seconds", str(DEFAULT_PROFILE_S))
-        seconds = int(text) if re.fullmatch(r"[0-9]{1,3}", text, re.ASCII) else 0
-        if not 1 <= seconds <= MAX_PROFILE_S:
-            raise HTTPError(400, "INVALID_SECONDS")
-        output = request.query.get("format", "text")
-        if output not in ("text", "pstats"):
-            raise HTTPError(400, "INVALID_FORMAT")
-        if self._profiling:
-            raise HTTPError(409, "ALREADY_PROFILING")
-        self._profiling = True
-        try:
-            return await _profile(seconds, output)
-        finally:
-            self._profiling = False
 
-    async def memory(self, request: Request) -> Response:
-        """Figures in bytes, unless they are counts; null where the system does not say."""
-        broker = self._server.broker
-        status = _process_status()
-        topics = {
-            name: {"bytes": size_bytes, "batches": batches}
-            for name, (size_bytes, batches) in sorted(broker.cache.by_topic().items())
+async def memory(server: Server, request: Request) -> Response:
+    """Figures in bytes, unless they are counts; null where the system does not say."""
+    broker = server.broker
+    status = _process_status()
+    topics = {
+        name: {"bytes": size_bytes, "batches": batches}
+        for name, (size_bytes, batches) in sorted(broker.cache.by_topic().items())
+    }
+    return Response.json(
+        {
+            "rss_bytes": status.get("VmRSS"),
+            "peak_rss_bytes": status.get("VmHWM"),
+            "gc": {
+                "objects": len(gc.get_objects()),
+                "counts": gc.get_count(),
+                "thresholds": gc.get_threshold(),
+                "collections": [generation["collections"] for generation in gc.get_stats()],
+            },
+            "connections": len(server.sessions.connected),
+            "topics": len(broker.topics),
+            "channels": sum(len(topic.channels) for topic in broker.topics.values()),
+            "cache": {
+                "bytes": broker.cache.size_bytes,
+                "max_bytes": server.options.cache_bytes,
+                "batches": len(broker.cache),
+                "topics": topics,
+            },
         }
-        return Response.json(
-            {
-                "rss_bytes": status.get("VmRSS"),
-                "peak_rss_bytes": status.get("VmHWM"),
-                "gc": {
-                    "objects": len(gc.get_objects()),
-                    "counts": gc.get_count(),
-                    "thresholds": gc.get_threshold(),
-                    "collections": [generation["collections"] for generation in gc.get_stats()],
-                },
-                "connections": len(self._server.sessions.connected),
-                "topics": len(broker.topics),
-                "channels": sum(len(topic.channels) for topic in broker.topics.values()),
-                "cache": {
-                    "bytes": broker.cache.size_bytes,
-                    "max_bytes": self._server.options.cache_bytes,
-                    "batches": len(broker.cache),
-                    "topics": topics,
-                },
-            }
-        )
-
-    async def free_memory(self, request: Request) -> Response:
-        """The broker stands still meanwhile. What it caches stays."""
-        before = _process_status().get("VmRSS")
-        collected = gc.collect()
-        await trio.to_thread.run_sync(_trim_heap)
-        after = _process_status().get("VmRSS")
-        return Response.json({"collected_objects": collected, "rss_bytes": after, "rss_bytes_before": before})
+    )
 
 
-def _not_for_pages(handler: Handler) -> Handler:
+async def free_memory(server: Server, request: Request) -> Response:
+    """The broker stands still meanwhile. What it caches stays."""
+    before = _process_status().get("VmRSS")
+    collected = gc.collect()
+    await trio.to_thread.run_sync(_trim_heap)
+    after = _process_status().get("VmRSS")
+    return Response.json({"collected_objects": collected, "rss_bytes": after, "rss_bytes_before": before})
+
+
+async def guarded(
+    handler: Callable[[Server, Request], Awaitable[Response]], server: Server, request: Request
+) -> Response:
     """Refuse what a browser sends on behalf of a page, say one with a form on it: profiles cost time."""
-
-    async def guarded(request: Request) -> Response:
-        headers = request.headers
-        if "origin" in headers or "referer" in headers or headers.get("sec-fetch-site", "none") != "none":
-            raise HTTPError(403, "NOT_FOR_WEB_PAGES")
-        return await handler(request)
-
-    return guarded
+    headers = request.headers
+    if "origin" in headers or "referer" in headers or headers.get("sec-fetch-site", "none") != "none":
+        raise HTTPError(403, "NOT_FOR_WEB_PAGES")
+    return await handler(server, request)
 
 
 # ---------------------------------------------------------------------- tasks

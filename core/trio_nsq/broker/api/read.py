@@ -5,24 +5,22 @@ See docs/reading.md. Reading takes nothing from any channel, and shows what is i
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from ...http import HTTPError, Request, Response, Route
-from ...log import Log, LogReadError, RecordBatch
+from ...http import HTTPError, Request, Response
+from ...log import Log, RecordBatch
 from ...log.gaps import Gap
 from ...log.raw import encode_raw
 from ...log.records import RawRecord
 from ...log.selection import Selection
 from ..positions import EARLIEST, LATEST, Position, parse_duration_ns, parse_position
 from ..readers import Reading
+from ..server import Server
 from ..state.topic import Topic
 from .json_lines import gap_line, message_lines
-from .targets import find_topic, given, whole_number
-
-if TYPE_CHECKING:
-    from ..server import Server
+from .targets import find_topic, whole_number
 
 MAX_WAIT_S = 60
 """A client that went away while it waited is noticed when the next message is sent to it, or after this."""
@@ -33,80 +31,52 @@ PIECE_MESSAGES = 200
 NDJSON = "application/x-ndjson; charset=utf-8"
 _OCTETS = "application/octet-stream"
 
-_T = TypeVar("_T")
+
+async def read(server: Server, request: Request) -> Response:
+    """Messages from one place in the log to another, as JSON lines or raw record batches, streamed."""
+    topic = find_topic(server, request)
+    form = request.query.get("format", "jsonl")
+    if form not in ("jsonl", "raw"):
+        raise HTTPError(400, f"INVALID_FORMAT: {form!r} is neither jsonl nor raw")
+    room = _Room(whole_number(request, "max_messages", least=1), whole_number(request, "max_bytes", least=1))
+    wait_s = _wait_s(request)
+    first = position_given(request, "from", EARLIEST)
+    until = position_given(request, "until", LATEST)
+    start = await _sequence(server, topic, first)
+    end: int | None = None
+    if "until" in request.query or not wait_s:
+        end = max(start, await _sequence(server, topic, until))
+    if until.kind == "sequence" and wait_s:
+        end = max(start, until.value)  # it may be yet to come
+    # Only who asks for a sequence can be told that it is gone.
+    begin = min(first.value, start) if first.kind == "sequence" else start
+    log = topic.log
+    headers = {
+        "X-NSQ-First-Sequence": str(log.first_sequence),
+        "X-NSQ-Next-Sequence": str(log.next_sequence),
+        "X-NSQ-Start-Sequence": str(start),
+    }
+    if end is not None:
+        headers["X-NSQ-End-Sequence"] = str(end)
+    if form == "raw":
+        raw = Reading(server.readers, topic, log.read_raw, begin, end, wait_s)
+        return Response(body=_raw_pieces(raw, room), content_type=_OCTETS, headers=headers)
+    reading = Reading(server.readers, topic, log.read, begin, end, wait_s)
+    selection = Selection(start) if end is None else Selection(start, end)
+    lines = _json_pieces(topic.name, reading, selection, room)
+    return Response(body=lines, content_type=NDJSON, headers=headers)
 
 
-class ReadEndpoints:
-    """The handlers.
-
-    Args:
-        server: Whose topics these are.
-    """
-
-    def __init__(self, server: "Server") -> None:
-        self._server = server
-        self._readers = server.readers
-
-    def routes(self) -> list[Route]:
-        """All routes."""
-        return [
-            Route("GET", "/topic/read", self.read),
-            Route("GET", "/topic/bounds", self.bounds),
-        ]
-
-    async def read(self, request: Request) -> Response:
-        """Messages from one place in the log to another, as JSON lines or raw record batches, streamed."""
-        topic = find_topic(self._server, given(request, "topic"))
-        form = request.query.get("format", "jsonl")
-        if form not in ("jsonl", "raw"):
-            raise HTTPError(400, f"INVALID_FORMAT: {form!r} is neither jsonl nor raw")
-        room = _Room(
-            whole_number(request, "max_messages", least=1), whole_number(request, "max_bytes", least=1)
-        )
-        wait_s = _wait_s(request)
-        first = position_given(request, "from", EARLIEST)
-        until = position_given(request, "until", LATEST)
-        start = await self._sequence(topic, first)
-        end: int | None = None
-        if "until" in request.query or not wait_s:
-            end = max(start, await self._sequence(topic, until))
-        if until.kind == "sequence" and wait_s:
-            end = max(start, until.value)  # it may be yet to come
-        # Only who asks for a sequence can be told that it is gone.
-        begin = min(first.value, start) if first.kind == "sequence" else start
-        headers = {
-            "X-NSQ-First-Sequence": str(topic.log.first_sequence),
-            "X-NSQ-Next-Sequence": str(topic.log.next_sequence),
-            "X-NSQ-Start-Sequence": str(start),
-        }
-        if end is not None:
-            headers["X-NSQ-End-Sequence"] = str(end)
-        log = topic.log
-        if form == "raw":
-            raw = Reading(self._readers, topic, log.read_raw, begin, end, wait_s)
-            return Response(body=_raw_pieces(raw, room), content_type=_OCTETS, headers=headers)
-        reading = Reading(self._readers, topic, log.read, begin, end, wait_s)
-        selection = Selection(start) if end is None else Selection(start, end)
-        lines = _json_pieces(topic.name, reading, selection, room)
-        return Response(body=lines, content_type=NDJSON, headers=headers)
-
-    async def bounds(self, request: Request) -> Response:
-        """Where the log begins and ends, as a JSON object; with `at` also which sequence is there."""
-        topic = find_topic(self._server, given(request, "topic"))
-        at = position_given(request, "at", LATEST) if "at" in request.query else None
-        found = await read_now(self._server, topic, partial(_bounds, topic.log, at))
-        return Response.json({"topic": topic.name, **found})
-
-    async def _sequence(self, topic: Topic, position: Position) -> int:
-        return await read_now(self._server, topic, partial(position.sequence_in, topic.log))
+async def bounds(server: Server, request: Request) -> Response:
+    """Where the log begins and ends, as a JSON object; with `at` also which sequence is there."""
+    topic = find_topic(server, request)
+    at = position_given(request, "at", LATEST) if "at" in request.query else None
+    found = await server.readers.call(topic, partial(_bounds, topic.log, at))
+    return Response.json({"topic": topic.name, **found})
 
 
-async def read_now(server: "Server", topic: Topic, work: Callable[[], _T]) -> _T:
-    """Do something that reads from a topic's log, before an answer is begun. Raises HTTPError."""
-    try:
-        return await server.readers.call(topic, work)
-    except LogReadError as exc:
-        raise HTTPError(503, str(exc)) from exc
+async def _sequence(server: Server, topic: Topic, position: Position) -> int:
+    return await server.readers.call(topic, partial(position.sequence_in, topic.log))
 
 
 def position_given(request: Request, parameter: str, default: Position) -> Position:

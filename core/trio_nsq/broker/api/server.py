@@ -1,18 +1,35 @@
-"""The broker's HTTP and HTTPS connections: who answers them, over TLS or not, and what is logged of them."""
+"""The broker's HTTP and HTTPS connections: which handler answers what, over TLS or not, and what is logged of it."""
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 
 import trio
 
-from ...http import Request, Response, Route, Router, peer_of, request_log, serve_connection
+from ...http import (
+    CutOff,
+    Handler,
+    HTTPError,
+    Request,
+    Response,
+    Route,
+    Router,
+    peer_of,
+    request_log,
+    serve_connection,
+)
 from ...listening import port_of
+from ...log import LogError
 from ..addresses import BoundAddresses
-from .endpoints import make_router
-
-if TYPE_CHECKING:
-    from ..server import Server
+from ..errors import DeletedError, PublishRefused, SaveError
+from ..server import Server
+from ..state.settings import SettingsError
+from . import backlog, dead_letters, debug, read, topics
+from .config import Config
+from .publishing import Publishing, refusal
+from .status import Status
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -29,7 +46,7 @@ class HTTPServer:
         bound: Where it listens.
     """
 
-    def __init__(self, server: "Server", bound: BoundAddresses) -> None:
+    def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._poller = server.poller
         self._bodies = server.services.bodies
@@ -49,10 +66,7 @@ class HTTPServer:
 
     async def handle_https(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTPS listener."""
-        from ..session.tls import (
-            TLSError,
-            TLSStream,
-        )  # takes a while to be imported, and few brokers have a certificate
+        from ..session.tls import TLSError, TLSStream  # slow to import, and few brokers have a certificate
 
         tls_context = self._server.services.tls_context
         assert tls_context is not None  # without it nobody listens
@@ -94,3 +108,87 @@ def log_request(request: Request, status: int, elapsed_s: float) -> None:
     """Log a request, unless it is a publish."""
     if (request.method, request.path) not in _UNLOGGED:
         request_log.log_request(logger, request, status, elapsed_s)
+
+
+# ---------------------------------------------------------------------- which handler answers what
+
+_Handlers = dict[tuple[str, str], Callable[[Server, Request], Awaitable[Response]]]
+
+_HANDLERS: _Handlers = {
+    ("POST", "/topic/create"): topics.create_topic,
+    ("POST", "/topic/delete"): topics.delete_topic,
+    ("POST", "/topic/empty"): topics.empty_topic,
+    ("POST", "/topic/pause"): partial(topics.pause_topic, paused=True),
+    ("POST", "/topic/unpause"): partial(topics.pause_topic, paused=False),
+    ("GET", "/topic/producer"): topics.get_producer,
+    ("POST", "/topic/producer/forget"): topics.forget_producer,
+    ("GET", "/topic/settings"): topics.get_topic_settings,
+    ("PUT", "/topic/settings"): topics.put_topic_settings,
+    ("GET", "/topic/read"): read.read,
+    ("GET", "/topic/bounds"): read.bounds,
+    ("POST", "/channel/create"): topics.create_channel,
+    ("POST", "/channel/delete"): topics.delete_channel,
+    ("POST", "/channel/empty"): topics.empty_channel,
+    ("POST", "/channel/pause"): partial(topics.pause_channel, paused=True),
+    ("POST", "/channel/unpause"): partial(topics.pause_channel, paused=False),
+    ("GET", "/channel/settings"): topics.get_channel_settings,
+    ("PUT", "/channel/settings"): topics.put_channel_settings,
+    ("GET", "/channel/peek"): backlog.peek,
+    ("POST", "/channel/seek"): backlog.seek,
+    ("GET", "/channel/deferred"): backlog.deferred,
+    ("POST", "/channel/deferred/cancel"): backlog.cancel,
+    ("GET", "/dead_letters"): dead_letters.overview,
+    ("GET", "/dead_letters/messages"): dead_letters.messages,
+    ("POST", "/dead_letters/requeue"): dead_letters.requeue,
+    ("POST", "/dead_letters/drop"): dead_letters.drop,
+}
+_DEBUG_HANDLERS: _Handlers = {
+    ("GET", "/debug"): debug.index,
+    ("GET", "/debug/tasks"): debug.tasks,
+    ("GET", "/debug/profile"): debug.profile,
+    ("GET", "/debug/memory"): debug.memory,
+    ("POST", "/debug/freememory"): debug.free_memory,
+    # What else nsqd has.
+    ("GET", "/debug/pprof"): debug.pprof,
+    ("GET", "/debug/pprof/{profile}"): debug.pprof,
+    ("POST", "/debug/pprof/{profile}"): debug.pprof,
+    ("PUT", "/debug/setblockrate"): debug.pprof,
+}
+
+
+def make_router(server: Server, bound: BoundAddresses) -> Router:
+    """The broker's routes."""
+    message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
+    publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
+    routes = [
+        Route("GET", "/ping", status.ping, plain=True),
+        Route("GET", "/info", status.info),
+        Route("GET", "/stats", status.stats),
+        Route("GET", "/metrics", status.metrics, plain=True),
+        Route("GET", "/config/{opt}", config.get),
+        Route("PUT", "/config/{opt}", config.put, message, "INVALID_VALUE"),
+        Route("POST", "/pub", publishing.pub, message, "MSG_TOO_BIG", begin=publishing.begin_pub),
+        Route("POST", "/mpub", publishing.mpub, body, "BODY_TOO_BIG", begin=publishing.begin_mpub),
+        Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG"),
+        *(Route(*place, partial(handler, server)) for place, handler in _HANDLERS.items()),
+        *(
+            Route(*place, partial(debug.guarded, handler, server), plain=True)
+            for place, handler in _DEBUG_HANDLERS.items()
+        ),
+    ]
+    return Router(replace(route, handler=partial(_answer, route.handler)) for route in routes)
+
+
+async def _answer(handler: Handler, request: Request) -> Response:
+    """Call a handler. What the state, the log and the disk refuse becomes NSQ's errors here."""
+    try:
+        return await handler(request)
+    except PublishRefused as exc:
+        raise refusal(exc) from exc
+    except SettingsError as exc:
+        raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc
+    except DeletedError as exc:
+        what = "CHANNEL" if "channel" in request.query else "TOPIC"
+        raise HTTPError(404, f"{what}_NOT_FOUND") from exc
+    except (SaveError, LogError, CutOff) as exc:
+        raise HTTPError(503, str(exc)) from exc

@@ -1,24 +1,26 @@
-"""`/channel/peek` and `/channel/seek`: what a channel delivers next, and moving it; not endpoints of nsqd's.
+"""What waits in a channel: looking at it, moving the channel, cancelling what is deferred. Not endpoints of nsqd's.
 
-See docs/reading.md.
+See docs/reading.md and docs/deferred.md.
 """
 
+import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
-from ...http import CutOff, HTTPError, Request, Response, Route
-from ...log import LogReadError, RecordBatch
+from ...http import HTTPError, Request, Response
+from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
 from ...protocol.frames import MESSAGE_FRAME_BYTES
 from ..positions import EARLIEST, Position
 from ..readers import Readers
+from ..server import Server
 from ..state.batch import Batch
 from ..state.channel import Channel
 from ..state.channel_messages import STATES, State, Waiting
+from ..state.finding import find_ids
 from ..state.record_metadata import only_channel
 from ..state.seek import Move
 from ..state.topic import Topic
@@ -26,65 +28,99 @@ from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
 from .targets import find_channel, find_topic_and_channel, given, is_dry_run, whole_number
 
-if TYPE_CHECKING:
-    from ..server import Server
-
 DEFAULT_PEEK_MESSAGES = 10
-MAX_PEEK_MESSAGES = 10_000
+DEFAULT_DEFERRED_MESSAGES = 100
+MAX_MESSAGES = 10_000
 """What is to be shown is noted in one go, so that the answer is about one moment."""
+MAX_IDS = 1000
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SCATTERED_READ_BYTES = 16 * 1024
 
 
-class SeekEndpoints:
-    """The handlers.
+async def peek(server: Server, request: Request) -> Response:
+    """The next messages of a channel, without taking them, as JSON lines."""
+    topic, channel = find_topic_and_channel(server, request)
+    count = _count(request, DEFAULT_PEEK_MESSAGES)
+    every = chain.from_iterable(map(channel.messages.peek, _states(request)))
+    lines = _WaitingLines(server.readers, topic, channel, list(islice(every, count)))
+    return Response(body=lines.pieces(), content_type=NDJSON)
 
-    Args:
-        server: Whose channels these are.
-    """
 
-    def __init__(self, server: "Server") -> None:
-        self._server = server
+async def deferred(server: Server, request: Request) -> Response:
+    """The next messages of a channel that wait for their time, by that time, as JSON lines."""
+    topic, channel = find_topic_and_channel(server, request)
+    count = _count(request, DEFAULT_DEFERRED_MESSAGES)
+    lines = _WaitingLines(
+        server.readers, topic, channel, list(islice(channel.messages.peek("deferred"), count))
+    )
+    headers = {"X-NSQ-Deferred-Count": str(channel.deferred_count)}
+    return Response(body=lines.pieces(), content_type=NDJSON, headers=headers)
 
-    def routes(self) -> list[Route]:
-        """All routes."""
-        return [
-            Route("GET", "/channel/peek", self.peek),
-            Route("POST", "/channel/seek", self.seek),
-        ]
 
-    async def peek(self, request: Request) -> Response:
-        """The next messages of a channel, without taking them, as JSON lines."""
-        topic, channel = find_topic_and_channel(self._server, request)
-        count = whole_number(request, "max_messages", least=1) or DEFAULT_PEEK_MESSAGES
-        if count > MAX_PEEK_MESSAGES:
-            raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_PEEK_MESSAGES} is the most")
-        every = chain.from_iterable(map(channel.messages.peek, _states(request)))
-        lines = WaitingLines(self._server.readers, topic, channel, list(islice(every, count)))
-        return Response(body=lines.pieces(), content_type=NDJSON)
+async def cancel(server: Server, request: Request) -> Response:
+    """Drop deferred messages, durably; `id` is one id or more, with commas."""
+    topic, channel = find_topic_and_channel(server, request)
+    ids = ids_given(request)
+    sequences = await find_sequences(server, topic, channel, ids)
+    cancelled = set(await server.admin.cancel(channel, sequences.values()))
+    return Response.json(
+        {
+            "cancelled": [each for each in ids if sequences.get(each) in cancelled],
+            "not_deferred": [each for each in ids if sequences.get(each) not in cancelled],
+        }
+    )
 
-    async def seek(self, request: Request) -> Response:
-        """Move a channel to a place in its topic's log, durably; with `dry_run` only say what that would do."""
-        channel = find_channel(self._server, request)
-        given(request, "to")
-        position = position_given(request, "to", EARLIEST)
-        dry_run = is_dry_run(request)
-        try:
-            move, oldest = await self._server.admin.seek(channel, position, dry_run=dry_run)
-        except LogReadError as exc:
-            raise HTTPError(503, str(exc)) from exc
-        return Response.json(
-            {
-                "topic": channel.topic.name,
-                "channel": channel.name,
-                "from_sequence": move.from_sequence,
-                "to_sequence": move.to_sequence,
-                "delivered_again": move.delivered_again,
-                "skipped": move.skipped,
-                "in_flight": move.in_flight,
-                "limited_by": _limit(position, move, oldest),
-                "dry_run": dry_run,
-            }
-        )
+
+async def seek(server: Server, request: Request) -> Response:
+    """Move a channel to a place in its topic's log, durably; with `dry_run` only say what that would do."""
+    channel = find_channel(server, request)
+    given(request, "to")
+    position = position_given(request, "to", EARLIEST)
+    dry_run = is_dry_run(request)
+    move, oldest = await server.admin.seek(channel, position, dry_run=dry_run)
+    return Response.json(
+        {
+            "topic": channel.topic.name,
+            "channel": channel.name,
+            "from_sequence": move.from_sequence,
+            "to_sequence": move.to_sequence,
+            "delivered_again": move.delivered_again,
+            "skipped": move.skipped,
+            "in_flight": move.in_flight,
+            "limited_by": _limit(position, move, oldest),
+            "dry_run": dry_run,
+        }
+    )
+
+
+def ids_given(request: Request) -> list[str]:
+    """The ids that a request names, each once. Raises HTTPError."""
+    ids = list(dict.fromkeys(given(request, "id").split(",")))
+    for message_id in ids:
+        if not _ID.fullmatch(message_id):
+            raise HTTPError(400, f"INVALID_ID: {message_id!r} is not 16 of the digits 0-9 a-f")
+    if len(ids) > MAX_IDS:
+        raise HTTPError(400, f"INVALID_ID: {MAX_IDS} ids are the most")
+    return ids
+
+
+async def find_sequences(server: Server, topic: Topic, channel: Channel, ids: list[str]) -> dict[str, int]:
+    """Where in the topic of a channel these messages lie, those that are there. Raises HTTPError, LogReadError."""
+    carried: list[int] = []
+    if topic.log.has_carried_forward:
+        carried = channel.messages.waiting_before(topic.log.first_sequence)
+    work = partial(find_ids, topic.store, [int(message_id, 16) for message_id in ids], carried)
+    found = await server.readers.call(topic, work)
+    if not server.broker.serves_channel(channel):
+        raise HTTPError(404, "CHANNEL_NOT_FOUND")
+    return {f"{message_id:016x}": sequence for message_id, sequence in found.items()}
+
+
+def _count(request: Request, default: int) -> int:
+    count = whole_number(request, "max_messages", least=1) or default
+    if count > MAX_MESSAGES:
+        raise HTTPError(400, f"INVALID_MAX_MESSAGES: {MAX_MESSAGES} is the most")
+    return count
 
 
 def _states(request: Request) -> list[State]:
@@ -108,7 +144,7 @@ def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
     return "earliest" if wanted.kind == "time" and move.to_sequence == oldest > 0 else None
 
 
-class WaitingLines:
+class _WaitingLines:
     """Makes the lines of `/channel/peek`, and the like.
 
     Args:
@@ -152,13 +188,8 @@ class WaitingLines:
         record = self._holding(sequence)
         if record is None:
             at_a_time = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
-            try:
-                self._records = await self._readers.call(
-                    self._topic, partial(self._topic.store.read_scattered, sequence, at_a_time)
-                )
-            except LogReadError as exc:
-                raise CutOff(str(exc)) from exc
-            self._readers.check(self._topic)
+            work = partial(self._topic.store.read_scattered, sequence, at_a_time)
+            self._records = await self._readers.read(self._topic, work)
             record = self._holding(sequence)
         if record is None:
             kept = sequence >= self._topic.log.first_sequence

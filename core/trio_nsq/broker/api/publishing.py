@@ -1,0 +1,191 @@
+"""`/pub`, `/mpub` and `/channel/pub`, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct, error
+
+import trio
+
+from ...http import HTTPError, Request, Response
+from ...protocol import CommandError, MessageSet, pack_messages
+from ...protocol.messages import walk_messages
+from ..errors import PublishRefused
+from ..ingest.idempotent import BatchNumber, IdempotentPublisher
+from ..ingest.publication import Publication, SetsForRecords
+from ..server import Server
+from ..state.record_metadata import metadata_for_channel
+from .targets import FALSE, find_channel, given, producer_given, valid_name
+
+_INT32 = Struct(">i")
+_NS_PER_MS = 1_000_000
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_NUMBERS = 2**63
+_DECIMAL = re.compile(r"[+-]?0*([0-9]{1,19})", re.ASCII)
+_OK = Response.text("OK")
+_PUBLISHED = Response(body=b"OK", headers={"NSQ-Batch": "published"})
+_REPEATED = Response(body=b"OK", headers={"NSQ-Batch": "repeated"})
+_AT_ONCE_BYTES = 64 * 1024
+_PIECE_BYTES = 32 * 1024
+_PIECE_MESSAGES = 16 * 1024
+"""The pieces of a larger MPUB take some milliseconds each, however small its messages; then others have their turn."""
+_MORE = frozenset(("defer", "producer", "number"))
+"""What a publish may ask for besides being stored."""
+
+
+class Publishing:
+    """The handlers. `begin_pub` and `begin_mpub` answer most publishes without a task."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idempotent = IdempotentPublisher(server.broker, server.topics)
+        self._limits = server.options.limits
+
+    async def pub(self, request: Request) -> Response:
+        """One message, the body; `defer` in milliseconds."""
+        messages = _message(request)
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
+        return await self._publish(request, topic, [messages], self._due_ns(request))
+
+    def begin_pub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
+        """As `pub`."""
+        return self._begin(request, _message, on_response)
+
+    async def mpub(self, request: Request) -> Response:
+        """Many messages: one a line, or with `binary` as `int32 count, (int32 size, bytes)*`. All or nothing."""
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
+        # nsqd takes no notice of `defer` here, and its clients may rely on that; those that number batches do not.
+        due_ns = self._due_ns(request) if "producer" in request.query else 0
+        gathered = SetsForRecords()
+        for piece in self._pieces(request):
+            gathered.add(piece)
+            await trio.lowlevel.checkpoint()
+        return await self._publish(request, topic, gathered.take(), due_ns)
+
+    def begin_mpub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
+        """As `mpub`."""
+        return len(request.body) <= _AT_ONCE_BYTES and self._begin(request, self._messages, on_response)
+
+    async def channel_pub(self, request: Request) -> Response:
+        """One message, the body, for one channel only; `defer` in milliseconds. Not an endpoint of nsqd's."""
+        messages = _message(request)
+        channel = find_channel(self._server, request)
+        due_ns = self._due_ns(request) or self._server.timers.now_ns()
+        publication = Publication([messages], due_ns, metadata_for_channel(channel.name))
+        await self._server.topics.publish(channel.topic.name, [publication])
+        return _OK
+
+    # ------------------------------------------------------------------ storing
+
+    def _begin(
+        self, request: Request, read: Callable[[Request], MessageSet], on_response: Callable[[Response], None]
+    ) -> bool:
+        """Store what a request publishes; False if it asks for more than that, or has to be waited for.
+
+        Raises:
+            HTTPError: It is wrong, or refused.
+        """
+        if not _MORE.isdisjoint(request.query):
+            return False
+        try:
+            name, messages = valid_name(request, "topic", "INVALID_TOPIC"), read(request)
+            topic = self._server.broker.publishable.get(name)
+            if topic is None or not messages:
+                return False
+
+            def answer(error: PublishRefused | None) -> None:
+                on_response(_OK if error is None else refusal(error).response())
+
+            self._server.publisher.submit(topic, [Publication([messages])], answer)
+            return True
+        except PublishRefused as exc:
+            raise refusal(exc) from exc
+
+    async def _publish(
+        self, request: Request, topic: str, sets: Sequence[MessageSet], due_ns: int
+    ) -> Response:
+        batch = _batch_given(request)
+        if not sets:
+            return _OK
+        if batch is not None:
+            return _PUBLISHED if await self._idempotent.publish(topic, batch, sets, due_ns) else _REPEATED
+        await self._server.topics.publish(topic, [Publication(sets, due_ns)])
+        return _OK
+
+    # ------------------------------------------------------------------ reading requests
+
+    def _due_ns(self, request: Request) -> int:
+        """When the messages may be delivered, by `defer` in milliseconds; 0: at once. Raises HTTPError."""
+        if "defer" not in request.query:
+            return 0
+        text = request.query["defer"]
+        match = _DECIMAL.fullmatch(text)
+        defer_ms = int(match[1]) if match else -1
+        if not 0 <= defer_ms <= self._limits.max_defer_ms or (defer_ms and text.startswith("-")):
+            raise HTTPError(400, "INVALID_DEFER")
+        return self._server.timers.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
+
+    def _messages(self, request: Request) -> MessageSet:
+        return MessageSet.join(list(self._pieces(request)))
+
+    def _pieces(self, request: Request) -> Iterator[MessageSet]:
+        """The messages of a body, some at a time, so that others can have their turn. Raises HTTPError."""
+        if "binary" in request.query and request.query["binary"] not in FALSE:
+            return self._binary(request.body)
+        return self._lines(request.body)
+
+    def _lines(self, body: bytes) -> Iterator[MessageSet]:
+        start = 0
+        while start < len(body):
+            end = body.find(b"\n", start + _PIECE_BYTES) + 1 or len(body)
+            bodies = [line for line in body[start:end].split(b"\n") if line]
+            if max(map(len, bodies), default=0) > self._limits.max_msg_size:
+                raise HTTPError(413, "MSG_TOO_BIG")
+            yield pack_messages(bodies)
+            start = end
+
+    def _binary(self, body: bytes) -> Iterator[MessageSet]:
+        # Status 413 for malformed batches is nsqd's, and clients know it.
+        try:
+            (count,) = _INT32.unpack_from(body)
+        except error:
+            raise HTTPError(413, "BAD_BODY") from None
+        if not 0 < count <= (self._limits.max_body_size - 4) // 5:
+            raise HTTPError(413, "BAD_BODY")
+        start = 4
+        while count:
+            sizes: list[int] = []
+            some = min(count, _PIECE_MESSAGES)
+            try:
+                end = walk_messages(body, start, len(body), some, self._limits, sizes)
+            except CommandError:
+                raise HTTPError(413, "BAD_MESSAGE") from None
+            if len(sizes) != some or end > len(body):
+                raise HTTPError(413, "BAD_MESSAGE")
+            yield MessageSet(body[start:end], sizes)
+            start = end
+            count -= some
+        if start != len(body):
+            raise HTTPError(413, "BAD_MESSAGE")
+
+
+def _message(request: Request) -> MessageSet:
+    if not request.body:
+        raise HTTPError(400, "MSG_EMPTY")
+    return MessageSet(_INT32.pack(len(request.body)) + request.body, [len(request.body)])
+
+
+def _batch_given(request: Request) -> BatchNumber | None:
+    """The number that what is published has, if it is to be published once. Raises HTTPError."""
+    if "producer" not in request.query and "number" not in request.query:
+        return None
+    producer, text = producer_given(request), given(request, "number")
+    number = int(text) if _DIGITS.fullmatch(text) else _NUMBERS
+    if number >= _NUMBERS:
+        raise HTTPError(400, "INVALID_NUMBER: a whole number is wanted, from 0 to 9223372036854775807")
+    return BatchNumber(producer, number)
+
+
+def refusal(error: PublishRefused) -> HTTPError:
+    """The answer to what publishes, or makes a topic or a channel, and is refused."""
+    # nsqd says EXITING for every reason; the disk's own words help more.
+    return HTTPError(503, "EXITING" if str(error) == "exiting" else str(error))

@@ -1,0 +1,75 @@
+"""`/ping`, `/info`, `/stats` and `/metrics`: what the broker tells of itself (NSQ's HTTP API)."""
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ...http import Request, Response
+from ...listening import port_of
+from ..addresses import BoundAddresses, Broadcast
+from ..monitoring.stats import broker_stats
+from ..monitoring.stats_text import render_text
+from ..server import Server
+from .targets import FALSE
+
+if TYPE_CHECKING:
+    from ..monitoring.metrics import MetricsExposition
+
+_NS_PER_MS = 1_000_000
+
+
+class Status:
+    """The handlers. `bound` is where the broker listens."""
+
+    def __init__(self, server: Server, bound: BoundAddresses) -> None:
+        self._server = server
+        self._bound = bound
+        self._metrics: MetricsExposition | None = None
+
+    async def ping(self, request: Request) -> Response:
+        """`OK`, or 500 and the reason when the last write failed."""
+        health = self._server.health
+        return Response.text(health, 200 if health == "OK" else 500)
+
+    async def info(self, request: Request) -> Response:
+        """Version, addresses and limits."""
+        limits = self._server.options.limits
+        return Response.json(
+            {
+                "version": self._server.version,
+                "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
+                "hostname": socket.gethostname(),
+                # Those bound, and not those others are told.
+                "http_port": port_of(self._bound.http_address) or -1,
+                "tcp_port": port_of(self._bound.tcp_address) or -1,
+                "start_time": self._server.start_time_s,
+                "max_heartbeat_interval": limits.max_heartbeat_interval_ms * _NS_PER_MS,
+                "max_output_buffer_size": limits.max_output_buffer_size,
+                "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
+                "max_deflate_level": limits.max_deflate_level,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        """JSON with `format=json`, else text."""
+        query, now_ns = request.query, time.time_ns()
+        stats = broker_stats(
+            self._server,
+            now_ns,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=query.get("include_clients", "true") not in FALSE,
+            include_mem=query.get("include_mem", "true") not in FALSE,
+        )
+        if query.get("format") == "json":
+            return Response.json(stats)
+        uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns
+        return Response.text(render_text(stats, now_ns, uptime_ns))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        if self._metrics is None:
+            from ..monitoring.metrics import MetricsExposition  # with a library that few brokers need
+
+            self._metrics = MetricsExposition(self._server)
+        return await self._metrics.scrape(request)

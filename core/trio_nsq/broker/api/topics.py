@@ -1,0 +1,158 @@
+"""What changes topics and channels, and their settings (NSQ's HTTP API; settings and producers are not nsqd's)."""
+
+from functools import partial
+from typing import Any
+
+from ...http import HTTPError, Request, Response
+from ...untrusted_json import decode_json
+from ..dead_letters import refuse_loop
+from ..server import Server
+from ..state.settings import ChannelSettings, TopicSettings, as_json
+from ..state.topic import Topic
+from .targets import (
+    channel_names,
+    find_channel,
+    find_topic,
+    given,
+    is_dry_run,
+    producer_given,
+    topic_named,
+    valid_name,
+)
+
+_NS_PER_MS = 1_000_000
+_EMPTY = Response.empty()
+
+# ---------------------------------------------------------------------- topics
+
+
+async def create_topic(server: Server, request: Request) -> Response:
+    """Make a topic, or leave it as it is."""
+    await server.topics.create(valid_name(request, "topic", "INVALID_TOPIC"))
+    return _EMPTY
+
+
+async def delete_topic(server: Server, request: Request) -> Response:
+    """Delete a topic, its channels and its files."""
+    name = given(request, "topic")
+    try:
+        if name in server.broker.unavailable:
+            await server.topics.delete_unavailable(name)
+        else:
+            await server.topics.delete_topic(topic_named(server, name))
+    except OSError as exc:
+        raise HTTPError(503, f"cannot delete the files of topic {name}: {exc.strerror}") from exc
+    return _EMPTY
+
+
+async def empty_topic(server: Server, request: Request) -> Response:
+    """Drop what waits in the topic itself; its channels keep theirs."""
+    await server.admin.empty_topic(topic_named(server, valid_name(request, "topic", "INVALID_TOPIC")))
+    return _EMPTY
+
+
+async def pause_topic(server: Server, request: Request, *, paused: bool) -> Response:
+    """Give nothing more to the channels, or go on."""
+    await server.admin.pause_topic(find_topic(server, request), paused)
+    return _EMPTY
+
+
+async def get_producer(server: Server, request: Request) -> Response:
+    """The greatest number that a producer has published."""
+    topic, producer = find_topic(server, request), producer_given(request)
+    return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
+
+
+async def forget_producer(server: Server, request: Request) -> Response:
+    """Forget a producer that has published its last batch, durably."""
+    await server.admin.forget_producer(find_topic(server, request), producer_given(request))
+    return Response()
+
+
+# ---------------------------------------------------------------------- channels
+
+
+async def create_channel(server: Server, request: Request) -> Response:
+    """Make a channel of a topic that is there, or leave it as it is."""
+    topic, channel = channel_names(request)
+    topic_named(server, topic)
+    await server.topics.create(topic, channel)
+    return _EMPTY
+
+
+async def delete_channel(server: Server, request: Request) -> Response:
+    """Delete a channel; its clients are disconnected."""
+    await server.admin.delete_channel(find_channel(server, request))
+    return _EMPTY
+
+
+async def empty_channel(server: Server, request: Request) -> Response:
+    """Drop everything the channel has: ready, in flight and deferred."""
+    await server.admin.empty(find_channel(server, request))
+    return _EMPTY
+
+
+async def pause_channel(server: Server, request: Request, *, paused: bool) -> Response:
+    """Send nothing more to its clients, or go on."""
+    await server.admin.pause(find_channel(server, request), paused)
+    return _EMPTY
+
+
+# ---------------------------------------------------------------------- settings
+
+
+async def get_topic_settings(server: Server, request: Request) -> Response:
+    """A topic's settings in force as a JSON object, by name."""
+    return Response.json(as_json(find_topic(server, request).settings))
+
+
+async def put_topic_settings(server: Server, request: Request) -> Response:
+    """Change, durably, those that the JSON object in the body names; null goes back to the broker's default.
+
+    With `dry_run` nothing is changed, and `dropped` tells how many messages the change would drop at once.
+    """
+    topic, changes = find_topic(server, request), _changes(request)
+    if is_dry_run(request):
+        return await _try_topic_settings(server, topic, changes)
+    await server.admin.configure_topic(topic, changes)
+    return Response.json(as_json(topic.settings))
+
+
+async def _try_topic_settings(server: Server, topic: Topic, changes: dict[str, Any]) -> Response:
+    settings = topic.settings_with(changes)
+    expired_before = 0
+    if settings.ttl_ms and settings.ttl_ms != topic.settings.ttl_ms:
+        oldest_ns = server.timers.now_ns() - settings.ttl_ms * _NS_PER_MS
+        expired_before = await server.readers.call(topic, partial(topic.store.first_since, oldest_ns))
+    return _effect(settings, topic.limits.would_drop(settings, expired_before))
+
+
+async def get_channel_settings(server: Server, request: Request) -> Response:
+    """A channel's settings, likewise."""
+    return Response.json(as_json(find_channel(server, request).settings))
+
+
+async def put_channel_settings(server: Server, request: Request) -> Response:
+    """Change those of a channel, likewise."""
+    channel, changes = find_channel(server, request), _changes(request)
+    if is_dry_run(request):
+        refuse_loop(server.broker, channel, changes)
+        settings = channel.settings_with(changes)
+        return _effect(settings, channel.would_drop(settings))
+    await server.admin.configure_channel(channel, changes)
+    return Response.json(as_json(channel.settings))
+
+
+def _effect(settings: TopicSettings | ChannelSettings, dropped: int) -> Response:
+    """The answer to a dry run: the settings that would be in force, and how many messages would be dropped at once."""
+    return Response.json(as_json(settings) | {"dropped": dropped, "dry_run": True})
+
+
+def _changes(request: Request) -> dict[str, Any]:
+    try:
+        changes = decode_json(request.body)
+    except ValueError as exc:
+        raise HTTPError(400, "INVALID_BODY: JSON is wanted") from exc
+    if not isinstance(changes, dict):
+        raise HTTPError(400, "INVALID_BODY: a JSON object is wanted")
+    return changes
