@@ -2,17 +2,19 @@
 
 import logging
 import math
+from random import random
 
 import trio
 
-from ...protocol import CommandError, NSQError
+from ...log import LogError
+from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.commands import Auth, Identify, LineTooLong, Subscribe
 from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
 from ...protocol.states import State
-from ..errors import PublishRefused
+from ..errors import PublishRefused, SaveError
+from ..state.consumer import Consumer
 from .services import Services
-from .session import Session
-from .subscription import Subscription
+from .session import Session, Subscription
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -57,9 +59,7 @@ class ClientTask:
             try:
                 session.leave_channel()
             finally:
-                if session.subscription is not None:
-                    session.subscription.forget_consumer()
-                    session.subscription = None  # it knows the session
+                session.subscription = None  # its consumer knows the session
                 session.close_socket()
 
     async def _receive(self) -> None:
@@ -181,8 +181,7 @@ class ClientTask:
         """Take over sending whenever the socket is full, and give the client messages again afterwards."""
         session = self._session
         while await session.send_buffer.drain():
-            if session.subscription is not None:
-                session.subscription.unblock()
+            session.unblock()
         if not session.send_buffer.broken:
             logger.warning("%s: closed, it takes no data", session.peer)
         session.close()
@@ -239,15 +238,24 @@ class ClientTask:
     async def _subscribe(self, command: Subscribe) -> None:
         session = self._session
         await session.authorizer.check("SUB", command.topic, command.channel)
-        subscription = Subscription(
-            self._settings, session.send_buffer, self._services.delivery, session.close
-        )
+        settings, rate = self._settings, self._settings.sample_rate
         private = session.handshake.identity.private_channel
+        if private and not is_ephemeral(command.channel):
+            reason = "a private channel's name must end in #ephemeral"
+            raise CommandError("E_BAD_CHANNEL", f"SUB channel name {command.channel}: {reason}")
+        consumer = Consumer(
+            settings.msg_timeout_ms,
+            session,
+            (lambda: 100 * random() < rate) if rate else None,  # nsqd lets one percent more through
+            settings.output_buffer_size,
+            settings.output_buffer_timeout_ms,
+        )
         try:
-            await subscription.open(self._services.topics, command, private=private)
-        except BaseException:  # cancelled, too
-            subscription.forget_consumer()
-            raise
-        session.subscription = subscription
+            channel = await self._services.topics.subscribe(
+                command.topic, command.channel, consumer, private=private
+            )
+        except (PublishRefused, LogError, SaveError) as exc:
+            raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        session.subscription = Subscription(channel, consumer)
         session.reader.state = State.SUBSCRIBED
         session.answer(OK_FRAME)

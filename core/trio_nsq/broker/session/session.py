@@ -5,6 +5,7 @@ import math
 import socket
 import time
 from time import perf_counter
+from typing import NamedTuple
 
 import trio
 
@@ -27,11 +28,12 @@ from ...protocol.states import State
 from ...reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
 from ..errors import PublishRefused
 from ..ingest.publication import Publication
+from ..state.channel import Channel
+from ..state.consumer import Consumer
 from .answers import failure_frames, publish_refusal
 from .authorizer import Authorizer
 from .handshake import Handshake
 from .services import Services
-from .subscription import Subscription
 from .transport import LARGE_RECEIVE_BYTES, Transport
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -39,8 +41,17 @@ logger = logging.getLogger("trio_nsq.broker")
 _NS_PER_MS = 1_000_000
 
 
+class Subscription(NamedTuple):
+    """A channel, and the client as that channel sees it."""
+
+    channel: Channel
+    consumer: Consumer
+
+
 class Session(PolledEndpoint):
     """A connected client, as far as nothing has to be waited for; what has to be is in `ClientTask`.
+
+    It is the `Subscriber` of its consumer.
 
     Its commands are executed in the poller's turn (`serve_data`). What has to be waited for there is handed over to the
     client's own task, which leaves the client to the poller again when nothing more is to be read. While the log stores
@@ -98,6 +109,7 @@ class Session(PolledEndpoint):
         self._pacing = services.options.pacing
         self._turn_over_s = 0.0  # by `perf_counter`
         self._takes_room = False  # of the broker's bodies, or waits for it
+        self._held_bytes = 0  # of messages in the send buffer that may wait for more of them
 
     @property
     def protocol_state(self) -> State:
@@ -202,12 +214,55 @@ class Session(PolledEndpoint):
                 self.send_buffer.flush()
             else:
                 self._deliver_waiting()  # what it has published to its own channel goes along
-                self.subscription.flush()
+                self._flush_messages(self.subscription)
+
+    # ------------------------------------------------------------------ messages of its channel
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        """Take message frames; `send_delivered` follows."""
+        self.send_buffer.put(frames)
+        self._held_bytes += len(frames)
+
+    def send_delivered(self) -> None:
+        """Send what `deliver` took. Where a buffer without a timer was negotiated, hold it back.
+
+        As in nsqd that is until the buffer is full, the client can take no further message, or with any answer.
+        Where there is a timer, messages wait in the channel: `Dispatcher.can_wait`.
+        """
+        settings, subscription = self.handshake.settings, self.subscription
+        if not self._held_bytes or subscription is None:
+            return
+        waits = not settings.output_buffer_timeout_ms and self._held_bytes < settings.output_buffer_size
+        if not (waits and _can_take_more(subscription)):
+            self._flush_messages(subscription)
+
+    def _flush_messages(self, subscription: Subscription) -> None:
+        """Send the buffer. If the client is too slow for that, deliver no more to it."""
+        self._held_bytes = 0
+        self.send_buffer.flush()
+        if self.send_buffer.full:
+            self._set_blocked(subscription, True)
+
+    def _set_blocked(self, subscription: Subscription, blocked: bool) -> None:
+        subscription.consumer.blocked = blocked
+        subscription.channel.dispatcher.refresh(subscription.consumer)
+
+    def unblock(self) -> None:
+        """The socket has taken everything: deliver messages again."""
+        if self.subscription is not None:
+            self._set_blocked(self.subscription, False)
+            self._delivery.deliver(self.subscription.channel)
+
+    def _set_ready(self, subscription: Subscription, count: int) -> None:
+        subscription.consumer.ready_count = count
+        subscription.channel.dispatcher.refresh(subscription.consumer)
+        if self._held_bytes and not _can_take_more(subscription):
+            self._flush_messages(subscription)  # what was held back waits for more that will not come
 
     def leave_channel(self) -> None:
         """Give back what the client has in flight, and send it nothing more."""
         if self.subscription is not None:
-            self._services.topics.unsubscribe(self.subscription.channel, self.subscription.consumer)
+            self._services.topics.unsubscribe(*self.subscription)
 
     # ------------------------------------------------------------------ commands
 
@@ -318,12 +373,12 @@ class Session(PolledEndpoint):
         return True
 
     def _execute_for_consumer(self, command: Command, subscription: Subscription) -> None:
-        channel, consumer = subscription.channel, subscription.consumer
+        channel, consumer = subscription
         if isinstance(command, Finish):
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
                 self.answer(failure_frames("FIN", failed))
         elif isinstance(command, Ready):
-            subscription.ready(command.count)
+            self._set_ready(subscription, command.count)
         elif isinstance(command, Requeue):
             now_ns = self._timers.now_ns()
             if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
@@ -336,5 +391,9 @@ class Session(PolledEndpoint):
                 self.answer(failure_frames("TOUCH", [(command.id, why_not)]))
         elif isinstance(command, StartClose):
             self.reader.state = State.CLOSING
-            subscription.ready(0)
+            self._set_ready(subscription, 0)
             self.answer(CLOSE_WAIT_FRAME)
+
+
+def _can_take_more(subscription: Subscription) -> bool:
+    return subscription.consumer.window > 0 and not subscription.channel.paused
