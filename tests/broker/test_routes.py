@@ -34,7 +34,7 @@ def assert_taken(route: list[tuple[str, str]], calls: list[list[str]]) -> None:
         assert step in at, f"{step} is not called, or not behind the steps before it"
 
 
-@pytest.mark.parametrize(("sync", "limit"), [("always", (11, 8)), ("interval", (10, 5))])
+@pytest.mark.parametrize(("sync", "limit"), [("always", (10, 9)), ("interval", (9, 6))])
 def test_routes(sync: str, limit: tuple[int, int]) -> None:
     route = [
         step

@@ -9,7 +9,7 @@ import trio
 
 from ...protocol import CommandError
 from ...protocol.compression import Codec
-from .send_buffer import SendBuffer
+from ...reactor import SendBuffer
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
