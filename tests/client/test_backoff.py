@@ -1,22 +1,19 @@
 """When a consumer pauses after failures, and for how long: scenarios, and what holds whatever happens."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trio_nsq.client import ConsumerSettings
 from trio_nsq.client.consuming.backoff import Backoff
 
 
-def backoff(longest_s: float = 120.0, **options: Any) -> Backoff:
-    defaults: dict[str, Any] = {
-        "backoff_multiplier_s": 1.0,
-        "backoff_strategy": "exponential",
-        "random": lambda: 0.5,
-    }
-    return Backoff(max_backoff_duration_s=longest_s, **defaults | options)
+def backoff(longest_s: float = 120.0, random: Callable[[], float] = lambda: 0.5, **options: Any) -> Backoff:
+    return Backoff(ConsumerSettings(max_backoff_duration_s=longest_s, **options), random)
 
 
 def state(made: Backoff) -> tuple[int, int | None, float]:

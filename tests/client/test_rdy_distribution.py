@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trio_nsq.client import ConsumerSettings
 from trio_nsq.client.consuming.rdy_distribution import ReadyDistribution, even_shares
 
 IDLE_S, OVER_S, INTERVAL_S = 10.0, 30.0, 5.0
@@ -16,12 +17,12 @@ IDLE_S, OVER_S, INTERVAL_S = 10.0, 30.0, 5.0
 
 def distribution(limit: int, *keys: str, max_rdy_count: int = 2500, seed: int = 0) -> ReadyDistribution[str]:
     """Connections that were all made at time 0."""
-    made: ReadyDistribution[str] = ReadyDistribution(
+    settings = ConsumerSettings(
         low_rdy_idle_timeout_s=IDLE_S,
         low_rdy_timeout_s=OVER_S,
         rdy_redistribute_interval_s=INTERVAL_S,
-        random=random.Random(seed).random,
     )
+    made: ReadyDistribution[str] = ReadyDistribution(settings, random.Random(seed).random)
     made.set_limit(limit, 0)
     for key in keys:
         made.add(key, max_rdy_count, 0)

@@ -98,32 +98,25 @@ class ConnectionSettings:
     auth_secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        _require(self.dial_timeout_s > 0, "dial_timeout_s", self.dial_timeout_s, "more than 0")
-        heartbeat_ms = self.heartbeat_interval_ms
-        _require(
-            heartbeat_ms == OFF or heartbeat_ms >= SECOND_MS,
-            "heartbeat_interval_ms",
-            heartbeat_ms,
-            "-1 or at least 1000",
+        heartbeat_ms, timeout_ms = self.heartbeat_interval_ms, self.msg_timeout_ms
+        size, flush_ms = self.output_buffer_size, self.output_buffer_timeout_ms
+        self._require("dial_timeout_s", self.dial_timeout_s > 0, "more than 0")
+        self._require(
+            "heartbeat_interval_ms", heartbeat_ms == OFF or heartbeat_ms >= SECOND_MS, "-1 or at least 1000"
         )
-        timeout_ms = self.msg_timeout_ms
-        _require(
-            timeout_ms == 0 or timeout_ms >= SECOND_MS, "msg_timeout_ms", timeout_ms, "0 or at least 1000"
-        )
-        _require(0 <= self.sample_rate <= 99, "sample_rate", self.sample_rate, "within 0..99")
-        size = self.output_buffer_size
-        _require(size in (OFF, 0) or size >= 64, "output_buffer_size", size, "-1, 0 or at least 64")
-        _require(
-            self.output_buffer_timeout_ms >= OFF,
-            "output_buffer_timeout_ms",
-            self.output_buffer_timeout_ms,
-            "-1, 0 or more",
-        )
-        _require(not (self.snappy and self.deflate), "snappy", True, "False if deflate is True")
-        _require(1 <= self.deflate_level <= 9, "deflate_level", self.deflate_level, "within 1..9")
-        _require(self.tls_key is None or self.tls_cert is not None, "tls_cert", None, "given if tls_key is")
+        self._require("msg_timeout_ms", timeout_ms == 0 or timeout_ms >= SECOND_MS, "0 or at least 1000")
+        self._require("sample_rate", 0 <= self.sample_rate <= 99, "within 0..99")
+        self._require("output_buffer_size", size in (OFF, 0) or size >= 64, "-1, 0 or at least 64")
+        self._require("output_buffer_timeout_ms", flush_ms >= OFF, "-1, 0 or more")
+        self._require("snappy", not (self.snappy and self.deflate), "False if deflate is True")
+        self._require("deflate_level", 1 <= self.deflate_level <= 9, "within 1..9")
+        self._require("tls_cert", self.tls_key is None or self.tls_cert is not None, "given if tls_key is")
         if self.tls_v1:
             self.client_context()  # so that a file that cannot be used is found here
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} is {getattr(self, name)}; it must be {wanted}")
 
     def client_context(self) -> ssl.SSLContext:
         """Return the TLS context. Raises TLSFilesError."""
@@ -180,8 +173,3 @@ def refuse_unknown(
             near = get_close_matches(name, [*known, *signature(owner).parameters], 1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")
-
-
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {value}; it must be {wanted}")

@@ -9,37 +9,26 @@ No IO; time is a parameter, in seconds of any monotonic clock.
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
 
-BackoffStrategy = Literal["exponential", "full_jitter"]
-BACKOFF_STRATEGIES: tuple[str, ...] = get_args(BackoffStrategy)
+from .options import ConsumerSettings
 
 
 class Backoff:
     """The state of the backoff of one consumer.
 
     Args:
-        max_backoff_duration_s: The longest pause; 0: none are made.
-        backoff_multiplier_s: Half of the first one; each level doubles it.
-        backoff_strategy: `exponential`, or `full_jitter`: any time between nothing and that.
+        settings: How long pauses are.
         random: Gives numbers in [0, 1), for the jitter.
 
     Attributes:
         level: Failures that no success has made up for; 0: there is no backoff.
     """
 
-    def __init__(
-        self,
-        *,
-        max_backoff_duration_s: float,
-        backoff_multiplier_s: float,
-        backoff_strategy: BackoffStrategy,
-        random: Callable[[], float],
-    ) -> None:
+    def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
         self.level = 0
-        self._longest_s = max_backoff_duration_s
-        self._multiplier_s = backoff_multiplier_s
-        self._jitter = random if backoff_strategy == "full_jitter" else None
+        self._longest_s = settings.max_backoff_duration_s
+        self._multiplier_s = settings.backoff_multiplier_s
+        self._jitter = random if settings.backoff_strategy == "full_jitter" else None
         self._until: float | None = None
 
     @property

@@ -15,12 +15,11 @@ from ..background import BackgroundTask
 from ..connection.addresses import each_once, lookupd_address, nsqd_address
 from ..connection.options import refuse_unknown
 from ..errors import ConnectionFailed
-from .flow_control import FlowControl
-from .handlers import ActiveHandlers, Handler, HandlerRunner
+from .handlers import ActiveHandlers, Handler, handle
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings
 from .receive_queue import ReceiveQueue
-from .subscription import Counters, Subscription
+from .subscription import FlowControl
 from .subscriptions import Subscriptions
 
 DEFAULT_NSQD_TCP_ADDRESSES = ("127.0.0.1:4150",)
@@ -121,8 +120,7 @@ class Consumer:
             raise ValueError("nsqd_tcp_addresses is empty; at least one is needed")
         self._background = BackgroundTask()
         self._queue = ReceiveQueue()
-        self._counters = Counters()
-        self._flow = FlowControl[Subscription](max_in_flight, self._settings, random)
+        self._flow = FlowControl(max_in_flight, self._settings, random)
         self._active = ActiveHandlers()
         self._subscriptions = Subscriptions(
             addresses,
@@ -132,7 +130,6 @@ class Consumer:
             self._settings,
             random,
             flow=self._flow,
-            counters=self._counters,
             queue=self._queue,
             without_private_channels=lambda address: self.without_private_channels(address),
         )
@@ -198,10 +195,8 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """What this consumer has done so far."""
-        counters = self._counters
-        return ConsumerStats(
-            counters.received, counters.finished, counters.requeued, len(self._flow.connections)
-        )
+        flow = self._flow
+        return ConsumerStats(flow.received, flow.finished, flow.requeued, len(flow.connections))
 
     @property
     def max_in_flight(self) -> int:
@@ -298,15 +293,21 @@ class Consumer:
             raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
         if max_attempts < 0:
             raise ValueError(f"max_attempts is {max_attempts}; it must be at least 0")
-        runner = HandlerRunner(handler, max_attempts=max_attempts, given_up=given_up, auto_touch=auto_touch)
+
+        async def handle_each() -> None:
+            async for message in self:
+                with self._active:
+                    await handle(
+                        message,
+                        handler,
+                        max_attempts=max_attempts,
+                        given_up=given_up,
+                        auto_touch=auto_touch,
+                    )
+
         async with trio.open_nursery() as nursery:
             for _ in range(concurrency):
-                nursery.start_soon(self._handle_each, runner)
-
-    async def _handle_each(self, runner: HandlerRunner) -> None:
-        async for message in self:
-            with self._active:
-                await runner.handle(message)
+                nursery.start_soon(handle_each)
 
     async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
         while True:

@@ -17,48 +17,41 @@ MIN_TOUCH_INTERVAL_S = 0.1
 _logger = logging.getLogger("trio_nsq.client")
 
 
-class HandlerRunner:
-    """Calls a handler with messages, and answers them by its result.
+async def handle(
+    message: Message, handler: Handler, *, max_attempts: int, given_up: Handler | None, auto_touch: bool
+) -> None:
+    """Call a handler, then finish the message, or requeue it if that failed, unless it is answered by then.
 
     Args:
-        handler: Called with each message.
-        max_attempts: A message that is delivered more often is given up; 0: none is.
-        given_up: Called with each message that is, instead of `handler`; None: only a line in the log.
-        auto_touch: Touch a message each time that half of its time is over, while it is being handled.
+        message: What to call it with.
+        handler: An async function.
+        max_attempts: A message that was delivered more often is given up; 0: none is.
+        given_up: Called with such a message, instead of `handler`; None: there is only a line in the log.
+        auto_touch: Touch the message each time that half of its time is over, while it is being handled.
     """
+    chosen: Handler | None = handler
+    if 0 < max_attempts < message.attempts:
+        _logger.warning("%r is given up after %d attempts", message, max_attempts)
+        chosen = given_up
+    failure = None if chosen is None else await _call(chosen, message, auto_touch)
+    if failure is not None:
+        _logger.error("%r failed, attempt %d", message, message.attempts, exc_info=failure)
+    if message.answered:
+        return
+    if failure is None:
+        message.finish()
+    else:
+        message.requeue()
 
-    def __init__(
-        self, handler: Handler, *, max_attempts: int, given_up: Handler | None, auto_touch: bool
-    ) -> None:
-        self._handler = handler
-        self._max_attempts = max_attempts
-        self._given_up = given_up
-        self._auto_touch = auto_touch
 
-    async def handle(self, message: Message) -> None:
-        """Finish the message, or requeue it if it failed, unless that has been done by then."""
-        handler: Handler | None = self._handler
-        if 0 < self._max_attempts < message.attempts:
-            _logger.warning("%r is given up after %d attempts", message, self._max_attempts)
-            handler = self._given_up
-        failure = None if handler is None else await self._call(handler, message)
-        if failure is not None:
-            _logger.error("%r failed, attempt %d", message, message.attempts, exc_info=failure)
-        if message.answered:
-            return
-        if failure is None:
-            message.finish()
-        else:
-            message.requeue()
-
-    async def _call(self, handler: Handler, message: Message) -> Exception | None:
-        if not self._auto_touch:
-            return await _result_of(handler, message)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_touch, message)
-            failure = await _result_of(handler, message)
-            nursery.cancel_scope.cancel()
-        return failure
+async def _call(handler: Handler, message: Message, auto_touch: bool) -> Exception | None:
+    if not auto_touch:
+        return await _result_of(handler, message)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_touch, message)
+        failure = await _result_of(handler, message)
+        nursery.cancel_scope.cancel()
+    return failure
 
 
 async def _result_of(handler: Handler, message: Message) -> Exception | None:

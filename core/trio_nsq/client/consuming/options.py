@@ -1,13 +1,15 @@
 """What can be set for a consumer, beyond what every connection has."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from trio_nsq.protocol.limits import SECOND_MS
 
 from ..connection.options import OFF, ConnectionOptions, ConnectionSettings
 from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
-from .backoff import BACKOFF_STRATEGIES, BackoffStrategy
 
+BackoffStrategy = Literal["exponential", "full_jitter"]
+BACKOFF_STRATEGIES: tuple[str, ...] = get_args(BackoffStrategy)
 MINUTE_S = 60.0
 
 
@@ -92,13 +94,16 @@ class ConsumerSettings(ConnectionSettings):
             "low_rdy_timeout_s",
             "rdy_redistribute_interval_s",
         ):
-            self._check(name, above=0)
-        self._check("lookupd_poll_jitter", most=1)
-        self._check("default_requeue_delay_ms", most=60 * 60 * SECOND_MS)
-        self._check("max_requeue_delay_ms", most=60 * 60 * SECOND_MS)
-        self._check("max_backoff_duration_s", most=60 * MINUTE_S)
-        self._check("backoff_multiplier_s", most=60 * MINUTE_S)
-        self._check("close_timeout_s")
+            self._require(name, getattr(self, name) > 0, "more than 0")
+        for name, most in (
+            ("lookupd_poll_jitter", 1),
+            ("default_requeue_delay_ms", 60 * 60 * SECOND_MS),
+            ("max_requeue_delay_ms", 60 * 60 * SECOND_MS),
+            ("max_backoff_duration_s", 60 * MINUTE_S),
+            ("backoff_multiplier_s", 60 * MINUTE_S),
+        ):
+            self._require(name, 0 <= getattr(self, name) <= most, f"within 0..{most:g}")
+        self._require("close_timeout_s", self.close_timeout_s >= 0, "at least 0")
         if self.backoff_strategy not in BACKOFF_STRATEGIES:
             raise ValueError(
                 f"backoff_strategy is {self.backoff_strategy!r}; it must be one of {', '.join(BACKOFF_STRATEGIES)}"
@@ -107,11 +112,3 @@ class ConsumerSettings(ConnectionSettings):
     def requeue_delay_ms(self, attempts: int) -> int:
         """The requeue delay of a message that failed at this attempt."""
         return min(self.default_requeue_delay_ms * attempts, self.max_requeue_delay_ms)
-
-    def _check(self, name: str, *, above: float | None = None, most: float = float("inf")) -> None:
-        value = getattr(self, name)
-        if above is not None and not value > above:
-            raise ValueError(f"{name} is {value}; it must be more than {above}")
-        if not 0 <= value <= most:
-            wanted = "at least 0" if most == float("inf") else f"within 0..{most:g}"
-            raise ValueError(f"{name} is {value}; it must be {wanted}")

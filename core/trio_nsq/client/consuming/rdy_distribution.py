@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from .options import ConsumerSettings
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -45,24 +47,13 @@ class ReadyDistribution(Generic[Key]):
     """The ready count of every connection. After each call `ready_counts` may have changed.
 
     Args:
-        low_rdy_idle_timeout_s: How long a connection without messages keeps what others wait for.
-        low_rdy_timeout_s: How long one with messages does.
-        rdy_redistribute_interval_s: The least time between two times of passing on.
+        settings: How long a connection keeps what others wait for.
         random: Gives numbers in [0, 1): which connection comes first, so that the consumers of a channel do not all ask
             the same broker.
     """
 
-    def __init__(
-        self,
-        *,
-        low_rdy_idle_timeout_s: float,
-        low_rdy_timeout_s: float,
-        rdy_redistribute_interval_s: float,
-        random: Callable[[], float],
-    ) -> None:
-        self._low_rdy_idle_timeout_s = low_rdy_idle_timeout_s
-        self._low_rdy_timeout_s = low_rdy_timeout_s
-        self._interval_s = rdy_redistribute_interval_s
+    def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
+        self._settings = settings
         self._random = random
         self._shares: dict[Key, _Share] = {}
         self._limit = 0
@@ -116,7 +107,7 @@ class ReadyDistribution(Generic[Key]):
         """
         if now < self.next_deadline():
             return
-        self._not_before = now + self._interval_s
+        self._not_before = now + self._settings.rdy_redistribute_interval_s
         due = [
             share
             for key, share in self._shares.items()
@@ -129,10 +120,10 @@ class ReadyDistribution(Generic[Key]):
         self._distribute(now)
 
     def _idle_at(self, share: _Share) -> float:
-        return max(share.since, share.last_message_at) + self._low_rdy_idle_timeout_s
+        return max(share.since, share.last_message_at) + self._settings.low_rdy_idle_timeout_s
 
     def _over_at(self, share: _Share) -> float:
-        return max(share.since, self._scarce_since or share.since) + self._low_rdy_timeout_s
+        return max(share.since, self._scarce_since or share.since) + self._settings.low_rdy_timeout_s
 
     def _holders(self) -> list[_Share]:
         return [share for share in self._shares.values() if share.ready_count]

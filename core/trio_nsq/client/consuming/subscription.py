@@ -1,8 +1,7 @@
-"""A subscription: one connection that receives messages, takes their answers, and knows what is in flight."""
+"""The subscriptions of a consumer, one for each connection, and the flow control over all of them."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 import trio
@@ -15,10 +14,11 @@ from trio_nsq.protocol.limits import SECOND_MS
 
 from ..connection.connection import Connection, Event
 from ..errors import BrokerError
-from .flow_control import FlowControl
+from .backoff import Backoff
 from .handlers import ActiveHandlers
 from .message import MessageBatch
 from .options import ConsumerSettings
+from .rdy_distribution import ReadyDistribution
 
 CLOSE_LINGER_S = 0.05
 """How long to listen on after CLOSE_WAIT. nsqd's message pump runs beside its command loop and may have one
@@ -27,13 +27,136 @@ more message under way; it is written within microseconds, and would stay in fli
 _logger = logging.getLogger("trio_nsq.client")
 
 
-@dataclass(slots=True)
-class Counters:
-    """What a consumer has done so far, over all its subscriptions."""
+class FlowControl:
+    """Sets the ready count of every connection, by max_in_flight, backoff, and the turns of the connections.
 
-    received: int = 0
-    finished: int = 0
-    requeued: int = 0
+    It is told what happens to messages, and counts them.
+
+    Args:
+        max_in_flight: Over all connections.
+        settings: For distribution and backoff.
+        random: Gives numbers in [0, 1).
+
+    Attributes:
+        received, finished, requeued: How many messages were, over all connections that there ever were.
+    """
+
+    def __init__(self, max_in_flight: int, settings: ConsumerSettings, random: Callable[[], float]) -> None:
+        self.received = self.finished = self.requeued = 0
+        self._max_in_flight = max_in_flight
+        self._paused = self._stopped = False
+        self._distribution: ReadyDistribution[Subscription] = ReadyDistribution(settings, random)
+        self._backoff = Backoff(settings, random)
+        self._changed = trio.Event()
+
+    @property
+    def connections(self) -> "list[Subscription]":
+        """The connections, oldest first."""
+        return list(self._distribution.ready_counts)
+
+    @property
+    def max_in_flight(self) -> int:
+        """As given, or changed."""
+        return self._max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        self._max_in_flight = count
+        self._update()
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may come."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._update()
+
+    def stop(self) -> None:
+        """Leave the ready counts as they are from here on."""
+        self._stopped = True
+
+    def add(self, connection: "Subscription") -> None:
+        """A connection is subscribed."""
+        self._distribution.add(connection, connection.max_rdy_count, trio.current_time())
+        self._update()
+
+    def remove(self, connection: "Subscription") -> None:
+        """A connection is over."""
+        self._distribution.remove(connection, trio.current_time())
+        self._update()
+
+    def record_messages(self, connection: "Subscription", count: int) -> None:
+        """Messages came."""
+        self.received += count
+        self._distribution.record_messages(connection, connection.last_message_at)
+
+    def record_success(self, count: int) -> None:
+        """Messages were finished."""
+        self.finished += count
+        if self._backoff.level:
+            self._backoff.record_success(trio.current_time())
+            self._update()
+
+    def record_failure(self) -> None:
+        """Messages were requeued because they failed."""
+        now = trio.current_time()
+        before = self._backoff.next_deadline()
+        self._backoff.record_failure(now)
+        if (until := self._backoff.next_deadline()) != before:
+            _logger.warning(
+                "messages fail: taking none for %.1f s (backoff level %d)", until - now, self._backoff.level
+            )
+        self._update()
+
+    def record_requeue(self) -> None:
+        """Messages were requeued for another reason."""
+        if self._backoff.level:
+            self._backoff.record_requeue(trio.current_time())
+            self._update()
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some broker waits, or soon will, for answers before it sends more."""
+        return any(
+            (in_flight := each.in_flight) and in_flight >= int(0.85 * each.ready_count)
+            for each in self.connections
+        )
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether some broker waits for answers before it sends more."""
+        return any(
+            (in_flight := each.in_flight) and in_flight >= each.ready_count for each in self.connections
+        )
+
+    async def run(self) -> None:
+        """Do what is due in time; never ends."""
+        while True:
+            self._changed = trio.Event()
+            deadline = min(self._backoff.next_deadline(), self._distribution.next_deadline())
+            with trio.move_on_at(deadline):
+                await self._changed.wait()
+            now = trio.current_time()
+            self._backoff.handle_timer(now)
+            if now >= self._distribution.next_deadline():
+                self._distribution.redistribute(now, {each for each in self.connections if each.in_flight})
+            self._apply(now)
+
+    def _update(self) -> None:
+        if self.connections:  # if there are none, this may be outside of trio, where there is no clock
+            self._apply(trio.current_time())
+        self._changed.set()
+
+    def _apply(self, now: float) -> None:
+        allowed = self._backoff.allowed
+        limit = self._max_in_flight if allowed is None else min(allowed, self._max_in_flight)
+        self._distribution.set_limit(0 if self._paused else limit, now)
+        if not self._stopped:
+            for connection, count in self._distribution.ready_counts.items():
+                connection.set_ready_count(count)
 
 
 class Subscription:
@@ -44,7 +167,6 @@ class Subscription:
     Args:
         connection: Connected and subscribed; `run` has not been called.
         settings: For requeue delays.
-        counters: Of the consumer.
         flow: Decides about the ready count.
         deliver: Called with each batch.
 
@@ -60,8 +182,7 @@ class Subscription:
         self,
         connection: Connection,
         settings: ConsumerSettings,
-        counters: Counters,
-        flow: FlowControl["Subscription"],
+        flow: FlowControl,
         deliver: Callable[[MessageBatch], None],
     ) -> None:
         self.address = connection.address
@@ -71,7 +192,6 @@ class Subscription:
         self.last_message_at = trio.current_time()
         self._connection = connection
         self._settings = settings
-        self._counters = counters
         self._flow = flow
         self._deliver = deliver
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
@@ -102,9 +222,8 @@ class Subscription:
     def finish(self, ids: Sequence[bytes]) -> None:
         """FIN for each; nothing once the connection is over."""
         if self._live:
-            self._counters.finished += len(ids)
             self._write(encode_finish(ids))
-            self._flow.record_success()
+            self._flow.record_success(len(ids))
 
     def finish_one(self, message_id: bytes) -> None:
         """FIN for a single message. It leaves with the next write, made for all such messages at once."""
@@ -112,8 +231,7 @@ class Subscription:
             if not self._finished:
                 self._connection.wake()
             self._finished.append(message_id)
-            self._counters.finished += 1
-            self._flow.record_success()
+            self._flow.record_success(1)
 
     def _write(self, data: bytes) -> None:
         """Queue what is to leave after all that was said before."""
@@ -139,7 +257,7 @@ class Subscription:
                 self._flow.record_requeue()
 
     def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int]) -> None:
-        self._counters.requeued += len(ids)
+        self._flow.requeued += len(ids)
         self._write(b"".join(map(encode_requeue, ids, delays_ms)))
 
     def touch(self, ids: Sequence[bytes]) -> None:
@@ -186,9 +304,8 @@ class Subscription:
     def _handle(self, event: Event) -> None:
         match event:
             case MessageRun():
-                self._counters.received += len(event)
                 self.last_message_at = trio.current_time()
-                self._flow.record_messages(self)
+                self._flow.record_messages(self, len(event))
                 self._deliver(MessageBatch(event, self))
             case ErrorFrame(code, text):
                 if code not in NON_FATAL_CODES:

@@ -11,10 +11,9 @@ from ..connection.connection import Connection, connect
 from ..connection.reconnect import ReconnectDelays
 from ..errors import ConnectionFailed, none_reached
 from .discovery import Discovery
-from .flow_control import FlowControl
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
-from .subscription import Counters, Subscription
+from .subscription import FlowControl, Subscription
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -29,7 +28,6 @@ class Subscriptions:
         settings: Of the consumer.
         random: Gives numbers in [0, 1), for the jitter.
         flow: Decides about the ready counts.
-        counters: Of the consumer.
         queue: Gets the messages.
         without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
             private channels, before each SUB there.
@@ -47,8 +45,7 @@ class Subscriptions:
         settings: ConsumerSettings,
         random: Callable[[], float],
         *,
-        flow: FlowControl[Subscription],
-        counters: Counters,
+        flow: FlowControl,
         queue: ReceiveQueue,
         without_private_channels: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -58,7 +55,6 @@ class Subscriptions:
         self._settings = settings
         self._random = random
         self._flow = flow
-        self._counters = counters
         self._queue = queue
         self._without_private_channels = without_private_channels
         self._new_delays()  # for its checks
@@ -130,7 +126,7 @@ class Subscriptions:
                     _logger.info("connected to %s", address)
                 connected_at = trio.current_time()
                 reason = await self._receive(
-                    Subscription(connection, self._settings, self._counters, self._flow, self._queue.put)
+                    Subscription(connection, self._settings, self._flow, self._queue.put)
                 )
                 if self._stopped:
                     return
