@@ -21,7 +21,7 @@ from broker.auth_server import (
 from broker.support import PATIENCE_S
 from interop.peers import nsqd
 from trio_nsq.broker import BrokerOptions, StartupError
-from trio_nsq.broker.session.auth_client import (
+from trio_nsq.broker.session.authorization import (
     MAX_ANSWER_BYTES,
     AuthClient,
     AuthError,

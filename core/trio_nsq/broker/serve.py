@@ -20,12 +20,11 @@ from .monitoring.statsd import StatsdClient
 from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server
+from .session.authorization import AuthClient
 from .storage.data_folder import DataFolder
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
-
-    from .session.auth_client import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -86,7 +85,8 @@ async def _serve_folder(
     reloads: AsyncIterable[object] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
-    tls_context, auth_client = _tls_context(options), _auth_client(options)
+    tls_context = _tls_context(options)
+    auth_client = AuthClient(options) if options.auth_http_addresses else None
     server = Server(options, folder, workers, tls_context=tls_context, auth_client=auth_client)
     _log_start(server)
     opened: dict[str, Listening] = {}
@@ -190,14 +190,6 @@ def _tls_context(options: BrokerOptions) -> "SSL.Context | None":
     from .session.tls import server_context
 
     return server_context(options)
-
-
-def _auth_client(options: BrokerOptions) -> "AuthClient | None":
-    if not options.auth_http_addresses:
-        return None
-    from .session.auth_client import AuthClient  # with all of an HTTP client
-
-    return AuthClient(options)
 
 
 def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistration:

@@ -22,6 +22,7 @@ from .monitoring.process import ProcessFigures
 from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
+from .session.authorization import AuthClient
 from .session.services import Services
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
@@ -32,8 +33,6 @@ from .topics import Topics
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
-
-    from .session.auth_client import AuthClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -69,7 +68,7 @@ class Server:
         nursery: trio.Nursery,
         *,
         tls_context: "SSL.Context | None" = None,
-        auth_client: "AuthClient | None" = None,
+        auth_client: AuthClient | None = None,
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())

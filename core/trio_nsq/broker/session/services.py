@@ -13,11 +13,10 @@ from ..options import BrokerOptions
 from ..state.broker import Broker
 from ..timers import Timers
 from ..topics import Topics
+from .authorization import AuthClient
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
-
-    from .auth_client import AuthClient
 
 
 @dataclass(slots=True)
@@ -41,6 +40,6 @@ class Services:
     delivery: Delivery
     topics: Topics
     tls_context: "SSL.Context | None" = None
-    auth_client: "AuthClient | None" = None
+    auth_client: AuthClient | None = None
     bodies: Bodies = field(default_factory=Bodies)
     parsing: trio.Lock = field(default_factory=trio.Lock)

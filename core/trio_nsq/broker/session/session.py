@@ -4,6 +4,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -26,12 +27,11 @@ from ...protocol.commands import (
 from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
 from ...protocol.states import State
 from ...reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
-from ..errors import PublishRefused
+from ..errors import PublishRefused, TopicFull
 from ..ingest.publication import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
-from .answers import failure_frames, publish_refusal
-from .authorizer import Authorizer
+from .authorization import Authorizer
 from .handshake import Handshake
 from .services import Services
 from .transport import LARGE_RECEIVE_BYTES, Transport
@@ -356,7 +356,7 @@ class Session(PolledEndpoint):
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + count
             self.put_answer(OK_FRAME * len(publishes))
             return
-        errors = [publish_refusal(p.verb, error) for p in publishes]
+        errors = [_publish_refusal(p.verb, error) for p in publishes]
         if not self.handshake.identity.survive_refusals:
             self.next = errors[0]  # the end
             return
@@ -376,19 +376,19 @@ class Session(PolledEndpoint):
         channel, consumer = subscription
         if isinstance(command, Finish):
             if failed := channel.finish(consumer, command.lines, time.time_ns()):
-                self.answer(failure_frames("FIN", failed))
+                self.answer(_failure_frames("FIN", failed))
         elif isinstance(command, Ready):
             self._set_ready(subscription, command.count)
         elif isinstance(command, Requeue):
             now_ns = self._timers.now_ns()
             if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
-                self.answer(failure_frames("REQ", [(command.id, why_not)]))
+                self.answer(_failure_frames("REQ", [(command.id, why_not)]))
             elif command.delay_ms:
                 self._timers.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
         elif isinstance(command, Touch):
             longest_ms = self._services.options.limits.max_msg_timeout_ms
             if why_not := channel.touch(consumer, command.id, self._timers.now_ns(), longest_ms):
-                self.answer(failure_frames("TOUCH", [(command.id, why_not)]))
+                self.answer(_failure_frames("TOUCH", [(command.id, why_not)]))
         elif isinstance(command, StartClose):
             self.reader.state = State.CLOSING
             self._set_ready(subscription, 0)
@@ -397,3 +397,24 @@ class Session(PolledEndpoint):
 
 def _can_take_more(subscription: Subscription) -> bool:
     return subscription.consumer.window > 0 and not subscription.channel.paused
+
+
+def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
+    """The error frames for ids for which a FIN, REQ or TOUCH did nothing: pairs of the id and the reason.
+
+    One piece of bytes however many there are: one client sends thousands of unknown ids at once.
+    """
+    before = f"E_{verb}_FAILED {verb} ".encode()
+    return b"".join(
+        [
+            encode_error(b"%s%s failed %s" % (before, message_id, reason.encode()))
+            for message_id, reason in failed
+        ]
+    )
+
+
+def _publish_refusal(verb: str, reason: PublishRefused) -> CommandError:
+    """The error of a PUB, MPUB or DPUB that was refused."""
+    # A code of its own: with nsqd's, something of it may have been stored.
+    code = "E_TOPIC_FULL" if isinstance(reason, TopicFull) else f"E_{verb}_FAILED"
+    return CommandError(code, f"{verb} failed {reason}")

@@ -1,16 +1,266 @@
-"""All TCP clients that are connected."""
+"""All TCP clients that are connected, and the task of each: what has to be waited for."""
 
 import logging
+import math
 import socket
+from random import random
 
 import trio
 
+from ...log import LogError
+from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
-from .client_task import ClientTask
+from ...protocol.commands import Auth, Identify, LineTooLong, Subscribe
+from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
+from ...protocol.states import State
+from ..errors import PublishRefused, SaveError
+from ..state.consumer import Consumer
 from .services import Services
-from .session import Session
+from .session import Session, Subscription
 
 logger = logging.getLogger("trio_nsq.broker")
+
+
+class ClientTask:
+    """Serves a client until it leaves, breaks the rules, or its session is closed.
+
+    Args:
+        session: The client's.
+        services: Of the broker.
+    """
+
+    def __init__(self, session: Session, services: Services) -> None:
+        self._session = session
+        self._services = services
+        self._settings = session.handshake.settings
+        self._settings_changed = trio.Event()
+        session.send_buffer.patience_s = self._heartbeat_interval_s
+
+    @property
+    def _heartbeat_interval_s(self) -> float:
+        return self._settings.heartbeat_interval_ms / 1000 or math.inf
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks the rules, or `close` is called."""
+        session = self._session
+        try:
+            with session.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_heartbeats)
+                    nursery.start_soon(self._send_rest)
+                    session.start_polling()
+                    try:
+                        await self._receive()
+                    finally:
+                        session.stop_polling()
+                    nursery.cancel_scope.cancel()
+        finally:
+            session.transport.say_goodbye()
+            session.send_buffer.abandon()
+            self._services.bodies.leave(session)
+            try:
+                session.leave_channel()
+            finally:
+                session.subscription = None  # its consumer knows the session
+                session.close_socket()
+
+    async def _receive(self) -> None:
+        """Execute what the client sends, until it ends the connection, breaks the rules, or is gone."""
+        session = self._session
+        try:
+            while data := await self._read():
+                await self._take_in(data)
+            if data is None:
+                return
+            session.reader.receive_eof()
+            await self._execute_all()
+        except CommandError as exc:
+            await self._refuse(exc.with_traceback(None))  # in its frames it, and we, would be kept
+        except NSQError as exc:
+            logger.info("%s: closed, what it sends is not what was negotiated: %s", session.peer, exc)
+        else:
+            session.leave_channel()
+            session.flush_answers()
+            # It may have ended its half only, and want to read the answers.
+            await session.send_buffer.emptied()
+
+    async def _read(self) -> bytes | None:
+        """Wait for what the task has to take in; b"" if the client has ended its side, None if the connection is lost.
+
+        Raises:
+            CommandError: The client broke the rules meanwhile.
+        """
+        session = self._session
+        while not session.send_buffer.broken:
+            if session.transport.ended:
+                return b""
+            await self._wait_for_room()
+            if session.is_unread:
+                try:
+                    return session.receive_now()
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return None
+            session.handed_over = trio.Event()
+            session.rest()
+            await session.handed_over.wait()
+            session.begin_turn()
+            handed, session.handed = session.handed, None
+            if isinstance(handed, Exception):
+                raise handed
+            if handed is not None:
+                return handed
+            await self._execute_all()
+            await self._send_answers()
+        return None
+
+    async def _take_in(self, data: bytes) -> None:
+        """Execute what was received, or, if that is nothing, what the layers still have of it. Raises NSQError."""
+        session = self._session
+        for piece in session.transport.decode(data):  # a few bytes can become a lot of pieces
+            await self._wait_for_room()
+            session.reader.receive_data(piece)
+            await self._execute_all()
+            await self._send_answers()
+            await self._let_others()
+        await self._let_others()  # there may be no piece for long
+
+    async def _wait_for_room(self) -> None:
+        """Wait until the rest of a large body may come."""
+        session = self._session
+        if not session.has_room():
+            reader = session.reader
+            await self._services.bodies.wait(session, reader.missing_bytes, reader.large_bodies)
+
+    async def _let_others(self) -> None:
+        """Let others have their turn if ours is over."""
+        session = self._session
+        if session.turn_is_over:
+            await trio.lowlevel.checkpoint()
+            session.begin_turn()
+
+    async def _send_answers(self) -> None:
+        session = self._session
+        session.flush_answers()
+        if session.send_buffer.congested:  # it sends, and does not read our answers
+            await session.send_buffer.emptied()
+
+    async def _refuse(self, error: CommandError) -> None:
+        """Send the last frame. The client gets no more messages, nor heartbeats."""
+        session = self._session
+        session.is_refused = True
+        session.leave_channel()
+        logger.error("[%s] - %s", session.peer, str(error))  # the error itself would keep us in memory
+        if not isinstance(error, LineTooLong):
+            session.send_buffer.put(encode_error(error.wire))
+        await session.transport.linger()
+
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats, and end a connection that is silent for two intervals; runs until cancelled."""
+        session = self._session
+        next_beat_s = trio.current_time() + self._heartbeat_interval_s
+        while True:
+            # A silence that begins later than now cannot be too long before the next heartbeat.
+            too_long_s = session.silent_since_s + 2 * self._heartbeat_interval_s
+            with trio.move_on_at(min(next_beat_s, too_long_s)):
+                await self._settings_changed.wait()
+                self._settings_changed = trio.Event()
+                next_beat_s = trio.current_time() + self._heartbeat_interval_s
+                continue
+            now_s = trio.current_time()
+            if now_s >= session.silent_since_s + 2 * self._heartbeat_interval_s:
+                logger.info("%s: closed, nothing heard for two heartbeats", session.peer)
+                session.close()
+                return
+            if now_s >= next_beat_s:
+                next_beat_s += self._heartbeat_interval_s
+                if session.reader.greeted and not (session.is_refused or session.handshake.under_way):
+                    session.answer(HEARTBEAT_FRAME)
+                    session.flush_answers()
+
+    async def _send_rest(self) -> None:
+        """Take over sending whenever the socket is full, and give the client messages again afterwards."""
+        session = self._session
+        while await session.send_buffer.drain():
+            session.unblock()
+        if not session.send_buffer.broken:
+            logger.warning("%s: closed, it takes no data", session.peer)
+        session.close()
+
+    async def _execute_all(self) -> None:
+        """In the task: execute the commands that are whole. Raises CommandError."""
+        session = self._session
+        while not session.execute_now():
+            if session.is_storing:
+                session.stored = trio.Event()
+                await session.stored.wait()
+                session.begin_turn()
+            else:
+                await self._execute_next()
+
+    async def _execute_next(self) -> None:
+        """In the task: execute what has to be waited for, or let others have their turn. Raises CommandError."""
+        session = self._session
+        if session.publishes:
+            await session.authorizer.check(session.publishes[0].verb, session.publishes[0].topic)
+            error = None
+            try:
+                await self._services.topics.publish(session.publishes[0].topic, session.publications())
+            except PublishRefused as exc:
+                error = exc
+            session.answer_publishes(error)
+            return
+        command, session.next = session.next, None
+        if isinstance(command, Identify):
+            await self._identify(command)
+        elif isinstance(command, Subscribe):
+            await self._subscribe(command)
+        elif isinstance(command, Auth):
+            session.answer(
+                encode_response(await session.authorizer.authenticate(command.secret, session.transport.tls))
+            )
+        elif command is None:  # it has had its turn, between two commands
+            await trio.lowlevel.checkpoint()
+        else:
+            session.next = command
+            await self._let_others()
+
+    async def _identify(self, command: Identify) -> None:
+        session = self._session
+        received = await session.handshake.identify(command.body)
+        session.answered = True
+        if self._settings is not session.handshake.settings:
+            self._settings = session.handshake.settings
+            session.send_buffer.patience_s = self._heartbeat_interval_s
+            self._settings_changed.set()
+        if received is not None:
+            await self._take_in(received)
+
+    async def _subscribe(self, command: Subscribe) -> None:
+        session = self._session
+        await session.authorizer.check("SUB", command.topic, command.channel)
+        settings, rate = self._settings, self._settings.sample_rate
+        private = session.handshake.identity.private_channel
+        if private and not is_ephemeral(command.channel):
+            reason = "a private channel's name must end in #ephemeral"
+            raise CommandError("E_BAD_CHANNEL", f"SUB channel name {command.channel}: {reason}")
+        consumer = Consumer(
+            settings.msg_timeout_ms,
+            session,
+            (lambda: 100 * random() < rate) if rate else None,  # nsqd lets one percent more through
+            settings.output_buffer_size,
+            settings.output_buffer_timeout_ms,
+        )
+        try:
+            channel = await self._services.topics.subscribe(
+                command.topic, command.channel, consumer, private=private
+            )
+        except (PublishRefused, LogError, SaveError) as exc:
+            raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        session.subscription = Subscription(channel, consumer)
+        session.reader.state = State.SUBSCRIBED
+        session.answer(OK_FRAME)
 
 
 class Sessions:

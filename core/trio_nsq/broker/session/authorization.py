@@ -1,10 +1,10 @@
 """Who may do what: services outside say it, and are asked over HTTP (NSQ protocol: AUTH).
 
-`Authorizations`, `parse_answer`, `encode_query` and `auth_reply` are pure; `AuthClient` is the IO around them. The
-rule of the whole file: nothing is ever allowed that nsqd would refuse.
+`AuthClient` asks, `Authorizer` remembers the answer for one client. Nothing is ever allowed that nsqd would refuse.
 """
 
 import importlib
+import logging
 import random
 import ssl
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from urllib.parse import urlencode
 import trio
 
 from ...http.client import HTTPClient, RequestFailed
-from ...protocol import NSQError
+from ...protocol import CommandError, NSQError
 from ...protocol.address import parse_address, without_secrets
+from ...protocol.errors import quote
 from ...protocol.go_json import GoObject, decode_object, encode_object
 from ...protocol.limits import MIB
 from ..errors import StartupError
@@ -25,8 +26,11 @@ from ..options import BrokerOptions
 if TYPE_CHECKING:
     import httpx
 
-PERMISSIONS = frozenset({"subscribe", "publish"})
+    from .tls import TLSSession
 
+logger = logging.getLogger("trio_nsq.broker")
+
+PERMISSIONS = frozenset({"subscribe", "publish"})
 MAX_ANSWER_BYTES = 1 * MIB
 """Of an auth server's answer, which is some hundred bytes for most; parsing one this long takes about 0.3 s."""
 
@@ -41,8 +45,7 @@ class AuthError(NSQError):
 class Pattern(Protocol):
     """A compiled regular expression."""
 
-    def fullmatch(self, text: str, /) -> object | None:
-        """Something if all of the text matches, else None."""
+    def fullmatch(self, text: str, /) -> object | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +271,72 @@ def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
     if options.tls_min_version == "tls1.3":
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
+
+
+# ---------------------------------------------------------------------- one client
+
+
+class Authorizer:
+    """Asks for a client, and remembers the answer for as long as it is good for.
+
+    Args:
+        auth_client: Whom to ask; None: everybody may do everything.
+        peer: The client's address.
+
+    Attributes:
+        authorizations: What it may do, once AUTH went well.
+        idle: Everything is allowed: there is nobody to ask.
+    """
+
+    def __init__(self, auth_client: AuthClient | None, peer: str) -> None:
+        self.authorizations: Authorizations | None = None
+        self.idle = auth_client is None
+        self._auth_client = auth_client
+        self._peer = peer
+        self._secret = b""
+        self._tls: TLSSession | None = None
+
+    async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
+        """AUTH; returns the reply.
+
+        Raises:
+            CommandError: It fails, for one of the many reasons.
+        """
+        if self.authorizations is not None:
+            raise CommandError("E_INVALID", "AUTH already set")
+        if self._auth_client is None:
+            raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
+        self._secret, self._tls = secret, tls
+        authorizations = await self._ask(self._auth_client)
+        if not authorizations.permission_count:
+            raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        self.authorizations = authorizations
+        return auth_reply(authorizations)
+
+    async def check(self, verb: str, topic: str, channel: str | None = None) -> None:
+        """See to it that the client may subscribe to the channel or, without one, publish to the topic.
+
+        Raises:
+            CommandError: It may not, has not said who it is, or the auth servers do not say.
+        """
+        if self._auth_client is None:
+            return
+        if self.authorizations is None:
+            raise CommandError("E_AUTH_FIRST", f"AUTH required before {verb}")
+        if self.authorizations.expires_at <= trio.current_time():
+            self.authorizations = await self._ask(self._auth_client)
+        if not self.authorizations.allows(topic, channel):
+            target = f"{quote(topic)} {quote(channel or '')}"
+            raise CommandError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {target}")
+
+    async def _ask(self, auth_client: AuthClient) -> Authorizations:
+        try:
+            return await auth_client.query(
+                remote_ip=self._peer.rpartition(":")[0].strip("[]"),
+                tls=self._tls is not None,
+                common_name=self._tls.common_name if self._tls is not None else "",
+                secret=self._secret,
+            )
+        except AuthError as exc:
+            logger.error("%s: AUTH failed: %s", self._peer, exc)
+            raise CommandError("E_AUTH_FAILED", "AUTH failed") from exc
