@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_nsq.lookup import Announcements, Register, Unregister
+from trio_nsq.lookup.announcements import Announcements
+from trio_nsq.lookup.protocol import Register, Unregister
 
 
 @dataclass(eq=False)

@@ -2,8 +2,17 @@
 
 import pytest
 
-from trio_nsq.lookup import LookupdError, PeerInfo, Register, ResponseReader, Unregister
-from trio_nsq.lookup.protocol import MAX_RESPONSE_BYTES, encode_command, encode_identify, encode_response
+from trio_nsq.lookup.protocol import (
+    MAX_RESPONSE_BYTES,
+    LookupdError,
+    PeerInfo,
+    Register,
+    ResponseReader,
+    Unregister,
+    encode_command,
+    encode_identify,
+    encode_response,
+)
 
 INFO = PeerInfo("broker.example", "b1", 4151, 4150, "1.3.0")
 INFO_JSON = b'{"broadcast_address":"broker.example","hostname":"b1","http_port":4151,"tcp_port":4150,"version":"1.3.0"}'

@@ -10,7 +10,8 @@ import trio
 
 from ..listening import Listening, StartupError, listen, loopback_host
 from ..log import Files
-from ..lookup import LookupRegistration, PeerInfo
+from ..lookup.protocol import PeerInfo
+from ..lookup.registration import LookupRegistration
 from ..under_trio import require_trio
 from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast

@@ -29,7 +29,7 @@ from .storage.data_folder import DataFolder
 from .timers import Timers
 
 if TYPE_CHECKING:
-    from ..lookup import LookupRegistration
+    from ..lookup.registration import LookupRegistration
 
 logger = logging.getLogger("trio_nsq.broker")
 

@@ -3,17 +3,3 @@
 The broker's side: `announcements` (what a service has to be told) is pure, `registration` is the IO around it. `query`
 is how consumers ask. `service/` is the discovery service itself, `protocol` the bytes between it and a broker.
 """
-
-from .announcements import Announcements
-from .protocol import LookupdError, PeerInfo, Register, ResponseReader, Unregister
-from .registration import LookupRegistration
-
-__all__ = [
-    "Announcements",
-    "LookupRegistration",
-    "LookupdError",
-    "PeerInfo",
-    "Register",
-    "ResponseReader",
-    "Unregister",
-]

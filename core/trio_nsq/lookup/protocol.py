@@ -69,7 +69,7 @@ class Register:
     channel: str | None = None
 
     def __str__(self) -> str:
-        return f"REGISTER {self.topic}" if self.channel is None else f"REGISTER {self.topic} {self.channel}"
+        return " ".join(filter(None, ("REGISTER", self.topic, self.channel)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,7 @@ class Unregister:
     channel: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"UNREGISTER {self.topic}" if self.channel is None else f"UNREGISTER {self.topic} {self.channel}"
-        )
+        return " ".join(filter(None, ("UNREGISTER", self.topic, self.channel)))
 
 
 def encode_identify(info: PeerInfo) -> bytes:

@@ -8,11 +8,11 @@ answer.
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
 import trio
 
+from ..http.client import HTTPClient, RequestFailed
 from ..protocol import is_ephemeral, is_valid_name
 from ..protocol.address import format_address, parse_address
 from ..protocol.go_json import decode_object
@@ -28,9 +28,6 @@ from .protocol import (
     encode_command,
     encode_identify,
 )
-
-if TYPE_CHECKING:
-    from ..http.client import HTTPClient
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -77,12 +74,15 @@ class LookupRegistration:
     ) -> None:
         self._topics = topics
         self._info = info
-        self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._random_fraction = random_fraction
         self._peers: dict[str, _Peer] = {}
         self._nursery: trio.Nursery | None = None
-        self._http: HTTPClient | None = None
+        self._http = HTTPClient(
+            connect_timeout_s=connect_timeout_s,
+            request_timeout_s=request_timeout_s,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+        )
         self.set_addresses(addresses)
 
     @property
@@ -104,14 +104,6 @@ class LookupRegistration:
                 self._peers[address] = _Peer(address, self._info, self._topics, self._random_fraction)
                 if self._nursery is not None:
                     self._nursery.start_soon(self._peers[address].run)
-        if self._peers and self._http is None:
-            from ..http.client import HTTPClient  # slow to import, and most brokers have no services
-
-            self._http = HTTPClient(
-                connect_timeout_s=self._connect_timeout_s,
-                request_timeout_s=self._request_timeout_s,
-                max_answer_bytes=MAX_ANSWER_BYTES,
-            )
 
     async def run(self) -> None:
         """Keep the broker registered until cancelled. Closing the connections unregisters it."""
@@ -167,9 +159,6 @@ class LookupRegistration:
         return sorted(name for name in found if is_valid_name(name) and not is_ephemeral(name))
 
     async def _ask(self, host: str, topic: str) -> list[str]:
-        from ..http.client import RequestFailed
-
-        assert self._http is not None  # there is a service
         url = f"http://{host}/channels?topic={quote_plus(topic)}"
         logger.info("CI: querying nsqlookupd %s", url)
         try:

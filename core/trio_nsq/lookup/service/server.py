@@ -112,8 +112,10 @@ async def _listen_and_serve(
             version=__version__,
         )
         silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
-        broker_server = BrokerServer(registry, identity, silence_s=silence_s)
         router = make_router(registry)
+
+        async def handle_broker(stream: trio.SocketStream) -> None:
+            await BrokerConnection(stream, registry, identity, silence_s=silence_s).serve()
 
         async def handle_http(stream: trio.SocketStream) -> None:
             try:
@@ -124,7 +126,7 @@ async def _listen_and_serve(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(saver.run)
-            nursery.start_soon(trio.serve_listeners, broker_server.handle, opened["TCP"].listeners)
+            nursery.start_soon(trio.serve_listeners, handle_broker, opened["TCP"].listeners)
             nursery.start_soon(trio.serve_listeners, handle_http, opened["HTTP"].listeners)
             for name, there in opened.items():
                 logger.info("%s: listening on %s", name, there.address)
@@ -135,30 +137,35 @@ async def _listen_and_serve(
             there.close()
 
 
-class BrokerServer:
-    """Serves brokers and other clients that register.
+class BrokerConnection:
+    """The connection of a broker, or of another client that registers.
 
     Args:
-        registry: Changed by their commands.
+        stream: Closed at the end of `serve`.
+        registry: Changed by the client's commands.
         identity: The response to IDENTIFY.
         silence_s: The longest time between two commands; after it the connection is closed. Before IDENTIFY it is
             `GREETING_TIMEOUT_S`.
     """
 
-    def __init__(self, registry: Registry, identity: PeerInfo, *, silence_s: float) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, registry: Registry, identity: PeerInfo, *, silence_s: float
+    ) -> None:
+        self._stream = stream
         self._registry = registry
         self._identity = identity
         self._silence_s = silence_s
+        self._peer = peer_of(stream)
+        self._producer: Producer | None = None
 
-    async def handle(self, stream: trio.SocketStream) -> None:
-        """Serve a client until it disconnects, fails or is silent for too long; then remove it from the registry."""
-        peer = peer_of(stream)
+    async def serve(self) -> None:
+        """Serve the client until it disconnects, fails or is silent for too long; then remove it from the registry."""
+        peer = self._peer
         logger.info("TCP: new client(%s)", peer)
-        client = _Client(self._registry, self._identity, peer)
         try:
-            async with stream:
+            async with self._stream:
                 with trio.CancelScope() as watchdog:
-                    await self._converse(stream, client, watchdog)
+                    await self._converse(watchdog)
                 if watchdog.cancelled_caught:
                     logger.warning("CLIENT(%s): closed, nothing heard for too long", peer)
         except trio.BrokenResourceError:
@@ -167,84 +174,71 @@ class BrokerServer:
             # A bug must not affect the other clients.
             logger.exception("TCP: client(%s): internal error", peer)
         finally:
-            client.disconnect()
+            self._unregister()
             logger.info("PROTOCOL(V1): [%s] exiting ioloop", peer)
 
-    async def _converse(
-        self, stream: trio.SocketStream, client: "_Client", watchdog: trio.CancelScope
-    ) -> None:
+    async def _converse(self, watchdog: trio.CancelScope) -> None:
         reader = CommandReader()
         watchdog.deadline = trio.current_time() + GREETING_TIMEOUT_S
         while True:
-            data = await stream.receive_some(_RECEIVE_BYTES)
+            data = await self._stream.receive_some(_RECEIVE_BYTES)
             reader.receive_data(data)
             replies: list[bytes] = []
             error: CommandError | None = None
             try:
                 while (command := reader.next_command()) is not None:
-                    replies.append(encode_response(client.execute(command, trio.current_time())))
+                    replies.append(encode_response(self._execute(command, trio.current_time())))
             except CommandError as exc:
                 error = exc
                 replies.append(encode_response(exc.wire))
-            if replies and client.producer is not None:  # before IDENTIFY a PING does not extend it
+            if replies and self._producer is not None:  # before IDENTIFY a PING does not extend it
                 watchdog.deadline = trio.current_time() + self._silence_s
             if error is not None:
-                logger.error("[%s] - %s", client.peer, quote(str(error)))
-                client.disconnect()  # before the client can see the error
-            await stream.send_all(b"".join(replies))
+                logger.error("[%s] - %s", self._peer, quote(str(error)))
+                self._unregister()  # before the client can see the error
+            await self._stream.send_all(b"".join(replies))
             if error is not None:
-                await _linger(stream)
+                await self._linger()
             if error is not None or not data:
                 return
 
+    async def _linger(self) -> None:
+        with trio.move_on_after(LINGER_S):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(_RECEIVE_BYTES):
+                pass
 
-async def _linger(stream: trio.SocketStream) -> None:
-    with trio.move_on_after(LINGER_S):
-        await stream.send_eof()
-        while await stream.receive_some(_RECEIVE_BYTES):
-            pass
-
-
-class _Client:
-    """The state of one connection."""
-
-    def __init__(self, registry: Registry, identity: PeerInfo, peer: str) -> None:
-        self.peer = peer
-        self.producer: Producer | None = None
-        self._registry = registry
-        self._identity = identity
-
-    def execute(self, command: Command, now: float) -> bytes:
+    def _execute(self, command: Command, now: float) -> bytes:
         """Execute a command and return the response. Raises CommandError."""
         if isinstance(command, Identify):
             info = command.info
             where, version = quote(info.broadcast_address), quote(info.version)
             words = "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s"
-            logger.info(words, self.peer, where, info.tcp_port, info.http_port, version)
-            self.producer = self._registry.identify(self.peer, info, now)
+            logger.info(words, self._peer, where, info.tcp_port, info.http_port, version)
+            self._producer = self._registry.identify(self._peer, info, now)
             return self._identity.encode()
-        if self.producer is None:
+        if self._producer is None:
             return OK  # to a PING: nothing else may come before IDENTIFY
         if isinstance(command, Ping):
-            logger.debug("CLIENT(%s): pinged (last ping %.3fs)", self.peer, now - self.producer.last_seen)
-            self._registry.ping(self.producer, now)
+            logger.debug("CLIENT(%s): pinged (last ping %.3fs)", self._peer, now - self._producer.last_seen)
+            self._registry.ping(self._producer, now)
         elif isinstance(command, Register):
             try:
-                news = self._registry.register(self.producer, command.topic, command.channel)
+                news = self._registry.register(self._producer, command.topic, command.channel)
             except TooMany as exc:
                 raise CommandError("E_INVALID", str(exc)) from exc
             if news:
-                logger.info("DB: client(%s) %s", self.peer, command)
-        elif self._registry.unregister(self.producer, command.topic, command.channel):
-            logger.info("DB: client(%s) %s", self.peer, command)
+                logger.info("DB: client(%s) %s", self._peer, command)
+        elif self._registry.unregister(self._producer, command.topic, command.channel):
+            logger.info("DB: client(%s) %s", self._peer, command)
         return OK
 
-    def disconnect(self) -> None:
+    def _unregister(self) -> None:
         """Remove the producer, if it was one, from the registry. It may be called again."""
-        if self.producer is not None:
-            logger.info("DB: client(%s) is gone, %d registrations", self.peer, self.producer.registrations)
-            self._registry.disconnect(self.producer)
-            self.producer = None
+        if self._producer is not None:
+            logger.info("DB: client(%s) is gone, %d registrations", self._peer, self._producer.registrations)
+            self._registry.disconnect(self._producer)
+            self._producer = None
 
 
 class _NamesSaver:
