@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from broker.support import RawClient, connected, identify, mpub, running_broker, settle
+from trio_nsq.bodies import PATIENCE_S, Bodies
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.bodies import PATIENCE_S, Bodies
 from trio_nsq.protocol import Limits
 
 LARGE = mpub("t", *5 * [bytes(1_000_000)])

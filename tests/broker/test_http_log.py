@@ -9,7 +9,7 @@ import pytest
 
 from broker.api import running_api
 from broker.support import connected, running_broker, settle
-from trio_nsq.broker.api.server import log_request
+from trio_nsq.broker.api.server import log_unless_publish
 from trio_nsq.http import Request
 
 
@@ -66,7 +66,7 @@ async def test_requests_are_logged_but_for_publishes(
 )
 def test_time_a_request_took(caplog: pytest.LogCaptureFixture, elapsed_s: float, text: str) -> None:
     caplog.set_level("INFO")
-    log_request(Request("GET", "/a b", {}, {}, b"", "1.2.3.4:5", "/a%20b?c"), 200, elapsed_s)
+    log_unless_publish(Request("GET", "/a b", {}, {}, b"", "1.2.3.4:5", "/a%20b?c"), 200, elapsed_s)
     assert info_lines(caplog) == [f"200 GET /a%20b?c (1.2.3.4:5) {text}"]
 
 

@@ -19,7 +19,7 @@ LAYERS = (
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
     ("trio_nsq.http", "trio_nsq.log", "trio_nsq.listening"),
-    ("trio_nsq.reactor",),
+    ("trio_nsq.bodies", "trio_nsq.reactor"),
     (
         "trio_nsq.protocol",
         "trio_nsq.pacing",
@@ -39,7 +39,6 @@ WITHIN = {
     "trio_nsq.broker.delivery": {"cold_reads", "options", "readers", "state", "timers"},
     "trio_nsq.broker.ingest": {"delivery", "errors", "monitoring", "options", "state", "storage", "topics"},
     "trio_nsq.broker.session": {
-        "bodies",
         "delivery",
         "errors",
         "ingest",

@@ -15,6 +15,7 @@ import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
 from broker.support import QuietRounds
+from trio_nsq.bodies import Bodies
 from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
 from trio_nsq.reactor import Poller
 
@@ -94,16 +95,17 @@ ROUTES = [
 ]
 
 
-class NoRoom:
+class NoRoom(Bodies):
     """There is never room for a large body."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.waiting = 0
 
-    def admit(self, client: object, missing: int) -> bool:
+    def admit(self, client: object, missing: int, body: int = 0) -> bool:
         return False
 
-    async def wait(self, client: object, missing: int) -> None:
+    async def wait(self, client: object, missing: int, body: int = 0) -> None:
         self.waiting += 1
         try:
             await trio.sleep_forever()

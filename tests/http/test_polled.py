@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from broker.support import QuietRounds, open_files, open_files_before, settle
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
-from trio_nsq.http.polled import PolledConnection
+from trio_nsq.http.serving import PolledConnection
 from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.http.target import parse_query, split_target
+from trio_nsq.http.parsing import parse_query, split_target
 
 
 @pytest.mark.parametrize(

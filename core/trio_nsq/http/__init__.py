@@ -6,10 +6,10 @@ all by a `Poller`, in whose turn a route can answer by its `begin`.
 """
 
 from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
-from .messages import Body, CutOff, HTTPError, Request, Response
+from .messages import Body, CutOff, HTTPError, Request, Response, channel_names, given, valid_name
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
-from .serving import peer_of, serve_connection
+from .serving import log_request, peer_of, serve_connection
 
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
@@ -27,6 +27,10 @@ __all__ = [
     "Response",
     "Route",
     "Router",
+    "channel_names",
+    "given",
+    "log_request",
     "peer_of",
     "serve_connection",
+    "valid_name",
 ]

@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import trio
 
+from ..bodies import Bodies
 from .messages import INTERNAL_ERROR, CutOff, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
 from .routing import Route
@@ -40,19 +41,6 @@ _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 OnRequest: TypeAlias = Callable[[Request, int, float], None]
 """Told each answered request, the status, and how many seconds the answer took. Of a request that was refused it sees
 as much as is known; method and path are `""` if that is nothing. It must not raise."""
-
-
-class Bodies(Protocol):
-    """Room for large bodies, over all connections."""
-
-    def admit(self, client: "Connection", missing: int) -> bool:
-        """Whether a client may send on: it has room, or there is some for what is missing of its body."""
-
-    async def wait(self, client: "Connection", missing: int) -> None:
-        """Wait for room, which the client then has."""
-
-    def leave(self, client: "Connection") -> None:
-        """Take back the client's room, if it has any."""
 
 
 class Connection:

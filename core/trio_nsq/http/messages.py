@@ -1,4 +1,4 @@
-"""What handlers take and give: requests, responses and errors, and the bytes of a response's head."""
+"""What handlers take and give: requests and their parameters, responses and errors; the bytes of a response's head."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeAlias
+
+from ..protocol import is_valid_name
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 """The body of a response: all of it, or a generator of its pieces."""
@@ -23,12 +25,11 @@ class Request:
     """One HTTP request, read to its end; not to be changed.
 
     Attributes:
-        method: The method in upper case.
-        path: The path, percent-decoded, without the query.
+        method: In upper case.
+        path: Percent-decoded, without the query.
         query: The parameters of the query string, decoded; the first value wins, and a parameter given without
             `=` has the value `""`.
         headers: Header values by lower-case name; repeated headers are joined with `", "`.
-        body: The body; `b""` if there is none.
         peer: The client's address, as `format_peer` puts it; `""` if the stream is not a socket.
         target: Path and query as they were sent, for logs: ASCII, and no control characters.
     """
@@ -47,8 +48,7 @@ class Response:
     """One HTTP response. It may be made once and returned many times, unless its body is a generator.
 
     Attributes:
-        status: The status code.
-        body: The body. A generator's pieces are sent as they come, each in a chunk of its own; empty pieces are
+        body: A generator's pieces are sent as they come, each in a chunk of its own; empty pieces are
             skipped. The connection closes the generator in every case, also when the client is gone, which it
             notices when it sends the next piece. An exception in it is logged and cuts the response off, so that
             the client can tell; `CutOff` is one for that.
@@ -63,44 +63,18 @@ class Response:
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
-        """A plain text response.
-
-        Args:
-            text: The body, sent as UTF-8.
-            status: The status code.
-
-        Returns:
-            The response.
-        """
+        """A plain text response, in UTF-8."""
         return cls(status, text.encode())
 
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Response:
-        """A JSON response, written without blanks as NSQ does.
-
-        Args:
-            value: What `json.dumps` can write.
-            status: The status code.
-
-        Returns:
-            The response.
-
-        Raises:
-            TypeError: `value` holds something that JSON cannot express.
-        """
+        """A JSON response, written without blanks as NSQ does. Raises TypeError as `json.dumps` does."""
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return cls(status, text.encode(), _JSON)
 
     @classmethod
     def empty(cls, status: int = 200) -> Response:
-        """A response without a body and without a content type.
-
-        Args:
-            status: The status code.
-
-        Returns:
-            The response.
-        """
+        """A response without a body and without a content type."""
         return cls(status, content_type=None)
 
 
@@ -113,28 +87,44 @@ class HTTPError(Exception):
     """
 
     def __init__(self, status: int, code: str) -> None:
-        """Make the error.
-
-        Args:
-            status: The status code.
-            code: NSQ's name of the error.
-        """
         super().__init__(status, code)
         self.status = status
         self.code = code
 
     def response(self) -> Response:
-        """What the client is sent.
-
-        Returns:
-            The response.
-        """
+        """What the client is sent."""
         return Response.json({"message": self.code}, self.status)
 
 
 class CutOff(Exception):
     """Raised by the generator of a body that cannot go on, and not because of a defect; its text is logged."""
 
+
+# ---------------------------------------------------------------------- parameters, with NSQ's error strings
+
+
+def given(request: Request, parameter: str) -> str:
+    """A parameter that has to be there, whatever it says."""
+    if parameter not in request.query:
+        raise HTTPError(400, f"MISSING_ARG_{parameter.upper()}")
+    return request.query[parameter]
+
+
+def valid_name(request: Request, parameter: str, invalid: str) -> str:
+    """A parameter that has to be a valid name; `invalid` is the error if it is none."""
+    name = given(request, parameter)
+    if not is_valid_name(name):
+        raise HTTPError(400, invalid)
+    return name
+
+
+def channel_names(request: Request) -> tuple[str, str]:
+    """The valid names of a topic and a channel, which need not be there."""
+    topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
+    return topic, valid_name(request, "channel", "INVALID_ARG_CHANNEL")
+
+
+# ---------------------------------------------------------------------- the head of a response
 
 INTERNAL_ERROR = HTTPError(500, "INTERNAL_ERROR").response()
 """The answer to a request in which an unexpected error occurred."""
@@ -166,14 +156,10 @@ def encode_head(response: Response, *, plain: bool, about: bytes, chunked: bool)
     """The status line and headers of a response, with the blank line that ends them.
 
     Args:
-        response: The response.
         plain: Leave out NSQ's own header.
         about: Whole lines about the message rather than its content: Date, Connection.
         chunked: If the body is a generator, announce it as chunked; without it, such a body ends when the
             connection does, which is all that HTTP/1.0 has.
-
-    Returns:
-        The bytes to send.
 
     Raises:
         ValueError: The status is not one of HTTP's, or a header cannot be sent.

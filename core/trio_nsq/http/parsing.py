@@ -9,12 +9,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import unquote
 
 import httptools
 
 from .messages import INTERNAL_ERROR, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
-from .target import parse_query, split_target
 
 logger = logging.getLogger("trio_nsq.http")
 
@@ -27,13 +27,61 @@ _LARGE_BYTES = 64 * 1024
 _PIECE_BYTES = 4096
 """What comes in smaller pieces is gathered: an object for each would take more memory than what is in them."""
 
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+_INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
+_HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
+
+
+# ---------------------------------------------------------------------- targets, by the rules of Go's net/url
+
+
+def split_target(target: bytes) -> tuple[str, str]:
+    """Return the path of a request target, decoded, and the query string as it was sent.
+
+    The target is `/path?query`, `http://host/path?query`, or `*`. Raises ValueError: it is badly percent-encoded.
+    """
+    path, _, query = target.decode("latin-1").partition("?")
+    if not path.startswith("/"):
+        # RFC 9112 3.2.2: the absolute form is to be accepted, though only proxies are sent it.
+        _, scheme_end, rest = path.partition("://")
+        if scheme_end:
+            path = "/" + rest.partition("/")[2]
+    return (_decode(path) if "%" in path else path), query
+
+
+def parse_query(query: str) -> Mapping[str, str]:
+    """Return the decoded parameters of a query string, the first value of each; `""` for one given without `=`.
+
+    Raises:
+        ValueError: It is badly percent-encoded, or has a semicolon, which may once have been a separator.
+    """
+    if ";" in query:
+        raise ValueError("semicolon in a query string")
+    encoded = "%" in query or "+" in query
+    parameters: dict[str, str] = {}
+    for pair in query.split("&"):
+        if pair:
+            name, _, value = pair.partition("=")
+            if encoded:
+                name, value = _decode(name.replace("+", " ")), _decode(value.replace("+", " "))
+            parameters.setdefault(name, value)
+    return parameters
+
+
+def _decode(text: str) -> str:
+    for rest in text.split("%")[1:]:
+        if len(rest) < 2 or not _HEX_DIGITS.issuperset(rest[:2]):
+            raise ValueError(f"bad percent-encoding in {text!r}")
+    # What is not UTF-8 becomes U+FFFD: valid in no name, and safe to print.
+    return unquote(text)
+
+
 # Clients ask for the same again and again; what is remembered is bounded.
 _KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
 _split_known = lru_cache(_KNOWN_TARGETS)(split_target)
 _parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
 
-_INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
-_HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
+# ---------------------------------------------------------------------- requests
 
 
 @dataclass(slots=True)  # as Request
@@ -88,13 +136,9 @@ class RequestReader:
         self.at_rest = True
 
     def receive_data(self, data: bytes | bytearray) -> list[Exchange]:
-        """Take what the socket gave.
+        """Take what the socket gave, and return the requests that are whole now, in order.
 
-        Args:
-            data: Some bytes; not to be called again once an exchange without `keep_alive` has come out.
-
-        Returns:
-            The requests that are whole now, in order.
+        Not to be called again once an exchange without `keep_alive` has come out.
         """
         # Head, chunk framing and trailers all count here; the callbacks set it back when there is progress.
         self._loose_bytes += len(data)

@@ -68,17 +68,12 @@ class Router:
     """Finds the route of a request. It does not change once it is made, so connections share it.
 
     A subclass may override `resolve`, to answer every request alike for example.
+
+    Raises:
+        ValueError: A path is not in the form that `Route` asks for, or two routes have the same method and path.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        """Build the tables.
-
-        Args:
-            routes: The routes, in any order.
-
-        Raises:
-            ValueError: A path is not in the form that `Route` asks for, or two routes have the same method and path.
-        """
         exact: dict[str, dict[str, Route]] = {}
         parents: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -95,16 +90,9 @@ class Router:
         self._exact["*"] = _Resource({}, everything)
 
     def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
-        """Find what answers a request.
+        """Find what answers a request: its route, or the response itself.
 
-        Args:
-            method: The method in upper case.
-            path: The path, percent-decoded.
-            query: The query string as it was sent, without the `?`; redirects keep it.
-
-        Returns:
-            The route whose handler is to be called, or the response itself: 404, 405, the answer to OPTIONS, or a
-            redirect to the right path.
+        That is 404, 405, the answer to OPTIONS, or a redirect to the right path, which keeps the query.
         """
         resource = self._find(path)
         if resource is not None:

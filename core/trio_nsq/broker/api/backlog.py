@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from itertools import chain, islice
 
-from ...http import HTTPError, Request, Response
+from ...http import HTTPError, Request, Response, given
 from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
@@ -26,7 +26,7 @@ from ..state.seek import Move
 from ..state.topic import Topic
 from .json_lines import gap_line, message_line
 from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
-from .targets import find_channel, find_topic_and_channel, given, is_dry_run, whole_number
+from .targets import find_channel, find_topic_and_channel, is_dry_run, whole_number
 
 DEFAULT_PEEK_MESSAGES = 10
 DEFAULT_DEFERRED_MESSAGES = 100

@@ -6,7 +6,7 @@ from struct import Struct, error
 
 import trio
 
-from ...http import HTTPError, Request, Response
+from ...http import HTTPError, Request, Response, given, valid_name
 from ...protocol import CommandError, MessageSet, pack_messages
 from ...protocol.messages import walk_messages
 from ..errors import PublishRefused
@@ -14,7 +14,7 @@ from ..ingest.idempotent import BatchNumber, IdempotentPublisher
 from ..ingest.publication import Publication, SetsForRecords
 from ..server import Server
 from ..state.record_metadata import metadata_for_channel
-from .targets import FALSE, find_channel, given, producer_given, valid_name
+from .targets import FALSE, find_channel, producer_given
 
 _INT32 = Struct(">i")
 _NS_PER_MS = 1_000_000

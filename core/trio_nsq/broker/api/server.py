@@ -16,8 +16,8 @@ from ...http import (
     Response,
     Route,
     Router,
+    log_request,
     peer_of,
-    request_log,
     serve_connection,
 )
 from ...listening import port_of
@@ -58,7 +58,11 @@ class HTTPServer:
         """Serve one client of the HTTP listener."""
         try:
             await serve_connection(
-                stream, self._plain_router, on_request=log_request, poller=self._poller, bodies=self._bodies
+                stream,
+                self._plain_router,
+                on_request=log_unless_publish,
+                poller=self._poller,
+                bodies=self._bodies,
             )
         except Exception:
             # A mistake of ours: it must not reach the other clients.
@@ -76,7 +80,7 @@ class HTTPServer:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 await secure.do_handshake()
             await serve_connection(
-                secure, self._router, peer=peer, on_request=log_request, bodies=self._bodies
+                secure, self._router, peer=peer, on_request=log_unless_publish, bodies=self._bodies
             )
         except trio.TooSlowError:
             logger.warning("http: TLS handshake error from %s: it took too long", peer)
@@ -104,10 +108,10 @@ class TLSRequiredRouter(Router):
         return self._answer
 
 
-def log_request(request: Request, status: int, elapsed_s: float) -> None:
+def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
     """Log a request, unless it is a publish."""
     if (request.method, request.path) not in _UNLOGGED:
-        request_log.log_request(logger, request, status, elapsed_s)
+        log_request(logger, request, status, elapsed_s)
 
 
 # ---------------------------------------------------------------------- which handler answers what

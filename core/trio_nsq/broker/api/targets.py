@@ -2,10 +2,7 @@
 
 import re
 
-from ...http import HTTPError, Request
-from ...http.arguments import channel_names as channel_names
-from ...http.arguments import given as given
-from ...http.arguments import valid_name as valid_name
+from ...http import HTTPError, Request, channel_names, given
 from ..errors import TopicUnavailable
 from ..server import Server
 from ..state.channel import Channel

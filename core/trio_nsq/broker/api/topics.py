@@ -3,21 +3,18 @@
 from functools import partial
 from typing import Any
 
-from ...http import HTTPError, Request, Response
+from ...http import HTTPError, Request, Response, channel_names, given, valid_name
 from ...untrusted_json import decode_json
 from ..dead_letters import refuse_loop
 from ..server import Server
 from ..state.settings import ChannelSettings, TopicSettings, as_json
 from ..state.topic import Topic
 from .targets import (
-    channel_names,
     find_channel,
     find_topic,
-    given,
     is_dry_run,
     producer_given,
     topic_named,
-    valid_name,
 )
 
 _NS_PER_MS = 1_000_000

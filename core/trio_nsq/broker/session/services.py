@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ...bodies import Bodies
 from ...reactor import Poller
-from ..bodies import Bodies
 from ..delivery import Delivery
 from ..ingest.publisher import Publisher
 from ..options import BrokerOptions

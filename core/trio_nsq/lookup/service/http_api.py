@@ -9,8 +9,7 @@ from typing import Any
 import trio
 
 from ..._version import __version__
-from ...http import HTTPError, Request, Response, Route, Router
-from ...http.arguments import channel_names, given, valid_name
+from ...http import HTTPError, Request, Response, Route, Router, channel_names, given, valid_name
 from ...protocol.errors import quote
 from .registry import Producer, Registry
 

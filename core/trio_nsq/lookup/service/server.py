@@ -9,8 +9,7 @@ from functools import partial
 import trio
 
 from ..._version import __version__
-from ...http import peer_of, serve_connection
-from ...http.request_log import log_request
+from ...http import log_request, peer_of, serve_connection
 from ...listening import Listening, listen, loopback_host, port_of
 from ...log import Files
 from ...protocol import CommandError

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from ..protocol.limits import MIB
+from .protocol.limits import MIB
 
 logger = logging.getLogger("trio_nsq.broker")
 
