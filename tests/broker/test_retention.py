@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from log.support import FailingFiles, HastyFiles
+from trio_nsq.broker.state.alarms import Alarms
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.state.settings import TopicSettings
@@ -15,7 +16,6 @@ from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage import retention
 from trio_nsq.broker.storage.retention import (
     RetentionManager,
-    RetentionSchedule,
     kept_from,
     look_again_ns,
     wants_new_file,
@@ -121,25 +121,25 @@ def test_when_to_look_again() -> None:
 
 
 def test_the_schedule_tells_each_topic_when_its_time_comes() -> None:
-    schedule = RetentionSchedule()
-    schedule.look_at("a", 30)
-    schedule.look_at("b", 10)
-    schedule.look_at("a", 20)
-    schedule.look_at("c", None)
-    assert schedule.take_due(9) == []
-    assert schedule.take_due(10) == ["b"]
-    assert schedule.take_due(20) == ["a"]
-    assert schedule.take_due(29) == []
-    assert schedule.take_due(30) == ["a"]
-    assert schedule.take_due(10**20) == []
+    schedule: Alarms[str] = Alarms()
+    schedule.watch("a", 30)
+    schedule.watch("b", 10)
+    schedule.watch("a", 20)
+    schedule.watch("c", None)
+    assert schedule.take_all_due(9) == []
+    assert schedule.take_all_due(10) == ["b"]
+    assert schedule.take_all_due(20) == ["a"]
+    assert schedule.take_all_due(29) == []
+    assert schedule.take_all_due(30) == ["a"]
+    assert schedule.take_all_due(10**20) == []
 
 
 def test_the_schedule_does_not_grow_with_every_look() -> None:
-    schedule = RetentionSchedule()
+    schedule: Alarms[str] = Alarms()
     for now in range(1000):
-        schedule.look_at("a", 10_000)
-        schedule.look_at("a", now + 1)
-        assert schedule.take_due(now + 1) == ["a"]
+        schedule.watch("a", 10_000)
+        schedule.watch("a", now + 1)
+        assert schedule.take_all_due(now + 1) == ["a"]
     assert len(pickle.dumps(schedule)) < 500
 
 
@@ -175,7 +175,7 @@ class Kept:
 
     def is_due(self) -> bool:
         """Whether the topic is to be looked at now."""
-        return self.retention.schedule.take_due(self.now_ns) == ["t"]
+        return self.retention.schedule.take_all_due(self.now_ns) == ["t"]
 
     def checkpoint(self) -> Checkpoint:
         checkpoint = self.topic.checkpoint()

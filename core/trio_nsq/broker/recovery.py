@@ -183,7 +183,7 @@ class TopicLoader:
         if is_saved:
             broker.changed.discard(topic.name)
         for channel in topic.channels.values():
-            broker.watch(channel, channel.next_deadline_ns)
+            broker.alarms.watch(channel, channel.next_deadline_ns)
 
 
 def _report_missing(

@@ -145,7 +145,7 @@ class Server:
     def health(self) -> str:
         """`OK`, or `NOK - ` and what the last write failed with, or which topic is unavailable."""
         room = self._folder.spare_room
-        error = self.publisher.errors.text or room.failed_with or room.shortage or self.checkpointer.error
+        error = self.publisher.error or room.failed_with or room.shortage or self.checkpointer.error
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 

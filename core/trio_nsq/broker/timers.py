@@ -32,7 +32,7 @@ class Timers:
 
     def watch(self, channel: Channel, at_ns: int | None) -> None:
         """See to it that a channel is looked at by `at_ns`; None: never."""
-        if self._broker.watch(channel, at_ns):
+        if self._broker.alarms.watch(channel, at_ns):
             self._moved.set()
 
     def look_again(self) -> None:
@@ -42,7 +42,7 @@ class Timers:
     async def wait(self) -> None:
         """Wait until something is due."""
         self._moved = trio.Event()
-        due_ns = self._broker.next_deadline_ns
+        due_ns = self._broker.alarms.next_ns
         wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)
         with trio.move_on_after(wait_s):
             await self._moved.wait()

@@ -374,12 +374,12 @@ class Topics:
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """The channel of this name, made if need be: it may begin with messages that wait for their time."""
         self._topic(topic_name)
-        known_ns = self._broker.next_deadline_ns
+        known_ns = self._broker.alarms.next_ns
         channel = self._broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
             channel.tick(
                 self._timers.now_ns(), _DUE_AT_ONCE
             )  # or its first consumer could come before the timer
-        if self._broker.next_deadline_ns != known_ns:
+        if self._broker.alarms.next_ns != known_ns:
             self._timers.look_again()
         return channel

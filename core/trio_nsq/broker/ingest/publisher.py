@@ -21,7 +21,7 @@ from time import perf_counter
 
 import trio
 
-from ...log import LogError, RecordBatch
+from ...log import LogError, RecordBatch, is_disk_full
 from ...reactor import Poller
 from ..delivery import Delivery
 from ..errors import PublishRefused, TopicFull
@@ -31,10 +31,8 @@ from ..state.broker import MessageIds
 from ..state.topic import Topic
 from ..storage.spare_room import SpareRoom
 from .group_commit import GroupCommitter, Synced
-from .log_holds import LogHolds
 from .publication import Group, Publication, Write, records_for
 from .scheduled_syncs import ScheduledSyncs
-from .write_errors import WriteErrors
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -55,7 +53,7 @@ class Publisher:
             may refuse messages.
 
     Attributes:
-        errors: What writes and syncs have failed with.
+        error: Why the last write or sync failed; empty if it succeeded. A full disk is in `SpareRoom.failed_with`.
         append_duration: What a write to a log took each time, its sync included with `--sync=always`.
         sync_count: How often a log was brought to stable storage.
         syncs: Those of `--sync=interval`.
@@ -70,7 +68,7 @@ class Publisher:
         poller: Poller,
         delivery: Delivery,
     ) -> None:
-        self.errors = WriteErrors(spare_room)
+        self.error = ""
         self.append_duration = Histogram()
         self.sync_count = 0
         self._is_synced_first = options.sync == "always"
@@ -87,7 +85,7 @@ class Publisher:
         self._due: dict[Topic, None] = {}  # what has gathered there can be written
         self._is_called = False  # `_write_gathered` is going to be
         self._written: dict[Topic, deque[Write]] = {}  # waits for a sync, in order; none is empty
-        self._holds = LogHolds()  # nothing is written to these logs
+        self._holds: dict[Topic, trio.Semaphore] = {}  # nothing is written to these logs
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._closed = False
 
@@ -158,7 +156,7 @@ class Publisher:
         group = self._gathered.get(topic)
         if group is None:
             group = self._gathered[topic] = Group()
-            if topic not in self._holds.lines:
+            if topic not in self._holds:
                 self._due[topic] = None
         group.publications += publications
         group.size += size
@@ -194,8 +192,8 @@ class Publisher:
 
     @property
     def is_busy(self) -> bool:
-        """A thread is at some topic's log."""
-        return self._committer.is_busy or bool(self._holds.lines)
+        """Whether a thread uses some topic's log."""
+        return self._committer.is_busy or bool(self._holds)
 
     # ------------------------------------------------------------------ writing
 
@@ -226,14 +224,14 @@ class Publisher:
         if topic.log.begins_file(group.size):
             if topic not in self._written:  # else when that is committed
                 self._nursery.start_soon(self._begin_file, topic)
-                self._holds.enter(topic)
+                self._holds[topic] = trio.Semaphore(0)
             return False
         del self._gathered[topic]
         began_s = perf_counter()
         try:
             records = self._write(topic, group)
         except Exception as exc:
-            group.complete(self.errors.refusal(topic, exc, group.size))
+            group.complete(self._refusal(topic, exc, group.size))
             return False
         write = Write(topic.log.writes, group, records, perf_counter() - began_s)
         if topic.ephemeral:
@@ -272,7 +270,7 @@ class Publisher:
                 self._refuse_written(topic, result.error)
             if not self._is_synced_first:
                 if result.error is None:
-                    self.errors.text = ""
+                    self.error = ""
                 self.syncs.record_sync(result)
             self._go_on(topic)
         for topic in delivering:
@@ -298,10 +296,10 @@ class Publisher:
         try:
             topic.log.commit(write.records[-1].next_sequence)
             if not topic.ephemeral:
-                self.errors.clear()
+                self.error = self._spare_room.failed_with = ""
             topic.accept(write.records)
         except Exception as exc:
-            error = self.errors.refusal(topic, exc, write.group.size)
+            error = self._refusal(topic, exc, write.group.size)
         # Where there may be no room for what they publish next, consumers come first: they make some.
         first = error is None and topic.may_refuse
         if first:
@@ -314,18 +312,39 @@ class Publisher:
         writes = self._written.pop(topic, ())
         if not writes:
             if isinstance(error, LogError):
-                self.errors.record(error)
+                self._record_error(error)
             else:
                 logger.error("%s: a sync failed", topic.name, exc_info=error)
             return
         topic.log.take_back()
-        reason = self.errors.refusal(topic, error, sum(write.group.size for write in writes))
+        reason = self._refusal(topic, error, sum(write.group.size for write in writes))
         for write in writes:
             write.group.complete(reason)
 
+    def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
+        """Return the answer to publishers if storing so many bytes failed."""
+        if isinstance(error, PublishRefused):
+            return error
+        if isinstance(error, LogError):
+            self._record_error(error, size)
+            return PublishRefused(str(error))
+        # A defect in the broker: it ends neither the broker nor what comes next, and the publishers hear of it.
+        logger.error("%s: a publish failed", topic.name, exc_info=error)
+        return PublishRefused("internal error")
+
+    def _record_error(self, error: LogError, size: int = 0) -> None:
+        """Log and remember why a write of so many bytes, or a sync, failed."""
+        text = str(error)
+        if text not in (self.error, self._spare_room.failed_with):
+            logger.error("%s", text)
+        if is_disk_full(error):
+            self._spare_room.record_failure(text, size)
+        else:
+            self.error = text
+
     def _go_on(self, topic: Topic) -> None:
         """Continue with a topic after a sync of its log or a hold on it has ended."""
-        if topic in self._gathered and topic not in self._holds.lines:
+        if topic in self._gathered and topic not in self._holds:
             self._due[topic] = None
         if (change := self._changes.pop(topic, None)) is not None:
             change.set()
@@ -343,7 +362,7 @@ class Publisher:
         try:
             await trio.to_thread.run_sync(self._spare_room.use, topic.log.roll, limiter=self._threads)
         except LogError as exc:
-            self.errors.record(exc)
+            self._record_error(exc)
             return False
         finally:
             self._release(topic)
@@ -358,7 +377,7 @@ class Publisher:
         except Exception as exc:
             error = exc
         if error is not None and (group := self._gathered.pop(topic, None)) is not None:
-            group.complete(self.errors.refusal(topic, error, group.size))
+            group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
     def _begin_file_now(self, topic: Topic) -> None:
@@ -371,26 +390,27 @@ class Publisher:
 
     async def _hold(self, topic: Topic) -> None:
         """Have a topic's log: all that was written is committed, and nothing is written before `_release`."""
-        turn = self._holds.enter(topic)
-        self._due.pop(topic, None)
+        if topic in self._holds:
+            await self._holds[topic].acquire()
+        else:
+            self._holds[topic] = trio.Semaphore(0)
+            self._due.pop(topic, None)
         try:
-            if turn is not None:
-                await turn.wait()
             while topic in self._written:
                 await self._change(topic)
         except BaseException:
-            if turn is None or turn.is_set():
-                self._release(topic)
-            else:
-                self._holds.leave(topic, turn)
+            self._release(topic)
             raise
 
     def _release(self, topic: Topic) -> None:
         """Let the next in line have a topic's log, or write what has gathered."""
-        if self._holds.release(topic):
-            self._go_on(topic)
-            if not self._poller.in_round:
-                self._write_soon()
+        if self._holds[topic].statistics().tasks_waiting:
+            self._holds[topic].release()
+            return
+        del self._holds[topic]
+        self._go_on(topic)
+        if not self._poller.in_round:
+            self._write_soon()
 
     async def _change(self, topic: Topic) -> None:
         """Wait until a sync of the topic's log, or the last hold on it, has ended."""
@@ -402,7 +422,7 @@ class Publisher:
             self._write_gathered()
             if topic in self._due:  # the turn was over
                 await trio.lowlevel.checkpoint()
-            elif topic in self._gathered or topic in self._written or topic in self._holds.lines:
+            elif topic in self._gathered or topic in self._written or topic in self._holds:
                 await self._change(topic)
             elif self._committer.is_at(topic):
                 await self._committer.until_idle(topic)
@@ -418,7 +438,7 @@ class Publisher:
         self._closed = True
         self._write_gathered()
         self._committer.begin()
-        while topic := next(iter([*self._gathered, *self._written, *self._holds.lines]), None):
+        while topic := next(iter([*self._gathered, *self._written, *self._holds]), None):
             await self.until_idle(topic)
         await self.syncs.sync_all()
         await self._committer.until_all_idle()

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 
 from ...log import Log
 from ...protocol import is_valid_name
 from ..errors import PublishRefused, TopicUnavailable
 from ..options import BrokerOptions
+from .alarms import Alarms
 from .cache import BatchCache
 from .channel import Channel
 from .message_store import MessageStore
@@ -22,8 +22,6 @@ _CHANNELS_AT_ONCE = 200
 _MESSAGES_AT_ONCE = 1000
 _AGAIN_NS = 1_000_000_000
 """If moving what is due in a channel failed, it is tried again after this time."""
-_DEAD_ALARMS = 100
-"""So many alarms of deleted channels may stay until they ring, however few others there are."""
 
 
 class MessageIds:
@@ -74,6 +72,7 @@ class Broker:
         on_names_changed: Called with the names of a topic and a channel when that channel, or if it is None the
             topic, was made or deleted; a deleted topic's channels go without a call.
         cache: Decoded batches of all topics.
+        alarms: When channels have to be looked at, see `tick`.
         publishable: Topics that need not be made, saved or waited for before something is published to them, by name.
             The owner adds them.
         deleting: Names of topics that are being deleted.
@@ -96,13 +95,7 @@ class Broker:
         measured = bool(options.e2e_processing_latency_percentiles)
         self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
         self.cache = BatchCache(options.cache_bytes)
-        # A heap of (at_ns, a number that decides ties, channel).
-        self._alarms: list[tuple[int, int, Channel]] = []
-        # The alarms in the heap of each channel that has any. A new one is made only if it comes before them all,
-        # so they descend, and the last is the first to ring.
-        self._alarms_of: dict[Channel, list[int]] = {}
-        self._alarm_order = 0
-        self._dead_alarms = 0  # in the heap, of channels that are deleted
+        self.alarms: Alarms[Channel] = Alarms()
 
     # ------------------------------------------------------------------ topics and channels
 
@@ -154,7 +147,7 @@ class Broker:
         known = name in topic.channels
         channel = topic.add_channel(name, private=private)
         if not known:
-            self.watch(channel, channel.next_deadline_ns)
+            self.alarms.watch(channel, channel.next_deadline_ns)
             self.on_names_changed(topic_name, name)
         return channel
 
@@ -172,7 +165,7 @@ class Broker:
         if topic is None:
             return
         topic.remove_channel(channel)
-        self._forget(channel)
+        self.alarms.forget(channel)
         self.on_names_changed(topic.name, channel.name)
         waited_for = channel.private and topic.high_watermark < topic.end
         if topic.ephemeral and not topic.channels and not waited_for:
@@ -184,7 +177,7 @@ class Broker:
             del self.topics[topic.name]
             self.publishable.pop(topic.name, None)
             for channel in topic.channels.values():
-                self._forget(channel)
+                self.alarms.forget(channel)
             topic.version.report_to(None, "")
             topic.close()
             topic.log.close()
@@ -208,55 +201,23 @@ class Broker:
 
     # ------------------------------------------------------------------ time
 
-    def watch(self, channel: Channel, at_ns: int | None) -> bool:
-        """Look at a channel at `at_ns`, if not before; None is never. Returns whether nothing is due before that."""
-        if at_ns is None:
-            return False
-        alarms = self._alarms_of.setdefault(channel, [])
-        if not alarms or at_ns < alarms[-1]:
-            alarms.append(at_ns)
-            self._alarm_order += 1
-            heappush(self._alarms, (at_ns, self._alarm_order, channel))
-            return self._alarms[0][1] == self._alarm_order
-        return False
-
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """When `tick` next has something to look at; None if nothing is due ever."""
-        return self._alarms[0][0] if self._alarms else None
-
     def tick(self, now_ns: int) -> list[Channel]:
         """Move what is due anywhere; returns the channels to be dispatched.
 
-        When much is due at once it does a millisecond's work or so: `next_deadline_ns` tells whether there is more.
+        When much is due at once it does a millisecond's work or so: `alarms.next_ns` tells whether there is more.
         """
         woken: dict[Channel, None] = {}
         moved = 0
-        while self._alarms and self._alarms[0][0] <= now_ns:
-            if len(woken) == _CHANNELS_AT_ONCE or moved >= _MESSAGES_AT_ONCE:
+        while len(woken) < _CHANNELS_AT_ONCE and moved < _MESSAGES_AT_ONCE:
+            channel = self.alarms.take_due(now_ns)
+            if channel is None:
                 break
-            _, _, channel = heappop(self._alarms)
-            alarms = self._alarms_of.get(channel)
-            if alarms is None:
-                self._dead_alarms -= 1
-                continue  # deleted meanwhile
-            alarms.pop()
-            if not alarms:
-                del self._alarms_of[channel]
             try:
                 moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
-                self.watch(channel, channel.next_deadline_ns)
+                self.alarms.watch(channel, channel.next_deadline_ns)
             except Exception:
                 # A defect of ours: it must not stop the other channels.
                 logger.exception("%s/%s: what is due could not be moved", channel.topic.name, channel.name)
-                self.watch(channel, now_ns + _AGAIN_NS)
+                self.alarms.watch(channel, now_ns + _AGAIN_NS)
             woken[channel] = None
         return list(woken)
-
-    def _forget(self, channel: Channel) -> None:
-        """Ring no alarm of a channel that is deleted."""
-        self._dead_alarms += len(self._alarms_of.pop(channel, ()))
-        if self._dead_alarms > len(self._alarms) // 2 + _DEAD_ALARMS:
-            self._alarms = [alarm for alarm in self._alarms if alarm[2] in self._alarms_of]
-            heapify(self._alarms)
-            self._dead_alarms = 0

@@ -239,7 +239,7 @@ class Checkpointer:
             # It has changed by what happened since the checkpoint; and the second copy of the state lacks the change.
             self._due.add(topic.name)
         topic.saved(checkpoint)
-        self.retention.schedule.look_at(topic.name, look_at_ns)
+        self.retention.schedule.watch(topic.name, look_at_ns)
         if error is None:
             self.error = ""
         else:
@@ -311,7 +311,7 @@ class Checkpointer:
 
     async def _look_at_due(self) -> None:
         """Have those topics saved whose time has come and that have something to lose: a save costs milliseconds."""
-        for name in self.retention.schedule.take_due(self._now_ns()):
+        for name in self.retention.schedule.take_all_due(self._now_ns()):
             topic = self._broker.topics.get(name)
             if topic is None or name in self._broker.changed or name in self._due:
                 continue

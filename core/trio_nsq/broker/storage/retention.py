@@ -13,7 +13,6 @@ Ages are told by the machine's clock, as the messages' timestamps are, though th
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,6 +22,7 @@ from zlib_ng.zlib_ng import crc32
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
 from ...wording import count_of
+from ..state.alarms import Alarms
 from ..state.checkpoint import Checkpoint
 from ..state.record_metadata import is_about_messages
 from ..state.settings import TopicSettings
@@ -114,36 +114,6 @@ def look_again_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns
     return min(times, default=None)
 
 
-class RetentionSchedule:
-    """The topics that have to be looked at some time though nothing happens to them, by name."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, str]] = []  # (at_ns, name)
-        # The times in the heap of each topic that has any. A new one is put there only if it comes before them all,
-        # so they descend, and the last comes first.
-        self._times: dict[str, list[int]] = {}
-
-    def look_at(self, name: str, at_ns: int | None) -> None:
-        """Look at a topic then, if not before; None: never."""
-        if at_ns is None:
-            return
-        times = self._times.setdefault(name, [])
-        if not times or at_ns < times[-1]:
-            times.append(at_ns)
-            heappush(self._heap, (at_ns, name))
-
-    def take_due(self, now_ns: int) -> list[str]:
-        """The topics whose time has come; they may be deleted by now."""
-        due: dict[str, None] = {}
-        while self._heap and self._heap[0][0] <= now_ns:
-            _, name = heappop(self._heap)
-            self._times[name].pop()
-            if not self._times[name]:
-                del self._times[name]
-            due[name] = None
-        return list(due)
-
-
 class RetentionManager:
     """Lets messages go whose time is over. One for a broker.
 
@@ -151,6 +121,9 @@ class RetentionManager:
         now_ns: The time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: Lets a topic's log begin a new file; returns whether it did, an error being noted.
         is_short: Whether the disk is full: then files are begun only to let others go.
+
+    Attributes:
+        schedule: When topics have to be looked at though nothing happens to them, by name. They may be deleted by then.
     """
 
     def __init__(
@@ -159,7 +132,7 @@ class RetentionManager:
         roll: Callable[[Topic], Awaitable[bool]],
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.schedule = RetentionSchedule()
+        self.schedule: Alarms[str] = Alarms()
         self._now_ns = now_ns
         self._roll = roll
         self._is_short = is_short
@@ -171,19 +144,19 @@ class RetentionManager:
         """A topic was loaded: see to it that it is looked at in time. Reads nothing."""
         now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
         if topic.view.ttl_ns and topic.oldest_waiting < topic.log.next_sequence:
-            self.schedule.look_at(topic.name, _some_time(topic, now_ns, topic.view.ttl_ns // _LOOKS))
+            self.schedule.watch(topic.name, _some_time(topic, now_ns, topic.view.ttl_ns // _LOOKS))
         if not files:
             return
         kept_ns = max(settings.retention_time_ms, 0) * _NS_PER_MS
         soon_ns = _some_time(topic, now_ns, kept_ns // _FILES)
         if (new_file_ns := look_again_ns(files[-1:], settings, now_ns)) is not None:
-            self.schedule.look_at(topic.name, max(soon_ns, new_file_ns))
+            self.schedule.watch(topic.name, max(soon_ns, new_file_ns))
         if len(files) == 1 or topic.oldest_waiting < files[0].next_sequence:
             return  # when a channel has passed a file the topic is saved, and looked at
         if kept_ns:
-            self.schedule.look_at(topic.name, max(soon_ns, files[0].created_ns + kept_ns))
+            self.schedule.watch(topic.name, max(soon_ns, files[0].created_ns + kept_ns))
         elif kept_from(files, settings, now_ns) > files[0].base_sequence:
-            self.schedule.look_at(topic.name, now_ns)  # less is to be kept than before
+            self.schedule.watch(topic.name, now_ns)  # less is to be kept than before
 
     async def _in_thread(self, read: Callable[[], _T]) -> _T:
         return await trio.to_thread.run_sync(read, limiter=self._threads)
@@ -197,7 +170,7 @@ class RetentionManager:
         at_ns = await self._in_thread(partial(self._next_loss_ns, topic, topic.oldest_waiting))
         if expired or (at_ns is not None and at_ns <= self._now_ns()):
             return True
-        self.schedule.look_at(topic.name, at_ns)
+        self.schedule.watch(topic.name, at_ns)
         return False
 
     def _next_loss_ns(self, topic: Topic, needed: int) -> int | None:
@@ -303,7 +276,7 @@ class RetentionManager:
             logger.error("%s: %s", topic.name, exc)
         # Not each time that a single message has had its time.
         again_ns = now_ns + max(topic.view.ttl_ns // _LOOKS, _LEAST_LOOK_NS)
-        self.schedule.look_at(topic.name, max(again_ns, (oldest_ns or 0) + topic.view.ttl_ns))
+        self.schedule.watch(topic.name, max(again_ns, (oldest_ns or 0) + topic.view.ttl_ns))
         return expired
 
 

@@ -72,7 +72,7 @@ class SpareRoom:
             if self.closed_because:
                 self._appends_ended.notify_all()
 
-    def note_failed(self, reason: str, size: int) -> None:
+    def record_failure(self, reason: str, size: int) -> None:
         """An append of so many bytes found no room."""
         self._lacking_bytes = max(size, _LEAST_PROBE_BYTES)
         self.failed_with = reason
@@ -105,7 +105,7 @@ class SpareRoom:
             if not is_disk_full(exc):
                 raise
         if not self.failed_with:
-            self.note_failed(f"cannot write to {self._path.parent}: {strerror(ENOSPC)}", 0)
+            self.record_failure(f"cannot write to {self._path.parent}: {strerror(ENOSPC)}", 0)
         with self._using:
             was_whole = self._is_whole
             self._close(ENOSPC)
