@@ -18,7 +18,7 @@ from trio_nsq.spark.export.layout import (
     safe_name,
 )
 from trio_nsq.spark.export.manifest import Manifest
-from trio_nsq.spark.export.results import ManifestError, RangeResult
+from trio_nsq.spark.export.request import ManifestError, RangeResult
 from trio_nsq.spark.ranges import LastMessage, Span
 
 LAYOUT = Layout(

@@ -25,8 +25,7 @@ from trio_nsq.spark.replay.files import (
 from trio_nsq.spark.replay.job import KEPT_S, open_job, remove_old_jobs
 from trio_nsq.spark.replay.pieces import row_groups_from_json, row_groups_to_json, split_into_pieces
 from trio_nsq.spark.replay.request import ReplayRequest
-from trio_nsq.spark.replay.rows import RowReader, TimeRange, pack_bits, unpack_bits
-from trio_nsq.spark.replay.task import BatchOptions
+from trio_nsq.spark.replay.rows import RowReader, pack_bits, unpack_bits
 from trio_nsq.spark.runtime.engine import run_inline
 
 
@@ -90,11 +89,11 @@ def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes
     """Another version may read in other portions, and has to send the same batches under the same numbers."""
     bodies = [b"x" * (n * 37 % 200 + 1) for n in range(500)]
     write_parquet(tmp_path / "a.parquet", {"body": bodies}, row_group_size=77)
-    job = planned(ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1"), tmp_path / "jobs")
-    (task,) = job.tasks(dry_run=True)
-    batching = BatchOptions(max_messages=30, max_bytes=2000)
+    # In 0.05 s are 30 messages.
+    request = ReplayRequest(str(tmp_path / "a.parquet"), "t", "127.0.0.1:1", rate=600.0)
+    (task,) = planned(request, tmp_path / "jobs").tasks(dry_run=True)
     found: list[int] = []
-    task = replace(task, batching=batching, chunk_bytes=chunk_bytes)
+    task = replace(task, max_batch_bytes=2000, chunk_bytes=chunk_bytes)
     done = task.run(lambda count, _: found.append(count))
     assert done.complete
     expected, size, count = [], 0, 0
@@ -135,7 +134,7 @@ def test_row_groups_that_overlap_in_time_are_merged(tmp_path: Path, seed: int) -
         expected += [(time_ns, broker, n, f"{broker}{n}".encode()) for n, time_ns in enumerate(times)]
     source = open_files(str(tmp_path))
     ((*segments,),) = split_into_pieces(source, None, None, None, ordered=True)
-    reader = RowReader(source.place, source.columns, TimeRange(), ordered=True)
+    reader = RowReader(source.place, source.columns, ordered=True)
     found = [body for rows in reader.read_in_order(segments) for body in rows.bodies]
     assert found == [body for *_, body in sorted(expected)]
 
@@ -148,7 +147,7 @@ def test_what_lies_around_one_time_has_a_limit(tmp_path: Path) -> None:
         )
         source = open_files(str(path), time="at")
         ((*segments,),) = split_into_pieces(source, None, None, None, ordered=True)
-        reader = RowReader(source.place, source.columns, TimeRange(), ordered=True, window_bytes=20_000)
+        reader = RowReader(source.place, source.columns, ordered=True, window_bytes=20_000)
         if fits:
             assert [time for rows in reader.read_in_order(segments) for time in rows.times_ns or ()] == list(
                 times

@@ -28,7 +28,7 @@ from spark.support import (
 )
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
-from trio_nsq.spark.export.request import ExportRequest, FileOptions
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask, export_range
 from trio_nsq.spark.ranges import Span
 from trio_nsq.spark.runtime.engine import run_inline
@@ -384,7 +384,7 @@ def test_an_export_to_a_file_system_of_pyarrow(qcli: Cli, topic: str, tmp_path: 
 
 def test_tasks_can_be_sent_to_others(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(5))
-    task = ExportTask(str(tmp_path), topic, qcli.http_address, "b", Span(0, 5), Layout(), FileOptions())
+    task = ExportTask(ExportRequest(topic, str(tmp_path)), Layout(), qcli.http_address, Span(0, 5))
     done = pickle.loads(pickle.dumps(task)).run()
     assert pickle.loads(pickle.dumps(done)) == done
-    assert (done.messages, json.loads(done.to_bytes())["broker"]) == (5, "b")
+    assert (done.messages, json.loads(done.to_bytes())["broker"]) == (5, qcli.http_address)

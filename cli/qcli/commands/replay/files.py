@@ -23,8 +23,7 @@ from .options import ReplayOptions, default_jobs_folder
 
 if TYPE_CHECKING:
     from trio_nsq.spark.replay.job import ReplayJob
-    from trio_nsq.spark.replay.request import ReplayRequest
-    from trio_nsq.spark.replay.results import ReplayResult
+    from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
     from trio_nsq.spark.runtime.engine import Engine
     from trio_nsq.spark.runtime.spark_engine import SparkEngine
 

@@ -18,8 +18,7 @@ from ..shared.engine import better_engine, failure_from, library_failure, spark_
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.job import ExportJob
-    from trio_nsq.spark.export.request import ExportRequest
-    from trio_nsq.spark.export.results import ExportResult
+    from trio_nsq.spark.export.request import ExportRequest, ExportResult
     from trio_nsq.spark.export.task import ExportTask
     from trio_nsq.spark.runtime.engine import Engine
 
@@ -64,7 +63,7 @@ class ExportRun:
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Round after round, until interrupted; then the outcome is that of all of them, for people."""
-        from trio_nsq.spark.export.results import ExportResult
+        from trio_nsq.spark.export.request import ExportResult
 
         begun_s, total = time.monotonic(), ExportResult()
         try:

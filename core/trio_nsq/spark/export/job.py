@@ -16,9 +16,8 @@ from ..spool.spool import Spool
 from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
-from .manifest import Manifest, manifest_path, results_folder
-from .request import ExportRequest
-from .results import ExportResult, ManifestError, RangeResult
+from .manifest import Manifest, ManifestError, RangeResult, manifest_path, results_folder
+from .request import ExportRequest, ExportResult
 from .task import ExportTask
 
 SAMPLE_MESSAGES = 10_000
@@ -219,6 +218,7 @@ class ExportJob:
     def _plan_broker(self, manifest: Manifest, wanted: _BrokerSpan) -> list[ExportTask]:
         request, label = self.request, broker_label(wanted.address)
         log = self._log(wanted.address)
+        folder = log.folder if isinstance(log, NsqdLog) else None
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
         per_range = max(1, int(request.target_bytes / mean_bytes))
         if wanted.span is not None:
@@ -228,21 +228,7 @@ class ExportJob:
                 self.result.skipped_messages += span.common(wanted.span)
         spans = manifest.plan(label, wanted.span, per_range)
         self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
-        return [
-            ExportTask(
-                request.place,
-                request.topic,
-                wanted.address,
-                label,
-                span,
-                manifest.layout,
-                request.options,
-                request.tls,
-                request.patience_s,
-                log.folder if isinstance(log, NsqdLog) else None,
-            )
-            for span in spans
-        ]
+        return [ExportTask(request, manifest.layout, wanted.address, span, folder) for span in spans]
 
     # ------------------------------------------------------------------ columns
 

@@ -11,16 +11,69 @@ still run; it then writes the same files with the same content. Each task writes
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...protocol.errors import NSQError
 from ..ranges import BrokerRanges, LastMessage, Span, covered_up_to, split, subtract
 from .layout import Layout, range_name, safe_name
-from .results import ManifestError, RangeResult
 
 VERSION = 1
 FOLDER = "_nsq"
 """Spark, pyarrow and others ignore names that begin with an underscore."""
+
+
+class ManifestError(NSQError):
+    """A manifest cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """A range that is done: each of its messages is in a file, or in `gaps`. The field names are the keys of its file.
+
+    Attributes:
+        broker: The label of the broker.
+        first, end: The range.
+        messages: Messages in files.
+        body_bytes: Bytes of their bodies.
+        files: File names, relative to the folder; none if there were no messages.
+        file_bytes: Bytes of the files.
+        gaps: `[first, end, reason]` of the missing messages.
+        for_one_channel: Messages that had been republished for a single channel; they are not exported again.
+        unparsed: Messages whose body is in the column `unparsed`.
+        last_id: The id of the message `end - 1`, 16 hex digits; None if it is missing.
+    """
+
+    broker: str
+    first: int
+    end: int
+    messages: int = 0
+    body_bytes: int = 0
+    files: list[str] = field(default_factory=list)
+    file_bytes: int = 0
+    gaps: list[tuple[int, int, str]] = field(default_factory=list)
+    for_one_channel: int = 0
+    unparsed: int = 0
+    last_id: str | None = None
+
+    @property
+    def span(self) -> Span:
+        """The range."""
+        return Span(self.first, self.end)
+
+    def to_bytes(self) -> bytes:
+        """The content of its file."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RangeResult":
+        """Parse the content of a file. Raises ManifestError."""
+        try:
+            found = json.loads(data)
+            found["gaps"] = [(first, end, reason) for first, end, reason in found["gaps"]]
+            return cls(**found)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ManifestError(f"the result of a range cannot be read: {exc}") from exc
 
 
 @dataclass(slots=True)

@@ -1,12 +1,14 @@
-"""What an export is asked for."""
+"""What an export is asked for, and what it has exported."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...client.connection.tls import TLSFiles
 from ...client.http.retry import PATIENCE_S
+from ..ranges import Span
 from .layout import JsonType, Layout
+from .manifest import RangeResult
 
 MIB = 1024 * 1024
 
@@ -59,3 +61,61 @@ class ExportRequest:
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
     spool: Path | None = None
+
+
+@dataclass(slots=True)
+class ExportResult:
+    """The result of an export so far, counting what this process did unless said otherwise. qcli prints these fields.
+
+    Attributes:
+        messages, body_bytes, files, file_bytes, ranges: What was written.
+        planned_messages, planned_ranges: What was planned.
+        planned_bytes: Bytes of the planned part of the log, estimated.
+        skipped_ranges, skipped_messages: What was requested but exported before.
+        missing: Messages that are no longer kept.
+        damaged: Whether some of the missing messages are damaged.
+        for_one_channel, unparsed: See `RangeResult`.
+        repeated: Messages that a channel redelivered, and that were left out.
+        gaps: `(broker, first, end, reason)`.
+    """
+
+    messages: int = 0
+    body_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    ranges: int = 0
+    planned_messages: int = 0
+    planned_ranges: int = 0
+    planned_bytes: int = 0
+    skipped_ranges: int = 0
+    skipped_messages: int = 0
+    missing: int = 0
+    damaged: bool = False
+    for_one_channel: int = 0
+    unparsed: int = 0
+    repeated: int = 0
+    gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
+
+    def add(self, done: RangeResult) -> None:
+        """Add a range."""
+        self.ranges += 1
+        self.messages += done.messages
+        self.body_bytes += done.body_bytes
+        self.files += len(done.files)
+        self.file_bytes += done.file_bytes
+        self.for_one_channel += done.for_one_channel
+        self.unparsed += done.unparsed
+        for first, end, reason in done.gaps:
+            self.add_gap(done.broker, Span(first, end), reason)
+
+    def add_gap(self, broker: str, span: Span, reason: str) -> None:
+        """Add missing messages."""
+        self.missing += span.length
+        self.damaged |= reason == "damaged"
+        self.gaps.append((broker, *span, reason))
+
+    def merge(self, other: "ExportResult") -> None:
+        """Add another result."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...client.connection.tls import TLSFiles
-from ...client.http.retry import PATIENCE_S
 from ...client.reading.batches import Found, is_for_all_channels
 from ...log.gaps import Gap
 from ...log.records import RecordBatch
-from ..broker_log import BrokerLog
+from ..broker_log import BrokerLog, broker_label
 from ..ranges import Span
 from ..runtime.engine import Advance
 from ..spool.records import Spooled, SpooledRows, read_spool
 from ..storage import Storage, naming_file, storage_at
 from .columns import DICTIONARY_COLUMNS, TableBuilder
 from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
-from .manifest import result_path
-from .request import FileOptions
-from .results import RangeResult
+from .manifest import RangeResult, result_path
+from .request import ExportRequest
 
 _TABLE_ROWS = 20_000
 """Messages that are converted to Arrow together."""
@@ -37,27 +34,23 @@ class ExportTask:
     """A range to export; it can be pickled.
 
     Attributes:
-        place: The folder of the export, see `storage_at`.
-        topic: The topic.
+        request: What to export.
+        layout: The layout of the folder.
         address: The HTTP address of the broker.
-        broker: The label of the broker in the files.
         span: The range.
-        layout, options: See there.
-        tls: Certificates for https.
-        patience_s: How long to wait for a broker that is unreachable.
         spool: The folder of an nsqd's log in a spool, which is read instead of the broker; None: no spool.
     """
 
-    place: str
-    topic: str
-    address: str
-    broker: str
-    span: Span
+    request: ExportRequest
     layout: Layout
-    options: FileOptions = field(default_factory=FileOptions)
-    tls: TLSFiles = field(default_factory=TLSFiles)
-    patience_s: float = PATIENCE_S
+    address: str
+    span: Span
     spool: Path | None = None
+
+    @property
+    def broker(self) -> str:
+        """The label of the broker in the files."""
+        return broker_label(self.address)
 
     @property
     def messages(self) -> int:
@@ -66,7 +59,7 @@ class ExportTask:
 
     def run(self, advance: Advance | None = None) -> RangeResult:
         """Export the range, see `export_range`."""
-        return export_range(self, storage_at(self.place), advance)
+        return export_range(self, storage_at(self.request.place), advance)
 
 
 def export_range(task: ExportTask, storage: Storage, advance: Advance | None = None) -> RangeResult:
@@ -79,7 +72,7 @@ def export_range(task: ExportTask, storage: Storage, advance: Advance | None = N
         BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
         OSError, StorageError: The files cannot be written.
     """
-    path = result_path(task.topic, task.broker, task.span)
+    path = result_path(task.request.topic, task.broker, task.span)
     if (existing := storage.read(path)) is not None:
         return RangeResult.from_bytes(existing)
     files = _RangeFiles(storage, task)
@@ -99,7 +92,8 @@ def _read(task: ExportTask) -> Iterator[Found | Spooled]:
         partition = task.layout.partition
         key_of = None if partition is PartitionBy.NONE else partial(partition_key, partition)
         return read_spool(task.spool, task.span, key_of)
-    return BrokerLog(task.address, task.topic, task.tls, task.patience_s).read(task.span)
+    request = task.request
+    return BrokerLog(task.address, request.topic, request.tls, request.patience_s).read(task.span)
 
 
 def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> RangeResult:
@@ -154,13 +148,16 @@ class _RangeFiles:
     """
 
     def __init__(self, storage: Storage, task: ExportTask) -> None:
-        self.builder = TableBuilder(task.topic, task.broker, task.layout)
+        topic, broker = task.request.topic, task.broker
+        self.builder = TableBuilder(topic, broker, task.layout)
         self.names: list[str] = []
         self.body_bytes = 0
         self.file_bytes = 0
         self._storage = storage
-        self._task = task
-        self._name = range_name(task.topic, task.broker, task.span)
+        self._place = task.request.place
+        self._partition = task.layout.partition
+        self._options = task.request.options
+        self._name = range_name(topic, broker, task.span)
         self._key: int | None = None  # of the current partition
         self._files_of: dict[int, int] = {}  # complete files, by partition
         self._complete: list[tuple[str, str]] = []  # temporary and final names
@@ -181,7 +178,7 @@ class _RangeFiles:
         """Add the messages of a record, or messages of a spool, all of one partition."""
         builder = self.builder
         time_ns = found.times_ns[0] if isinstance(found, SpooledRows) else found.timestamp_ns
-        key = partition_key(self._task.layout.partition, time_ns)
+        key = partition_key(self._partition, time_ns)
         if key != self._key:
             self.close()
             self._key = key
@@ -191,7 +188,7 @@ class _RangeFiles:
         else:
             builder.add(found)
         self.body_bytes += builder.body_bytes - before
-        if len(builder) >= _TABLE_ROWS or builder.body_bytes >= self._task.options.row_group_bytes:
+        if len(builder) >= _TABLE_ROWS or builder.body_bytes >= self._options.row_group_bytes:
             self._flush()
 
     def close(self) -> None:
@@ -207,7 +204,7 @@ class _RangeFiles:
         assert self._key is not None
         number = self._files_of[self._key] = self._files_of.get(self._key, 0) + 1
         part = f"-{number}" if number > 1 else ""
-        folder = partition_folder(self._task.layout.partition, self._key)
+        folder = partition_folder(self._partition, self._key)
         self._complete.append((self._temporary, f"{folder}{self._name}{part}.parquet"))
         self._temporary = ""
 
@@ -242,7 +239,7 @@ class _RangeFiles:
         """Convert the added messages to a table, and write a row group if there are enough."""
         self._group_bytes += self.builder.body_bytes
         self._tables.append(self.builder.table())
-        if self._group_bytes >= self._task.options.row_group_bytes:
+        if self._group_bytes >= self._options.row_group_bytes:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -257,7 +254,7 @@ class _RangeFiles:
         """Wait for the thread, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            with naming_file(f"{self._task.place}/{self._name}.parquet"):
+            with naming_file(f"{self._place}/{self._name}.parquet"):
                 writing.result()
 
     # These run in the thread, where no signal interrupts them:
@@ -267,13 +264,12 @@ class _RangeFiles:
             if self._discarded:
                 return
             if self._writer is None:
-                options = self._task.options
                 self._temporary, self._file = self._storage.create(f"{self._name}.parquet")
                 self._writer = pq.ParquetWriter(
                     self._file,
                     self.builder.schema,
-                    compression=options.compression,
-                    compression_level=options.compression_level,
+                    compression=self._options.compression,
+                    compression_level=self._options.compression_level,
                     use_dictionary=DICTIONARY_COLUMNS,
                 )
             self._writer.write_table(group, row_group_size=len(group))

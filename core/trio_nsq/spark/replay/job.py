@@ -9,7 +9,6 @@ The plan is written down before anything is published, so a job that was interru
 """
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,16 +25,12 @@ from ..runtime.engine import Advance, Engine
 from ..storage import LocalStorage, lock_file
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
 from .pieces import Piece, row_groups_from_json, row_groups_to_json, split_into_pieces
-from .request import ReplayRequest
-from .results import PieceResult, ReplayResult
-from .rows import TimeRange
-from .task import MAX_BATCH_MESSAGES, BatchOptions, ReplayTask, Target
+from .request import PieceResult, ReplayRequest, ReplayResult
+from .task import ReplayTask
 
 VERSION = 1
 KEPT_S = 7 * 24 * 3600
 """Complete jobs are removed after this time."""
-_BATCH_S = 0.05
-"""With a rate limit, a batch has the messages of this time."""
 
 RowSelector = Callable[[ReplayFiles, str], Mapping[str, bytes]]
 """Selects rows by a condition, see `select_rows`."""
@@ -208,16 +203,6 @@ class ReplayJob:
         assert self._plan is not None
         request, plan = self.request, self._plan
         at_once = max(1, min(at_once, len(plan.pieces)))
-        max_messages = MAX_BATCH_MESSAGES
-        if request.rate is not None:
-            max_messages = max(1, min(max_messages, int(request.rate * _BATCH_S)))
-        batching = BatchOptions(
-            max_messages,
-            max_msg_bytes=request.max_msg_bytes,
-            speed=None if dry_run else request.speed,
-            pattern=None if request.match is None else os.fsencode(request.match),
-        )
-        target = None if dry_run else Target(request.address, request.topic, tls or TLSFiles(), patience_s)
         tasks = []
         for number, row_groups in enumerate(plan.pieces):
             saved = PieceResult.load(self._storage, number)
@@ -226,17 +211,17 @@ class ReplayJob:
                 continue
             tasks.append(
                 ReplayTask(
+                    request,
                     number,
                     f"{self.name}.{self._nonce}:{number}",
                     plan.place,
                     plan.columns,
-                    TimeRange(request.first_ns, request.end_ns),
                     row_groups,
-                    request.ordered,
-                    batching,
-                    target,
                     None if request.rate is None else request.rate / at_once,
                     str(self._folder) if save_results and not dry_run else None,
+                    dry_run,
+                    tls or TLSFiles(),
+                    patience_s,
                 )
             )
         return tasks
@@ -254,7 +239,7 @@ class ReplayJob:
         def finish(done: PieceResult) -> None:
             if left.pop(done.piece, done) is not done:
                 self.result.add(done)
-                if tasks[0].target is not None and tasks[0].results_folder is None:
+                if not tasks[0].dry_run and tasks[0].results_folder is None:
                     done.save(self._storage)
 
         try:

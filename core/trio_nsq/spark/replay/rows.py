@@ -5,7 +5,6 @@ The rows are fixed when a replay is planned: some row groups, a time range, and 
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -62,19 +61,6 @@ class RowGroupRange(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """The times of the rows to read. Rows without a time are outside of any bound.
-
-    Attributes:
-        first_ns: The earliest time, Unix nanoseconds; None: no bound.
-        end_ns: The time before which rows must be; None: no bound.
-    """
-
-    first_ns: int | None = None
-    end_ns: int | None = None
-
-
 class Rows(NamedTuple):
     """Rows that were read.
 
@@ -107,7 +93,8 @@ class RowReader:
     Args:
         place: The folder of the files.
         columns: The columns to read.
-        times: The time range.
+        first_ns: The earliest time of a row, Unix nanoseconds; None: no bound.
+        end_ns: The time before which rows must be; None: no bound. Rows without a time are outside of any bound.
         ordered: Whether `read_in_order` will be called.
         chunk_bytes: See `CHUNK_BYTES`.
         window_bytes: See `WINDOW_BYTES`.
@@ -117,7 +104,8 @@ class RowReader:
         self,
         place: str,
         columns: ReplayColumns,
-        times: TimeRange,
+        first_ns: int | None = None,
+        end_ns: int | None = None,
         *,
         ordered: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
@@ -125,11 +113,12 @@ class RowReader:
     ) -> None:
         self._system, self._path = arrow_system(place)
         self._columns = columns
-        self._times = times
+        self._first_ns, self._end_ns = first_ns, end_ns
+        self._has_bounds = first_ns is not None or end_ns is not None
         self._chunk_bytes = chunk_bytes
         self._window_bytes = window_bytes
         self._names = [columns.body, columns.unparsed]
-        self._names += [columns.time] if ordered or times != TimeRange() else []
+        self._names += [columns.time] if ordered or self._has_bounds else []
         self._names += columns.order if ordered else ()
 
     def read(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
@@ -246,7 +235,7 @@ class RowReader:
         rows_at_once = self._rows_at_once(footer.num_rows, size)
         for batch in parquet.iter_batches(rows_at_once, row_groups=[number], columns=names):
             mask = None if selected is None else selected.slice(at, len(batch))
-            if self._times != TimeRange():
+            if self._has_bounds:
                 in_time = self._in_time(batch)
                 mask = in_time if mask is None else pc.and_(mask, in_time)
             if mask is None:
@@ -259,10 +248,10 @@ class RowReader:
     def _in_time(self, batch: Any) -> Any:
         times = times_ns(batch.column(self._columns.time))
         mask = times.is_valid()
-        if self._times.first_ns is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(times, self._times.first_ns), False))
-        if self._times.end_ns is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.less(times, self._times.end_ns), False))
+        if self._first_ns is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(times, self._first_ns), False))
+        if self._end_ns is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.less(times, self._end_ns), False))
         return mask
 
     def _check_stamp(self, stamp: FileStamp, path: str) -> None:

@@ -5,6 +5,7 @@ a crash or while the first still runs, sends the same batches with the same numb
 (docs/publishing-once.md). A stock nsqd does not recognise them: there, delivery is at least once.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from ...protocol.batcher import Batcher
 from ..runtime.engine import Advance
 from ..storage import storage_at
 from .files import ReplayColumns
-from .results import MAX_EXAMPLES, PieceResult
-from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows, TimeRange
+from .request import MAX_EXAMPLES, PieceResult, ReplayRequest
+from .rows import CHUNK_BYTES, MIB, RowGroupRange, RowReader, Rows
 
-MAX_BATCH_MESSAGES = 10_000
+_MAX_BATCH_MESSAGES = 10_000
+_MAX_BATCH_BYTES = 2 * MIB
+_BATCH_S = 0.05
+"""With a rate limit, a batch has the messages of this time."""
 _SAVE_INTERVAL_S = 2.0
 _MAX_RESENDS = 3
 """Publishing a batch twice to a broker that does not deduplicate is better than never."""
@@ -33,68 +37,36 @@ _NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """How messages are put into batches. It must be the same for all attempts at a piece.
-
-    Attributes:
-        max_messages, max_bytes: Limits of a batch; a longer message is a batch of its own.
-        max_msg_bytes: Longer messages are not published.
-        speed: Keep the pace of the original messages, so many times faster; None: as fast as possible.
-        pattern: Publish only bodies in which this regular expression is found; None: all.
-    """
-
-    max_messages: int = MAX_BATCH_MESSAGES
-    max_bytes: int = 2 * MIB
-    max_msg_bytes: int = MIB
-    speed: float | None = None
-    pattern: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The broker and topic to publish to.
-
-    Attributes:
-        address: The HTTP address of the broker, see `IdempotentProducer`.
-        topic: The topic.
-        tls: Certificates for https.
-        patience_s: How long to wait for a broker that is unreachable.
-    """
-
-    address: str
-    topic: str
-    tls: TLSFiles = field(default_factory=TLSFiles)
-    patience_s: float = PATIENCE_S
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """A piece to publish; it can be pickled.
+    """A piece to publish; it can be pickled. Its batches depend on `request`, the rows and `max_batch_bytes` alone.
 
     Attributes:
+        request: What to replay.
         piece: The number of the piece.
         producer: The name of the piece as a producer.
         place: The folder of the files.
-        columns, times, row_groups: The rows to read.
-        ordered: Read in the order of time instead of the files.
-        batching: See there.
-        target: Where to publish; None: only count.
-        rate: Maximum messages per second; None: no limit.
+        columns, row_groups: The rows to read.
+        rate: Maximum messages per second of this task; None: no limit.
         results_folder: The folder to save the result to, see `storage_at`; None: it is not saved.
-        chunk_bytes: See `RowReader`; batches do not depend on it.
+        dry_run: Only count messages.
+        tls: Certificates for https.
+        patience_s: How long to wait for a broker that is unreachable.
+        max_batch_bytes: Limit of a batch; a longer message is a batch of its own.
+        chunk_bytes: See `RowReader`.
     """
 
+    request: ReplayRequest
     piece: int
     producer: str
     place: str
     columns: ReplayColumns
-    times: TimeRange
     row_groups: tuple[RowGroupRange, ...]
-    ordered: bool
-    batching: BatchOptions
-    target: Target | None
     rate: float | None = None
     results_folder: str | None = None
+    dry_run: bool = False
+    tls: TLSFiles = field(default_factory=TLSFiles)
+    patience_s: float = PATIENCE_S
+    max_batch_bytes: int = _MAX_BATCH_BYTES
     chunk_bytes: int = CHUNK_BYTES
 
     @property
@@ -118,18 +90,18 @@ class ReplayTask:
         if saved is not None and saved.complete:
             return saved
         result = PieceResult(self.piece, remembered=saved.remembered if saved is not None else None)
-        if self.target is None:
+        if self.dry_run:
             for batch, _ in _Batches(self, result):
                 _count(result, batch, PublishOutcome.PUBLISHED, advance)
             result.complete = True
             return result
-        target = self.target
+        request = self.request
         with IdempotentProducer(
-            target.address,
-            target.topic,
+            request.address,
+            request.topic,
             self.producer,
-            target.tls,
-            target.patience_s,
+            self.tls,
+            self.patience_s,
             max_resends=_MAX_RESENDS,
         ) as producer:
             last = producer.last_number()
@@ -178,7 +150,7 @@ class _Pacer:
 
     def __init__(self, task: ReplayTask) -> None:
         self._rate = task.rate
-        self._speed = task.batching.speed
+        self._speed = task.request.speed
         self._due_s = time.monotonic()
         self._first: tuple[int, float] | None = None  # the time of the first batch, and when it was sent
 
@@ -218,17 +190,26 @@ class _Batches:
     def __init__(self, task: ReplayTask, result: PieceResult) -> None:
         self._task = task
         self._result = result
-        pattern = task.batching.pattern
-        self._pattern = None if pattern is None else re.compile(pattern)
-        self._batcher = Batcher(task.batching.max_messages, task.batching.max_bytes)
+        self._speed = None if task.dry_run else task.request.speed
+        match, rate = task.request.match, task.request.rate
+        self._pattern = None if match is None else re.compile(os.fsencode(match))
+        max_messages = _MAX_BATCH_MESSAGES
+        if rate is not None:
+            max_messages = max(1, min(max_messages, int(rate * _BATCH_S)))
+        self._batcher = Batcher(max_messages, task.max_batch_bytes)
 
     def __iter__(self) -> Iterator[tuple[list[bytes], int | None]]:
-        task = self._task
+        task, request = self._task, self._task.request
         reader = RowReader(
-            task.place, task.columns, task.times, ordered=task.ordered, chunk_bytes=task.chunk_bytes
+            task.place,
+            task.columns,
+            request.first_ns,
+            request.end_ns,
+            ordered=request.ordered,
+            chunk_bytes=task.chunk_bytes,
         )
-        rows = reader.read_in_order(task.row_groups) if task.ordered else reader.read(task.row_groups)
-        if task.batching.speed is None:
+        rows = reader.read_in_order(task.row_groups) if request.ordered else reader.read(task.row_groups)
+        if self._speed is None:
             for each in rows:
                 bodies, _ = self._filter(each)
                 for batch in self._batcher.add(bodies):
@@ -236,7 +217,7 @@ class _Batches:
             if self._batcher:
                 yield self._batcher.rest(), None
         else:
-            yield from self._by_slot(rows, max(1, int(_SLOT_NS * task.batching.speed)))
+            yield from self._by_slot(rows, max(1, int(_SLOT_NS * self._speed)))
 
     def _by_slot(self, rows: Iterator[Rows], slot_ns: int) -> Iterator[tuple[list[bytes], int | None]]:
         """Batches that have messages of one slot of time each, and are due when the slot begins."""
@@ -263,7 +244,7 @@ class _Batches:
             longest, shortest = max(map(len, bodies), default=0), min(map(len, bodies), default=1)
         except TypeError:
             longest = shortest = 0
-        if self._pattern is None and shortest and longest <= self._task.batching.max_msg_bytes:
+        if self._pattern is None and shortest and longest <= self._task.request.max_msg_bytes:
             return bodies, rows.times_ns
         indexes = [index for index, body in enumerate(bodies) if self._accepts(body, rows.locate, index)]
         times = None if rows.times_ns is None else [rows.times_ns[index] for index in indexes]
@@ -277,7 +258,7 @@ class _Batches:
         if self._pattern is not None and self._pattern.search(body) is None:
             result.unmatched += 1
             return False
-        if len(body) > self._task.batching.max_msg_bytes:
+        if len(body) > self._task.request.max_msg_bytes:
             result.too_long += 1
             if len(result.examples) < MAX_EXAMPLES:
                 name, row = locate(index)
