@@ -23,9 +23,14 @@ from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.broker_log import BrokerLog, LogReplaced
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
-from trio_nsq.spark.source.offsets import BrokerOffset, build_offset, parse_offset, share_limit
 from trio_nsq.spark.source.options import SourceError
-from trio_nsq.spark.source.readers import NsqStreamReader
+from trio_nsq.spark.source.readers import (
+    BrokerOffset,
+    NsqStreamReader,
+    build_offset,
+    parse_offset,
+    share_limit,
+)
 
 Row = tuple[str, int]
 

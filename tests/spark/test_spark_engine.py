@@ -16,9 +16,9 @@ from spark.support import column, export, leftovers, numbers, rows
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.runtime.bundle import write_zip
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.java import NoJava, find_java_home, java_home, java_version
+from trio_nsq.spark.runtime.spark_engine import write_zip
 
 
 @pytest.mark.slow

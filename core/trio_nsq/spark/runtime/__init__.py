@@ -1,6 +1,5 @@
 """Run tasks, in this process or on Spark.
 
-`engine` has the interfaces and runs tasks in this process; `spark_engine` starts Spark, or joins a cluster, and runs
-them there. `java` finds a Java, `jvm` starts one without Spark's scripts, and `bundle` packs this package for
-workers.
+`engine` has the interfaces and runs tasks in this process. `spark_engine` starts Spark, or joins a cluster, and runs
+them there; `java` finds and starts a Java for it.
 """

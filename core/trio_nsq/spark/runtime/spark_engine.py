@@ -8,17 +8,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
+
+import trio_nsq
 
 from ...extras import install_hint
 from ...protocol.errors import NSQError
-from .bundle import can_be_zipped, write_zip
 from .engine import Advance, Done, Task, attempt
-from .java import find_java_home, java_home
-from .jvm import LocalJvm, NotStarted, start_jvm
+from .java import LocalJvm, NotStarted, find_java_home, java_home, start_jvm
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,6 +31,7 @@ LOCAL = "local[*,3]"
 _POLL_S = 0.1
 _GROUP = "trio-nsq"
 _END_S = 10.0
+_ZIP_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -73,33 +76,42 @@ def open_spark(
         NoJava: There is no Java.
     """
     check_spark()
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    from pyspark import SparkContext
+
     # Spark's log is of use only if it does not start.
     with tempfile.TemporaryFile(prefix="trio-nsq-spark-") as log, tempfile.TemporaryDirectory() as folder:
-        context, process = (
-            (_submitted_context(), None) if submitted else _started_context(master, name, memory, log)
-        )
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            context, process = SparkContext.getOrCreate(), None
+        else:
+            context, process = _started_context(master, name, memory, log)
         try:
-            if not str(context.master).startswith("local") and can_be_zipped():
+            # With spark-submit's `--py-files` this package is in a zip file already.
+            if not str(context.master).startswith("local") and Path(trio_nsq.__path__[0]).is_dir():
                 # Workers on other machines fetch this package, so that they have the same version.
                 write_zip(Path(folder) / "trio_nsq.zip")
                 context.addPyFile(str(Path(folder) / "trio_nsq.zip"))
-            _silence(context)
+            if (server := getattr(context, "_accumulatorServer", None)) is not None:
+                # pyspark's threads would print errors if the JVM is lost; the tasks raise one.
+                server.handle_error = lambda *_: None
             yield SparkEngine(context, name)
         finally:
             _end(context, process)
 
 
-def _silence(context: Any) -> None:
-    """Keep pyspark's threads from printing errors if the JVM is lost; the tasks raise one."""
-    if (server := getattr(context, "_accumulatorServer", None)) is not None:
-        server.handle_error = lambda *_: None
+def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
+    """Write the sources of packages; the same sources give the same file.
 
-
-def _submitted_context() -> "SparkContext":
-    from pyspark import SparkContext
-
-    return SparkContext.getOrCreate()
+    Args:
+        path: The zip file; replaced if it exists.
+        packages: Packages that were imported from folders.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for package in packages:
+            folder = Path(package.__path__[0])
+            for source in sorted(folder.rglob("*.py")):
+                info = zipfile.ZipInfo(source.relative_to(folder.parent).as_posix(), _ZIP_TIMESTAMP)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                bundle.writestr(info, source.read_bytes())
 
 
 def _started_context(
