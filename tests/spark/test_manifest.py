@@ -17,8 +17,7 @@ from trio_nsq.spark.export.layout import (
     range_name,
     safe_name,
 )
-from trio_nsq.spark.export.manifest import Manifest
-from trio_nsq.spark.export.request import ManifestError, RangeResult
+from trio_nsq.spark.export.manifest import Manifest, ManifestError, RangeResult
 from trio_nsq.spark.ranges import LastMessage, Span
 
 LAYOUT = Layout(
