@@ -10,9 +10,8 @@ from ...log.records import RecordBatch
 from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
 from ..ranges import BrokerRanges, Span, subtract
 from ..runtime.engine import Advance, Engine
-from ..spool.nsqd_log import NsqdLog
 from ..spool.records import SpooledRows
-from ..spool.spool import Spool
+from ..spool.spool import NsqdLog, Spool
 from ..storage import LocalStorage, Storage, StorageError, local_path, lock_file, make_folder, storage_at
 from .json_columns import infer_columns
 from .layout import BodyFormat, Layout, LayoutError, PartitionBy, safe_name
