@@ -29,7 +29,7 @@ from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.runtime import jvm as local_jvm
+from trio_nsq.spark.runtime import java
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
@@ -82,8 +82,8 @@ def export_rate(engine: Engine, address: str, messages: int, folder: Path, range
 
 def roomy_jvm() -> None:
     """Have the JVM start with all of its compiler, and room, as Spark's own writer needs; ours has to do with less."""
-    flags = ("-Xmx2g", *(flag for flag in local_jvm._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))))
-    setattr(local_jvm, "_FLAGS", flags)  # noqa: B010
+    flags = ("-Xmx2g", *(flag for flag in java._FLAGS if flag.startswith(("-D", "-XX:+Ignore"))))
+    setattr(java, "_FLAGS", flags)  # noqa: B010
 
 
 def rows_in_jvm(session: SparkSession, messages: int) -> DataFrame:

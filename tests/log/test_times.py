@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from log.support import FIRST, CountingFiles, HastyFiles, batch, record_offsets
 from trio_nsq.log import DiskLog, Log, MemoryLog, RecordBatch
-from trio_nsq.log.times import sequence_at
+from trio_nsq.log.interface import sequence_at
 
 
 def timed(counts_and_times: Sequence[tuple[int, int]]) -> list[RecordBatch]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from ..log import Log
-from ..log.times import sequence_at
+from ..log.interface import sequence_at
 
 FORMS = "a sequence, earliest, latest, -DURATION such as -1h30m, or @TIME: Unix seconds or RFC 3339"
 

@@ -4,9 +4,9 @@
 of each channel are kept. nsqd's folder is not changed.
 """
 
-from .errors import ImportRefused
 from .importer import ChannelReport, IfExists, Outcome, TopicReport, import_topics, queue_bytes
 from .nsqd_folder import NsqdFolder
+from .nsqd_metadata import ImportRefused
 
 __all__ = [
     "ChannelReport",

@@ -28,7 +28,7 @@ from ..log.inspection.verify import Progress
 from ..wording import count_of
 
 _NAME = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>[0-9]{6,}|meta)\.dat(?P<bad>\.bad)?", re.DOTALL)
-_META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
+_META = re.compile(rb"(-?\d+)\n(?P<read_file>\d+),(\d+)\n(?P<write_file>\d+),(\d+)\n?")
 _HEAD = Struct(">iqH16s")
 _SIZE_BYTES = 4
 _MIN_MESSAGE_BYTES = _HEAD.size - _SIZE_BYTES
@@ -88,16 +88,6 @@ def list_queues(folder: Path) -> dict[str, QueueFiles]:
     return queues
 
 
-class _Meta(NamedTuple):
-    """What the meta file says, in its order."""
-
-    depth: int
-    read_file: int
-    read_position: int
-    write_file: int
-    write_position: int
-
-
 class Queue:
     """One queue.
 
@@ -131,7 +121,12 @@ class Queue:
             self.findings.append(Finding(Kind.NOTE, path, 0, size, what))
         meta_path = self._files.meta
         if meta_path is None:
-            self._report_no_meta()
+            if self._files.data:
+                first, *others = self._files.data.values()
+                what = f"without a meta file nsqd does not read it (nor the {len(others)} after it): not imported"
+                self.findings.append(
+                    Finding(Kind.DAMAGE, first, 0, self._files.size_bytes, what, messages=None)
+                )
             return
         meta = self._read_meta(meta_path)
         if meta is None:
@@ -158,19 +153,11 @@ class Queue:
         missing = write_file - read_file + (write_position > 0) - found
         self._judge(meta_path, depth, missing, complete=not stale and len(self.findings) == damage)
 
-    def _report_no_meta(self) -> None:
-        if self._files.data:
-            first, *others = self._files.data.values()
-            what = f"without a meta file nsqd does not read it (nor the {len(others)} after it): not imported"
-            self.findings.append(Finding(Kind.DAMAGE, first, 0, self._files.size_bytes, what, messages=None))
-
-    def _read_meta(self, path: Path) -> _Meta | None:
+    def _read_meta(self, path: Path) -> tuple[int, ...] | None:
         content = path.read_bytes()
         found = _META.fullmatch(content)
-        if found is not None:
-            meta = _Meta(*map(int, found.groups()))
-            if meta.read_file <= meta.write_file:
-                return meta
+        if found is not None and int(found["read_file"]) <= int(found["write_file"]):
+            return tuple(map(int, found.groups()))
         what = f"damaged; the queue's files, {self._files.size_bytes} bytes, are not imported"
         self.findings.append(Finding(Kind.DAMAGE, path, 0, len(content), what, messages=None))
         return None
@@ -198,56 +185,43 @@ class Queue:
     def _read_file(self, path: Path, number: int, offset: int, end: int) -> Iterator[QueueMessage]:
         """The messages in a file that begin at `offset` or later, and before `end`."""
         with path.open("rb", buffering=0) as file:
-            reader = _Reader(file.fileno(), self._progress)
+            reader = _Reader(file.fileno(), number, self._progress)
             while offset < end:
                 try:
-                    message = reader.message(offset)
-                    body = reader.at(message.body_offset, message.end - message.body_offset)
+                    message, following, has_id = reader.message(offset)
                 except _NotAMessage as exc:
                     what = f"{exc}; what follows in this file is not imported, nor would nsqd read it"
                     last = max(offset, reader.size)
                     self.findings.append(Finding(Kind.DAMAGE, path, offset, last, what, messages=None))
                     return
-                if message.id_made_up:
+                if not has_id:
                     what = "the id of a message is damaged; it gets another"
-                    self.findings.append(Finding(Kind.NOTE, path, offset, message.end, what))
+                    self.findings.append(Finding(Kind.NOTE, path, offset, following, what))
                 self.messages += 1
-                yield QueueMessage(
-                    message.id, message.timestamp_ns, message.attempts, body, number, message.body_offset
-                )
-                offset = message.end
+                yield message
+                offset = following
 
 
 class _NotAMessage(Exception):
     """No message begins at a place where one should; the text says what is there."""
 
 
-class _Head(NamedTuple):
-    """A message without its body, which lies from `body_offset` to `end`."""
-
-    id: bytes
-    id_made_up: bool
-    timestamp_ns: int
-    attempts: int
-    body_offset: int
-    end: int
-
-
 class _Reader:
-    """One data file, open as `fd`.
+    """The data file of this number, open as `fd`.
 
     Attributes:
         size: Bytes in it.
     """
 
-    def __init__(self, fd: int, progress: Progress | None) -> None:
+    def __init__(self, fd: int, number: int, progress: Progress | None) -> None:
         self.size = os.fstat(fd).st_size
         self._fd = fd
+        self._number = number
         self._progress = progress
         self._data = b""
         self._start = 0  # where in the file `_data` was read
 
-    def at(self, offset: int, size: int) -> memoryview:
+    def _at(self, offset: int, size: int) -> memoryview:
         """The bytes there, fewer at the end of the file. Raises OSError, _NotAMessage."""
         position = offset - self._start
         if position < 0 or position + size > len(self._data):
@@ -269,9 +243,9 @@ class _Reader:
             self._progress(len(data))
         return data
 
-    def message(self, offset: int) -> _Head:
-        """The message at `offset`. Raises OSError, _NotAMessage."""
-        head = self.at(offset, _HEAD.size)
+    def message(self, offset: int) -> tuple[QueueMessage, int, bool]:
+        """The message at `offset`, where it ends, and whether its id is undamaged. Raises OSError, _NotAMessage."""
+        head = self._at(offset, _HEAD.size)
         if len(head) < _HEAD.size:
             raise _NotAMessage("an unfinished message" if offset < self.size else "it should go on here")
         size, timestamp_ns, attempts, digits = _HEAD.unpack(head)
@@ -281,26 +255,30 @@ class _Reader:
         if end > self.size:
             raise _NotAMessage(f"an unfinished message, or none ({size} bytes long)")
         timestamp_ns = max(0, timestamp_ns)
+        message_id = _id_of(digits)
+        # nsqd does not check ids. But if no message follows either, this is not a message.
+        if message_id is None and end < self.size and not self._is_message(end):
+            raise _NotAMessage("not a message (it has no id)")
         body_offset = offset + _HEAD.size
-        try:
-            return _Head(unhexlify(digits), False, timestamp_ns, attempts, body_offset, end)
-        except NotHex:
-            # nsqd does not look at ids. But if there is no message behind it either, the way is lost.
-            if end < self.size:
-                self._require_message(end)
-        return _Head(_made_up_id(timestamp_ns), True, timestamp_ns, attempts, body_offset, end)
+        body = self._at(body_offset, end - body_offset)
+        known_id = message_id or _made_up_id(timestamp_ns)
+        message = QueueMessage(known_id, timestamp_ns, attempts, body, self._number, body_offset)
+        return message, end, message_id is not None
 
-    def _require_message(self, offset: int) -> None:
-        following = self.at(offset, _HEAD.size)
-        if len(following) == _HEAD.size:
-            size, _, _, digits = _HEAD.unpack(following)
-            try:
-                unhexlify(digits)
-            except NotHex:
-                size = 0
-            if size >= _MIN_MESSAGE_BYTES and offset + _SIZE_BYTES + size <= self.size:
-                return
-        raise _NotAMessage("not a message (it has no id)")
+    def _is_message(self, offset: int) -> bool:
+        head = self._at(offset, _HEAD.size)
+        if len(head) < _HEAD.size:
+            return False
+        size, _, _, digits = _HEAD.unpack(head)
+        fits = size >= _MIN_MESSAGE_BYTES and offset + _SIZE_BYTES + size <= self.size
+        return fits and _id_of(digits) is not None
+
+
+def _id_of(digits: bytes) -> bytes | None:
+    try:
+        return unhexlify(digits)
+    except NotHex:
+        return None
 
 
 def _made_up_id(timestamp_ns: int) -> bytes:

@@ -18,10 +18,9 @@ from ..log.inspection.findings import Finding
 from ..log.inspection.verify import Progress
 from ..untrusted_json import decode_json
 from .diskqueue import Queue
-from .errors import ImportRefused
 from .merger import MergedMessage, Merger
 from .nsqd_folder import NsqdFolder, lock
-from .nsqd_metadata import TopicMetadata
+from .nsqd_metadata import ImportRefused, TopicMetadata
 from .topic_builder import BodyReader, ChannelBuilder, LogWriter, topic_state
 
 ORIGIN_FILE = "imported.json"

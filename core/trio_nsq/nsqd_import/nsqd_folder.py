@@ -10,8 +10,7 @@ from pathlib import Path
 from ..log.inspection.findings import Finding, Kind
 from ..wording import count_of
 from .diskqueue import QueueFiles, list_queues
-from .errors import ImportRefused
-from .nsqd_metadata import TopicMetadata, read_metadata
+from .nsqd_metadata import ImportRefused, TopicMetadata, read_metadata
 
 _SEPARATORS = ":;"
 """Between topic and channel in the name of a queue; the latter on Windows."""

@@ -7,22 +7,22 @@ from typing import Any
 from ..broker.storage.data_folder import NSQD_FILE
 from ..log.inspection.findings import Finding, Kind
 from ..protocol import is_ephemeral, is_valid_name
+from ..protocol.errors import NSQError
 from ..untrusted_json import decode_json
-from .errors import ImportRefused
+
+
+class ImportRefused(NSQError):
+    """The import is refused; the text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelMetadata:
-    """A channel."""
-
     name: str
     paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic and its channels."""
-
     name: str
     paused: bool
     channels: tuple[ChannelMetadata, ...]

@@ -9,9 +9,8 @@ from ..broker.state.topic import Topic
 from ..log import DiskLog, RecordBatch
 from ..protocol import pack_messages
 from .diskqueue import QueueFiles
-from .errors import ImportRefused
 from .merger import MergedMessage
-from .nsqd_metadata import TopicMetadata
+from .nsqd_metadata import ImportRefused, TopicMetadata
 
 _APPEND_BYTES = 1024 * 1024
 _RECORD_BYTES = 256 * 1024

@@ -8,8 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from ...log import Log, LogReadError, ReadWouldWaitError, RecordBatch
+from ...log.interface import sequence_at
 from ...log.records import split_batch
-from ...log.times import sequence_at
 from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from .cache import BatchCache
 from .wanted import Found, Wanted

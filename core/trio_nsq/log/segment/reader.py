@@ -13,6 +13,7 @@ from zlib_ng.zlib_ng import crc32
 
 from ..errors import LogReadError, LogWriteError, NotASegmentError, ReadWouldWaitError
 from ..files import Files, LogFile, OpenFiles, TolerantReader
+from ..files.tolerant_reader import Window
 from ..records import (
     HEADER_BYTES,
     RawRecord,
@@ -27,7 +28,6 @@ from .format import FileHeader, base_in_name
 from .identity import Identity, find_header
 from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
-from .window import Window
 
 logger = logging.getLogger("trio_nsq.log")
 
