@@ -18,7 +18,7 @@ from trio_nsq.spark.export.layout import (
     safe_name,
 )
 from trio_nsq.spark.export.manifest import Manifest, ManifestError, RangeResult
-from trio_nsq.spark.ranges import LastMessage, Span
+from trio_nsq.spark.ranges import LastMessage, Span, covered_up_to
 
 LAYOUT = Layout(
     PartitionBy.HOUR,
@@ -40,8 +40,8 @@ def test_what_is_planned_is_never_cut_anew() -> None:
     assert manifest.plan("b", Span(50, 150), 1000) == [Span(66, 100), Span(100, 150)]
     assert manifest.plan("b", Span(10, 20), 1) == [Span(0, 33)]
     assert manifest.done_within("b", Span(0, 50)) == [Span(33, 66)]
-    assert manifest.covered_up_to("b", 33) == 66
-    assert manifest.covered_up_to("b", 0) == 0
+    assert covered_up_to(33, manifest.ranges_of("b").done) == 66
+    assert covered_up_to(0, manifest.ranges_of("b").done) == 0
 
 
 @given(

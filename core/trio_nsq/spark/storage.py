@@ -14,10 +14,12 @@ from errno import ENOTDIR
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from ..log import Files
 from ..protocol.errors import NSQError
 
 TEMPORARY = ".tmp-"
 """Part of the names of unfinished files. They begin with a dot and do not end in `.parquet`, so readers skip them."""
+_FILES = Files()
 
 
 class StorageError(NSQError):
@@ -175,11 +177,6 @@ class LocalStorage(Storage):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    @property
-    def folder(self) -> Path:
-        """The folder."""
-        return self._folder
-
     def path_of(self, name: str) -> str:
         return str(self._folder / name)
 
@@ -203,7 +200,7 @@ class LocalStorage(Storage):
             (self._folder / temporary).rename(path)
             folders.add(path.parent)
         for folder in folders:
-            _sync_folder(folder)
+            _FILES.sync_folder(folder)
 
     def discard(self, temporary: str) -> None:
         (self._folder / temporary).unlink(missing_ok=True)
@@ -237,15 +234,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), os.fspath(folder)) from None
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _FILES.sync_folder(folder.parent)
 
 
 class ArrowStorage(Storage):

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from ...log.records import RecordBatch
 from ..broker_log import Bounds, BrokerLog, LogReplaced, broker_label
-from ..ranges import BrokerRanges, Span, subtract
+from ..ranges import BrokerRanges, Span, covered_up_to, subtract
 from ..runtime.engine import Advance, Engine
 from ..spool.records import SpooledRows
 from ..spool.spool import NsqdLog, Spool
@@ -27,19 +27,13 @@ _FALLBACK_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class _BrokerSpan:
-    """What to export of one broker's log.
-
-    Attributes:
-        address: Where the broker is.
-        span: The messages; None: there are none.
-        bounds: The bounds of the log.
-        channel_at: The position of the channel; 0 without one.
-    """
+    """What to export of one broker's log."""
 
     address: str
     span: Span | None
     bounds: Bounds
-    channel_at: int = 0
+    channel_at: int
+    """The position of the channel; 0 without one."""
 
 
 class ExportJob:
@@ -64,21 +58,18 @@ class ExportJob:
         self._merge_results()
         self.remove_temporary_files()
 
-    def open_spool(self) -> Spool:
-        """Open the spool of the request, so that messages can be stored in it.
-
-        Raises:
-            SpoolError, OSError, LogError: It cannot be used.
-            LayoutError: The folder has another layout.
-        """
-        assert self.request.spool is not None
+    def open_spool(self, folder: Path) -> Spool:
+        """Open the spool in this folder, so that messages can be stored in it. Raises as `open_export`."""
         assert self.request.channel is not None
-        exported: Mapping[str, BrokerRanges] = {}
         if self._manifest is not None:
             self._check_layout(self._manifest.layout)
-            exported = self._manifest.brokers
-        self.spool = Spool(self.request.spool, self.request.topic, self.request.channel, exported)
+        self.spool = Spool(folder, self.request.topic, self.request.channel, self._brokers)
         return self.spool
+
+    @property
+    def _brokers(self) -> Mapping[str, BrokerRanges]:
+        """The ranges of each broker in the manifest, which there may not be yet."""
+        return self._manifest.brokers if self._manifest is not None else {}
 
     # ------------------------------------------------------------------ the manifest
 
@@ -124,8 +115,7 @@ class ExportJob:
 
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of tasks that were killed, but not those of another topic's export."""
-        brokers = self._manifest.brokers if self._manifest is not None else {}
-        ours = tuple(f".{safe_name(self.request.topic)}-{safe_name(label)}-" for label in brokers)
+        ours = tuple(f".{safe_name(self.request.topic)}-{safe_name(label)}-" for label in self._brokers)
         manifest_folder = self._path.rpartition("/")[0] + "/"
         for name in self._storage.temporary_names():
             # The name of a file with messages depends on its range: it has no folder until it is complete.
@@ -191,8 +181,7 @@ class ExportJob:
 
     def _ranges_of(self, address: str) -> BrokerRanges:
         """The ranges of a broker in the manifest, which has none for a new one."""
-        brokers = self._manifest.brokers if self._manifest is not None else {}
-        return brokers.get(broker_label(address)) or BrokerRanges()
+        return self._brokers.get(broker_label(address)) or BrokerRanges()
 
     def _record_discarded(self, address: str, span: Span) -> None:
         """Count the messages of a span that the broker discarded before they were exported."""
@@ -232,7 +221,6 @@ class ExportJob:
     # ------------------------------------------------------------------ columns
 
     def _new_layout(self) -> Layout:
-        """The layout of a new folder."""
         asked = self.request.layout
         if asked.body is not BodyFormat.JSON:
             return asked
@@ -240,7 +228,6 @@ class ExportJob:
         return Layout(asked.partition, asked.body, tuple(columns), not self.request.json_fields)
 
     def _sample(self) -> Iterator[bytes]:
-        """The bodies of the first messages."""
         for wanted in self._wanted:
             if wanted.span is None:
                 continue
@@ -288,18 +275,14 @@ class ExportJob:
         finally:
             for result in self._merge_results():
                 finish(result)
+        channel = self.request.channel
         for wanted in self._wanted:
-            self._next[wanted.address] = max(wanted.bounds.at, self._next.get(wanted.address, 0))
-        if self.request.channel is not None:
-            self._move_channel(self.request.channel)
-
-    def _move_channel(self, channel: str) -> None:
-        assert self._manifest is not None
-        for wanted in self._wanted:
+            address = wanted.address
+            self._next[address] = max(wanted.bounds.at, self._next.get(address, 0))
             first = max(wanted.channel_at, wanted.bounds.first)
-            to = self._manifest.covered_up_to(broker_label(wanted.address), first)
-            if to > wanted.channel_at:
-                self._log(wanted.address).move_channel(channel, to)
+            to = covered_up_to(first, self._ranges_of(address).done)
+            if channel is not None and to > wanted.channel_at:
+                self._log(address).move_channel(channel, to)
 
 
 def _describe(layout: Layout) -> str:
@@ -325,7 +308,8 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
 
     Raises:
         BrokerUnreachable, RequestRefused: A broker does not have the topic.
-        SpoolError: The spool cannot be used.
+        SpoolError, LogError: The spool cannot be used.
+        LayoutError: A spool is given, and the folder has another layout.
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
     """
     for address in addresses:
@@ -339,7 +323,7 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
             stack.enter_context(lock_file(lock, if_held))
         job = ExportJob(request, storage)
         if request.spool is not None:
-            stack.enter_context(job.open_spool())
+            stack.enter_context(job.open_spool(request.spool))
         try:
             yield job
         except BaseException:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...protocol.errors import NSQError
-from ..ranges import BrokerRanges, LastMessage, Span, covered_up_to, split, subtract
+from ..ranges import BrokerRanges, LastMessage, Span, split, subtract
 from .layout import Layout, range_name, safe_name
 
 VERSION = 1
@@ -129,10 +129,6 @@ class Manifest:
         """The done ranges that overlap a span."""
         return [span for span in self.ranges_of(broker).done if span.overlaps(wanted)]
 
-    def covered_up_to(self, broker: str, first: int) -> int:
-        """The first sequence from `first` on that is not done."""
-        return covered_up_to(first, self.ranges_of(broker).done)
-
     def to_bytes(self) -> bytes:
         """The content of its file."""
         brokers = {
@@ -178,10 +174,10 @@ def manifest_path(topic: str) -> str:
 
 
 def results_folder(topic: str) -> str:
-    """The folder of the results of ranges, likewise."""
+    """The folder of the results of ranges, relative to the export folder."""
     return f"{FOLDER}/{safe_name(topic)}/done"
 
 
 def result_path(topic: str, broker: str, span: Span) -> str:
-    """The path of the result of one range, likewise."""
+    """The path of the result of one range, relative to the export folder."""
     return f"{results_folder(topic)}/{range_name(topic, broker, span)}.json"
