@@ -6,14 +6,14 @@ need Spark again. Bodies do not pass through Spark.
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...protocol.errors import NSQError
 from ..runtime.spark_engine import SparkEngine, SparkFailed
 from ..storage import local_path
-from .files import ReplayFile, ReplayFiles
+from .files import ReplayFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +28,6 @@ _SETTINGS = {
     # Only a bit for each row is shuffled.
     "spark.sql.shuffle.partitions": "4",
 }
-_NO_SETTINGS: Mapping[str, str] = {}
 
 
 class FilterError(NSQError):
@@ -36,7 +35,7 @@ class FilterError(NSQError):
 
 
 def select_rows(
-    engine: SparkEngine, files: ReplayFiles, condition: str, settings: Mapping[str, str] = _NO_SETTINGS
+    engine: SparkEngine, files: ReplayFiles, condition: str, settings: Mapping[str, str] | None = None
 ) -> dict[str, bytes]:
     """Select rows.
 
@@ -58,7 +57,7 @@ def select_rows(
     # It would log the error that is raised here, with the stack of the JVM.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session = engine.session()
-    for name, value in {**_SETTINGS, **settings}.items():
+    for name, value in {**_SETTINGS, **(settings or {})}.items():
         session.conf.set(name, value)
     bitmaps = {file.stamp.name: bytearray((file.rows + 7) // 8) for file in files.files}
     try:
@@ -71,23 +70,23 @@ def select_rows(
             bits[at : at + len(part)] = part
     except (AnalysisException, ParseException) as exc:
         raise FilterError(f"--where cannot be used: {_first_line(exc)}") from exc
-    except PySparkException as exc:
-        raise SparkFailed(f"Spark could not apply --where: {_first_line(exc)}") from exc
     except Exception as exc:
-        if type(exc).__module__.partition(".")[0] != "py4j":
-            raise
-        raise SparkFailed(f"Spark could not apply --where: {_first_line(exc)}") from exc
+        if isinstance(exc, PySparkException) or type(exc).__module__.partition(".")[0] == "py4j":
+            raise SparkFailed(f"Spark could not apply --where: {_first_line(exc)}") from exc
+        raise
     return {name: bytes(bits) for name, bits in bitmaps.items() if any(bits)}
 
 
 def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
     from pyspark.sql import functions as f
 
-    folder = _uri(files.place)
-    paths = [f"{folder}/{_GLOB.sub(_escaped, file.stamp.name)}" for file in files.files]
-    frame = (
-        session.read.option("basePath", folder).option("mergeSchema", _differ(files.files)).parquet(*paths)
-    )
+    local = local_path(files.place)
+    # Spark knows S3 under another name than pyarrow does.
+    place = files.place.replace("s3://", "s3a://", 1) if local is None else str(local)
+    folder = _escape_glob(place.rstrip("/"))
+    paths = [f"{folder}/{_escape_glob(file.stamp.name)}" for file in files.files]
+    differ = len({file.topics for file in files.files}) > 1
+    frame = session.read.option("basePath", folder).option("mergeSchema", differ).parquet(*paths)
     index = f.col("_metadata.row_index") + 1
     rows = frame.where(condition).select(f.col("_metadata.file_path").alias("file"), index.alias("number"))
     bits = f.bitmap_construct_agg(f.bitmap_bit_position("number")).alias("bits")
@@ -95,19 +94,8 @@ def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
     return found
 
 
-def _differ(files: Sequence[ReplayFile]) -> bool:
-    return len({file.topics for file in files}) > 1
-
-
-def _uri(place: str) -> str:
-    local = local_path(place)
-    # Spark knows S3 under another name than pyarrow does.
-    folder = place.replace("s3://", "s3a://", 1) if local is None else str(local)
-    return _GLOB.sub(_escaped, folder.rstrip("/"))
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found[1]}"
+def _escape_glob(path: str) -> str:
+    return _GLOB.sub(r"\\\1", path)
 
 
 def _name_of(uri: str, names: Mapping[str, object]) -> str:

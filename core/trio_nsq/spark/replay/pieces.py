@@ -97,8 +97,9 @@ def _split(groups: Sequence[RowGroupRange]) -> list[list[RowGroupRange]]:
             size = 0
         size += group.body_bytes
         piece = pieces[-1]
-        if piece and piece[-1].is_followed_by(group):
-            piece[-1] = piece[-1].join(group)
+        last = piece[-1] if piece else None
+        if last is not None and last.stamp == group.stamp and last.end_group == group.first_group:
+            piece[-1] = last.join(group)
         else:
             piece.append(group)
     return pieces

@@ -47,10 +47,6 @@ class RowGroupRange(NamedTuple):
     selected: bytes | None = None
     first_ns: int | None = None
 
-    def is_followed_by(self, other: "RowGroupRange") -> bool:
-        """Whether another range begins where this one ends."""
-        return self.stamp == other.stamp and self.end_group == other.first_group
-
     def join(self, other: "RowGroupRange") -> "RowGroupRange":
         """This range and the one that follows it; neither has `selected` yet."""
         return self._replace(

@@ -15,8 +15,8 @@ not recognise repeated batches; publishing to it is at least once, and the log s
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from pyspark import TaskContext
@@ -31,6 +31,9 @@ from .task import SinkError, SinkTask, TaskResult, publish
 _QUERY_ID, _MICRO_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 _NOTHING_TWICE = "to 'qcli serve' nothing twice"
+
+_Messages: TypeAlias = list[WriterCommitMessage | None]
+"""The results of the tasks; None for those that failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,19 +60,16 @@ class NsqWriter(DataSourceArrowWriter):
         """Publish the rows of a partition."""
         return publish(self._options, SinkTask(self._job, _task_context().partitionId()), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: _Messages) -> None:
         """Warn of skipped rows and of brokers that cannot publish exactly once."""
-        _warn(self._options, _sum(messages))
+        _warn(self._options, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: _Messages) -> None:
         """Warn of what stays published."""
-        total = _sum(messages)
-        again = (
-            f"the same write, with .option('jobId', '{self._job}'), publishes what is missing, and {_NOTHING_TWICE}"
-            if self._options.idempotent and not total.at_least_once
-            else "the same write publishes them again"
-        )
-        _log.warning("nsq: the write failed: %s. And %s.", _describe(messages, total), again)
+        again = "the same write publishes them again"
+        if _is_exactly_once(self._options, messages):
+            again = f"the same write, with .option('jobId', '{self._job}'), publishes what is missing, and {_NOTHING_TWICE}"
+        _log.warning("nsq: the write failed: %s. And %s.", _describe(messages), again)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
@@ -92,24 +92,17 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             query, micro_batch = uuid4().hex, "0"
         return publish(self._options, SinkTask(query, context.partitionId(), int(micro_batch)), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Warn of skipped rows and of brokers that cannot publish exactly once."""
-        _warn(self._options, _sum(messages))
+    def commit(self, messages: _Messages, batchId: int) -> None:
+        """As of `NsqWriter`."""
+        _warn(self._options, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Warn of what stays published."""
-        total = _sum(messages)
-        again = (
-            f"the query publishes what is missing, and {_NOTHING_TWICE}"
-            if self._options.idempotent and not total.at_least_once
-            else "the query publishes them again"
-        )
-        _log.warning(
-            "nsq: micro-batch %d failed: %s. Started again with its checkpoint, %s.",
-            batchId,
-            _describe(messages, total),
-            again,
-        )
+    def abort(self, messages: _Messages, batchId: int) -> None:
+        """As of `NsqWriter`."""
+        again = "the query publishes them again"
+        if _is_exactly_once(self._options, messages):
+            again = f"the query publishes what is missing, and {_NOTHING_TWICE}"
+        what = "nsq: micro-batch %d failed: %s. Started again with its checkpoint, %s."
+        _log.warning(what, batchId, _describe(messages), again)
 
 
 def _task_context() -> TaskContext:
@@ -118,7 +111,7 @@ def _task_context() -> TaskContext:
     return context
 
 
-def _sum(messages: Iterable[WriterCommitMessage | None]) -> TaskResult:
+def _sum(messages: _Messages) -> TaskResult:
     total = TaskResult()
     for each in messages:
         if isinstance(each, TaskResult):
@@ -129,15 +122,21 @@ def _sum(messages: Iterable[WriterCommitMessage | None]) -> TaskResult:
     return total
 
 
-def _describe(messages: Sequence[WriterCommitMessage | None], total: TaskResult) -> str:
+def _is_exactly_once(options: SinkOptions, messages: _Messages) -> bool:
+    return options.idempotent and not _sum(messages).at_least_once
+
+
+def _describe(messages: _Messages) -> str:
     complete = sum(isinstance(each, TaskResult) for each in messages)
+    count = _sum(messages).messages
     return (
-        f"{complete} of {len(messages)} partitions are published, with {total.messages:,} messages, and perhaps some "
+        f"{complete} of {len(messages)} partitions are published, with {count:,} messages, and perhaps some "
         "of the others; that stays"
     )
 
 
-def _warn(options: SinkOptions, total: TaskResult) -> None:
+def _warn(options: SinkOptions, messages: _Messages) -> None:
+    total = _sum(messages)
     if total.empty:
         _log.warning("nsq: %s rows without a body were left out (emptyBodies=skip)", f"{total.empty:,}")
     if total.at_least_once and options.idempotent:

@@ -153,10 +153,8 @@ def _check_names(options: Mapping[str, str], use: ReadMode) -> None:
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:
     """The starting or ending position: a position, or a JSON object with one for each broker."""
-    offsets, timestamp_ms = (
-        options.get(f"{which}Offsets"),
-        parse_number(options, f"{which}Timestamp", minimum=0),
-    )
+    offsets = options.get(f"{which}Offsets")
+    timestamp_ms = parse_number(options, f"{which}Timestamp", minimum=0)
     if timestamp_ms is None:
         return (offsets or default).strip()
     if offsets is not None:
