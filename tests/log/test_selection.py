@@ -10,7 +10,7 @@ from log.support import FIRST, HastyFiles, append_each, batch, record_offsets, s
 from trio_nsq.log import DiskLog, Files, RecordBatch
 from trio_nsq.log.inspection.findings import Finding
 from trio_nsq.log.inspection.segments import ScannedRecord, segment_paths
-from trio_nsq.log.inspection.selection import select_batches, select_headers
+from trio_nsq.log.inspection.selection import select_batches, select_records
 from trio_nsq.log.records import encode_header
 from trio_nsq.log.selection import Selection
 from trio_nsq.protocol import MessageSet
@@ -78,7 +78,8 @@ def test_by_time(tmp_path: Path) -> None:
 def test_headers_alone(tmp_path: Path) -> None:
     write(tmp_path, segment_bytes=10**6)
     paths, _ = segment_paths(tmp_path, Files())
-    found = list(select_headers(paths, Selection(first_sequence=3, end_sequence=9), Files()))
+    selection = Selection(first_sequence=3, end_sequence=9)
+    found = list(select_records(paths, selection, Files(), payloads=False))
     offsets = record_offsets(batches())
     records = [each for each in found if isinstance(each, ScannedRecord)]
     assert [(each.offset, each.header.base_sequence, len(each.payload)) for each in records] == [

@@ -202,11 +202,12 @@ def _dump_messages(place: Place, selection: Selection, sink: _Sink, render: _Ren
 def _dump_headers(place: Place, selection: Selection, sink: _Sink, render: _RenderHeader) -> None:
     from trio_nsq.log import Files
     from trio_nsq.log.inspection.findings import Finding
-    from trio_nsq.log.inspection.selection import select_headers
+    from trio_nsq.log.inspection.selection import select_records
 
     segments, findings = place.segments()
     path = None
-    for found in chain(findings, select_headers(segments, selection, Files(), place.folder)):
+    records = select_records(segments, selection, Files(), place.folder, payloads=False)
+    for found in chain(findings, records):
         if isinstance(found, Finding):
             sink.report(found)
             continue

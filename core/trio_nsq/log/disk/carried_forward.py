@@ -171,7 +171,7 @@ class CarriedForwardSegment:
         end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self.size
         try:
             with self._file as fd:
-                data = read_at(self._files, fd, end - offset, offset)
+                data = self._files.read_fully(fd, end - offset, offset)
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
         header = decode_header(data, 0, self._seed)
@@ -240,18 +240,18 @@ def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None
         OSError: The operating system refused.
     """
     size = files.size(fd)
-    head = read_at(files, fd, _HEAD.size, 0)
+    head = files.read_fully(fd, _HEAD.size, 0)
     try:
         magic, version, crc, count = _HEAD.unpack(head)
     except error:
         return None  # it is shorter
     extra = INCARNATION_BYTES if version == _VERSION else 0
-    data = read_at(files, fd, extra + 16 * count, _HEAD.size) if 16 * count <= size else b""
+    data = files.read_fully(fd, extra + 16 * count, _HEAD.size) if 16 * count <= size else b""
     if magic == _MAGIC and version in (1, _VERSION) and crc32(data, crc32(head[_CRC_END:])) == crc:
         named, half = data[:extra], extra + 8 * count
         seed = crc32(named) if named else crc
         return Index(seed, native(data[extra:half]), native(data[half:]), size, named or None)
-    return _derive_index(read_at(files, fd, size, 0), incarnation, version)
+    return _derive_index(files.read_fully(fd, size, 0), incarnation, version)
 
 
 def _derive_index(data: bytes, incarnation: bytes | None, version: int) -> Index | None:
@@ -276,11 +276,3 @@ def _derive_index(data: bytes, incarnation: bytes | None, version: int) -> Index
             end = offset + header.record_bytes
     named = data[_HEAD.size :][:INCARNATION_BYTES]
     return Index(seed, sequences, offsets, len(data), named if crc32(named) == seed else None, derived=True)
-
-
-def read_at(files: Files, fd: int, size: int, offset: int) -> bytes:
-    """Read so many bytes of a file, fewer at its end. Raises OSError."""
-    data = b""
-    while len(data) < size and (more := files.read(fd, size - len(data), offset + len(data))):
-        data += more
-    return data

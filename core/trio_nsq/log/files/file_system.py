@@ -81,6 +81,13 @@ class Files:
         """Read up to `size` bytes from `offset` on; fewer at the end of the file."""
         return os.pread(fd, size, offset)
 
+    def read_fully(self, fd: int, size: int, offset: int) -> bytes:
+        """Read `size` bytes from `offset` on; fewer only at the end of the file."""
+        data = b""
+        while len(data) < size and (more := self.read(fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
     def content(self, path: Path, most: int) -> bytes:
         """Read a whole file; if it has more than `most` bytes, raise EFBIG."""
         fd = self.open_read_only(path)
@@ -88,10 +95,7 @@ class Files:
             size = self.size(fd)
             if size > most:
                 raise OSError(EFBIG, f"it has {size:,} bytes, and at most {most:,} are read")
-            data = b""
-            while len(data) < size and (more := self.read(fd, size - len(data), len(data))):
-                data += more
-            return data
+            return self.read_fully(fd, size, 0)
         finally:
             self.close(fd)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from ..disk.carried_forward import FILE_NAME, read_at, read_index
+from ..disk.carried_forward import FILE_NAME, read_index
 from ..errors import LogReadError
 from ..files import NO_FILE, Files
 from ..records import HEADER_BYTES, RecordHeader, decode_header
@@ -69,7 +69,7 @@ def _scan(
         yield Finding(Kind.DAMAGE, path, 0, min(index.offsets), what)
     ends = [*index.offsets[1:], index.size]
     for sequence, offset, end in zip(index.sequences, index.offsets, ends, strict=True):
-        data = read_at(files, fd, end - offset, offset)
+        data = files.read_fully(fd, end - offset, offset)
         header = decode_header(data, 0, index.seed)
         payload = memoryview(data)[HEADER_BYTES : header.record_bytes if header is not None else None]
         if header is not None and len(payload) == header.length and crc32(payload) == header.payload_crc:

@@ -248,7 +248,7 @@ class _Scan:
         """Check the file's header, and return the offset of the first record."""
         try:
             identity, _ = find_identity(self._files, self._path.parent)
-            found = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
+            header = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
         except UnusableSegmentError as exc:
             what = f"{exc.reason}; the next start of a broker sets the file aside"
             yield self._damage(0, self._end, what, self._left)
@@ -259,25 +259,23 @@ class _Scan:
             if header is None:
                 yield self._damage(0, self._end, what, self._left)
                 return self._end
-            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)
-            self._seed = header.seed  # the file was renamed
-            return header.size
+            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)  # the file was renamed
         except OSError as exc:
             if exc.errno == EIO:
                 raise _UnreadableError from exc
             raise
-        if found is None:
+        if header is None:
             if self._left:
                 yield self._damage(0, self._end, "the file is empty", self._left)
             else:
                 what = "a file that was never finished being made; it holds no record"
                 yield Finding(Kind.TORN, self._path, 0, self._end, what)
             return self._end
-        if found.damaged:
+        if header.derived:
             what = "the file's header is damaged; its records are read all the same"
-            yield Finding(Kind.DAMAGE, self._path, 0, found.header.size, what)
-        self._seed = found.header.seed
-        return found.header.size
+            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)
+        self._seed = header.seed
+        return header.size
 
     def _skip_damage(self, offset: int) -> Generator[Finding, None, int]:
         """Report what is at `offset` instead of a header, and return the offset to continue at."""

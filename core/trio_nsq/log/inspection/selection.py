@@ -13,32 +13,11 @@ from .findings import Finding, Kind
 from .segments import ScannedRecord, SegmentPath, scan_segment
 
 
-def select_headers(
-    segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path | None = None
-) -> Iterator[ScannedRecord | Finding]:
-    """Yield the records that hold selected messages, without payloads, and what is wrong with the headers.
-
-    Args:
-        segments: To read, the oldest first.
-        selection: The messages.
-        files: The file system.
-        folder: Of the log: read its carried-forward segment, too, for messages before the first segment. None: do not.
-
-    Raises:
-        LogReadError: The operating system refused.
-    """
-    return _select(segments, selection, files, folder, payloads=False)
-
-
 def select_batches(
     segments: Sequence[SegmentPath], selection: Selection, files: Files, folder: Path | None = None
 ) -> Iterator[RecordBatch | Finding]:
-    """Yield the batches that hold selected messages, and what is wrong between them. Arguments as `select_headers`.
-
-    Raises:
-        LogReadError: The operating system refused.
-    """
-    for found in _select(segments, selection, files, folder, payloads=True):
+    """Yield the batches that hold selected messages, and what is wrong between them. As `select_records`."""
+    for found in select_records(segments, selection, files, folder, payloads=True):
         if isinstance(found, Finding):
             yield found
             continue
@@ -52,14 +31,26 @@ def select_batches(
         yield Finding(Kind.DAMAGE, found.path, found.offset, end, what, header.base_sequence, header.count)
 
 
-def _select(
+def select_records(
     segments: Sequence[SegmentPath],
     selection: Selection,
     files: Files,
-    folder: Path | None,
+    folder: Path | None = None,
     *,
     payloads: bool,
 ) -> Iterator[ScannedRecord | Finding]:
+    """Yield the records that hold selected messages, and what is wrong.
+
+    Args:
+        segments: To read, the oldest first.
+        selection: The messages.
+        files: The file system.
+        folder: Of the log: read its carried-forward segment, too, for messages before the first segment. None: do not.
+        payloads: Whether to read and check them; otherwise only headers are.
+
+    Raises:
+        LogReadError: The operating system refused.
+    """
     if folder is not None:
         yield from _select_carried_forward(segments, selection, files, folder)
     for segment in segments:
@@ -67,7 +58,7 @@ def _select(
             continue
         if base_in_name(segment.path) >= selection.end_sequence:
             return
-        for found in scan_segment(segment, files, selection.touches if payloads else _no_payload):
+        for found in scan_segment(segment, files, selection.touches if payloads else lambda _: False):
             if isinstance(found, Finding):
                 if _concerns(selection, found):
                     yield found
@@ -88,10 +79,6 @@ def _select_carried_forward(
     for found in scan_carried_forward(folder, files, is_wanted):
         if not isinstance(found, Finding) or _concerns(selection, found):
             yield found
-
-
-def _no_payload(_header: RecordHeader) -> bool:
-    return False
 
 
 def _concerns(selection: Selection, finding: Finding) -> bool:

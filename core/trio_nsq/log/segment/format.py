@@ -53,6 +53,7 @@ class FileHeader:
         incarnation: Of the topic; None for a file of format 1, which does not have it.
         size: Bytes of the header: the first record begins there.
         data: The encoded header, as it is passed on with records.
+        derived: Whether the file's own is damaged, and this was derived from the records.
     """
 
     base_sequence: int
@@ -61,6 +62,7 @@ class FileHeader:
     incarnation: bytes | None
     size: int
     data: bytes
+    derived: bool = False
 
 
 def segment_path(folder: Path, base_sequence: int) -> Path:

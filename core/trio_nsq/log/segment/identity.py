@@ -173,20 +173,7 @@ def owner_of(error: ForeignSegmentError, files: Files, folder: Path) -> Path | N
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class FoundHeader:
-    """A segment's header: read from the file, or derived from its records.
-
-    Attributes:
-        header: The header.
-        damaged: It cannot be read and was derived.
-    """
-
-    header: FileHeader
-    damaged: bool
-
-
-def find_header(read: Read, size: int, path: Path, identity: Identity | None) -> FoundHeader | None:
+def find_header(read: Read, size: int, path: Path, identity: Identity | None) -> FileHeader | None:
     """Read a segment's header, or derive it from the records if it is damaged.
 
     Args:
@@ -219,7 +206,7 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
             raise NotASegmentError(path, f"it was renamed: its header says {name}")
         if identity is not None and not identity.owns(header):
             raise ForeignSegmentError(path, size, header.seed)
-        return FoundHeader(header, damaged=False)
+        return header
     incarnation = identity.incarnation if identity is not None else None
     if error is None and size <= FILE_HEADER_BYTES and is_unfinished(head, base_sequence, incarnation):
         return None
@@ -239,15 +226,15 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
     else:
         incarnation = bytes(INCARNATION_BYTES)
         is_of_format_1 = decode_header(read(HEADER_BYTES, HEADER_BYTES_1), 0, seed) is not None
-    header = FileHeader(
+    return FileHeader(
         base_sequence,
         record.timestamp_ns,
         seed,
         None if is_of_format_1 else incarnation,
         HEADER_BYTES_1 if is_of_format_1 else FILE_HEADER_BYTES,
         encode_file_header(base_sequence, record.timestamp_ns, incarnation, seed),
+        derived=True,
     )
-    return FoundHeader(header, damaged=True)
 
 
 def _header_or_seed(files: Files, path: Path) -> FileHeader | int | None:

@@ -104,19 +104,19 @@ class Segment:
         try:
             with file as fd:
                 size = files.size(fd)
-                found = find_header(partial(files.read, fd), size, path, identity)
+                header = find_header(partial(files.read, fd), size, path, identity)
         except OSError as exc:
             file.close()
             raise LogReadError(path, exc) from exc
         except NotASegmentError:
             file.close()
             raise
-        if found is None:
+        if header is None:
             file.close()
             return None
-        if found.damaged:
+        if header.derived:
             logger.error("%s: its header is damaged; its records are read all the same", path)
-        segment = cls(files, file, found.header)
+        segment = cls(files, file, header)
         segment.size = size
         segment.newest_ns = None
         return segment

@@ -68,7 +68,8 @@ class NsqWriter(DataSourceArrowWriter):
         """Warn of what stays published."""
         again = "the same write publishes them again"
         if _is_exactly_once(self._options, messages):
-            again = f"the same write, with .option('jobId', '{self._job}'), publishes what is missing, and {_NOTHING_TWICE}"
+            write = f"the same write, with .option('jobId', '{self._job}')"
+            again = f"{write}, publishes what is missing, and {_NOTHING_TWICE}"
         _log.warning("nsq: the write failed: %s. And %s.", _describe(messages), again)
 
 
