@@ -7,9 +7,8 @@ queues. The writer sends everything that was queued while it was busy, or since 
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -43,13 +42,15 @@ DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 
 Event = ResponseFrame | ErrorFrame | MessageRun
 
+_BROKEN = (FrameError, CompressionError, TLSError, trio.BrokenResourceError)
+"""What a connection does not survive."""
+
 
 async def connect(
     address: str,
     settings: ConnectionSettings,
     *,
-    survive_refusals: bool = False,
-    private_channel: bool = False,
+    extensions: Collection[str] = (),
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> "Connection":
     """Connect and negotiate (magic, IDENTIFY).
@@ -57,8 +58,7 @@ async def connect(
     Args:
         address: `host:port`.
         settings: What to ask of the broker.
-        survive_refusals: Ask, too, that the connection outlive a publish that is refused; nsqd does not know of that.
-        private_channel: Ask, too, that SUB make a private channel; likewise.
+        extensions: What to ask for that nsqd does not know: `survive_refusals`, `private_channel`.
         max_frame_bytes: A frame that says it is longer is none.
 
     Returns:
@@ -79,8 +79,7 @@ async def connect(
     except UnicodeError as error:  # of the encoding for the name service
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
     connection = Connection(stream, address, settings, max_frame_bytes)
-    extensions = {"survive_refusals": survive_refusals, "private_channel": private_channel}
-    await connection.introduce({name: True for name, asked in extensions.items() if asked})
+    await connection.introduce(extensions)
     return connection
 
 
@@ -124,16 +123,14 @@ class Connection:
         self._wake = trio.Event()
         self._at_end = False
 
-    async def introduce(self, extensions: Mapping[str, object] = MappingProxyType({})) -> None:
+    async def introduce(self, extensions: Collection[str] = ()) -> None:
         """Send magic and IDENTIFY, take in the reply, and do what it says: TLS, compression, AUTH.
-
-        Args:
-            extensions: Fields of IDENTIFY beside those of the settings.
 
         Raises:
             ConnectionFailed: The socket is closed.
         """
-        reply = await self._ask(MAGIC_V2 + encode_identify({**self._settings.identify(), **extensions}))
+        fields = self._settings.identify() | dict.fromkeys(extensions, True)
+        reply = await self._ask(MAGIC_V2 + encode_identify(fields))
         features: Any = {}
         if reply != b"OK":  # that is a broker that does not negotiate
             try:
@@ -183,20 +180,16 @@ class Connection:
                     raise ConnectionLost(
                         self.address, "the broker closed the connection in the TLS handshake"
                     )
-            self._codecs.add(session)
-            for piece in session.decode(b""):
-                self._reader.receive_data(piece)
-            await self._expect_ok()
+            await self._upgrade(session, b"")
 
     async def _compress(self, codec: Codec) -> None:
-        received = self._reader.take_buffered()
         async with self._handshake():
-            self._codecs.add(codec)
-            for piece in codec.decode(received):
-                self._reader.receive_data(piece)
-            await self._expect_ok()
+            await self._upgrade(codec, self._reader.take_buffered())
 
-    async def _expect_ok(self) -> None:
+    async def _upgrade(self, codec: Codec, received: bytes) -> None:
+        self._codecs.add(codec)
+        for piece in codec.decode(received):
+            self._reader.receive_data(piece)
         reply = await self._reply()
         if reply != b"OK":
             raise FrameError(f"it answered an upgrade with {reply[:80]!r}")
@@ -332,10 +325,8 @@ class Connection:
                 begun_at = min(begun_at, trio.current_time())
         except trio.TooSlowError:
             return ConnectionLost(self.address, f"not even a heartbeat for {timeout_s:g} s")
-        except trio.BrokenResourceError as error:
-            return ConnectionLost(self.address, _broken(error))
-        except (FrameError, CompressionError, TLSError) as error:
-            lost = ConnectionLost(self.address, str(error))
+        except _BROKEN as error:
+            lost = ConnectionLost(self.address, _reason(error))
             lost.__cause__ = error
             return lost
         except NSQError as error:
@@ -376,22 +367,21 @@ def _handshake_failure(error: BaseException) -> str | None:
             return f"it answered {error.code} {error.text}".rstrip()
         case ConnectionLost():
             return error.reason
-        case FrameError() | CompressionError() | TLSError():
-            return str(error)
         case trio.TooSlowError():
             return f"connected, but no answer within {HANDSHAKE_TIMEOUT_S:g} s"
-        case trio.BrokenResourceError():
-            return _broken(error)
         case _:
-            return None
+            return _reason(error) if isinstance(error, _BROKEN) else None
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return f"the host cannot be found: {error.strerror}"
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-def _broken(error: trio.BrokenResourceError) -> str:
-    cause = error.__cause__
-    return _reason(cause) if isinstance(cause, OSError) else "the connection broke"
+def _reason(error: BaseException) -> str:
+    match error:
+        case trio.BrokenResourceError():
+            return (
+                _reason(error.__cause__) if isinstance(error.__cause__, OSError) else "the connection broke"
+            )
+        case socket.gaierror():
+            return f"the host cannot be found: {error.strerror}"
+        case OSError(errno=int(number)) if number:
+            return os.strerror(number)
+        case _:
+            return str(error)

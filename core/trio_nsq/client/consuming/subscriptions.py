@@ -141,7 +141,7 @@ class Subscriptions:
     async def _subscribe(self, address: str) -> Connection:
         """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""
         private = self._settings.private_channel
-        connection = await connect(address, self._settings, private_channel=private)
+        connection = await connect(address, self._settings, extensions=["private_channel"] if private else [])
         if private and not connection.makes_private_channel:
             try:
                 await self._without_private_channels(address)

@@ -70,7 +70,7 @@ class BrokerLink:
                 connection = await connect(
                     self.address,
                     self._settings,
-                    survive_refusals=not self._ordered,
+                    extensions=[] if self._ordered else ["survive_refusals"],
                     max_frame_bytes=MAX_ANSWER_BYTES,
                 )
             except ConnectionFailed as error:
