@@ -38,23 +38,17 @@ class LookupFailed(NSQError):
 
 @dataclass(frozen=True, slots=True)
 class ProducerAddress:
-    """A broker that has a topic; fields that the service did not send are "" or 0.
+    """A broker that has a topic.
 
     Attributes:
         broadcast_address: The host at which clients reach it; never "".
-        hostname: What it calls itself.
         tcp_port: Where clients connect; within 1-65535.
-        http_port: Where its HTTP API is.
-        version: Of the program.
-        remote_address: `host:port` from which it is connected to the service.
+        http_port: Where its HTTP API is; 0 if the service did not say.
     """
 
     broadcast_address: str
-    hostname: str
     tcp_port: int
     http_port: int
-    version: str
-    remote_address: str
 
 
 async def lookup_topic(
@@ -130,13 +124,9 @@ def _producers(address: str, data: GoObject) -> list[ProducerAddress]:
     producers = []
     for fields in data.objects("producers"):
         producer = ProducerAddress(
-            broadcast_address=fields.text("broadcast_address")
-            or fields.text("address"),  # the latter before 0.2.22
-            hostname=fields.text("hostname"),
-            tcp_port=fields.integer("tcp_port"),
-            http_port=fields.integer("http_port"),
-            version=fields.text("version"),
-            remote_address=fields.text("remote_address"),
+            fields.text("broadcast_address") or fields.text("address"),  # the latter before 0.2.22
+            fields.integer("tcp_port"),
+            fields.integer("http_port"),
         )
         if producer.broadcast_address and 0 < producer.tcp_port <= _MAX_PORT:
             producers.append(producer)

@@ -24,9 +24,9 @@ from .commands import (
     StartClose,
     Subscribe,
     Touch,
+    finish_run_bytes,
 )
 from .errors import CommandError, quote
-from .finish_run import finish_run_bytes
 from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
 from .messages import MessageSet, walk_messages
 from .names import is_valid_name

@@ -1,5 +1,9 @@
-"""The commands of the NSQ protocol, as the broker reads them, and the error for a line that is too long."""
+"""The commands of the NSQ protocol, as the broker reads them: what they hold, and runs of FIN lines.
 
+FIN lines are most of what a busy consumer sends.
+"""
+
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +13,9 @@ from .messages import MessageSet
 
 FINISH_LINE_BYTES = 21
 """A FIN line as every client sends it: one space, an id, and a line feed after it."""
+
+_FIN_LINES = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
+_HEX_DIGITS = b"0123456789abcdef"
 
 PublishVerb = Literal["PUB", "MPUB", "DPUB"]
 
@@ -106,3 +113,32 @@ class LineTooLong(CommandError):
 def finish_line_ids(lines: bytes) -> list[bytes]:
     """Return the ids in FIN lines of FINISH_LINE_BYTES each, at least one."""
     return lines[4:-1].split(b"\nFIN ")
+
+
+def finish_run_bytes(lines: bytes) -> int:
+    """Return how many bytes at the beginning of `lines` are FIN lines of FINISH_LINE_BYTES each.
+
+    The length of `lines` is a multiple of FINISH_LINE_BYTES. The check takes a few calls, however many lines there are.
+    """
+    if _are_finish_lines(lines):
+        return len(lines)
+    count = len(lines) // FINISH_LINE_BYTES
+    for column, byte in ((20, b"\n"), (3, b" ")):
+        cells = lines[column::FINISH_LINE_BYTES]
+        count = min(count, len(cells) - len(cells.lstrip(byte)))
+    lines = lines[: count * FINISH_LINE_BYTES]
+    if _are_finish_lines(lines):
+        return len(lines)
+    # An id may contain a space, a line feed or a carriage return: then the line is not a FIN of fixed width.
+    run = _FIN_LINES.match(lines)
+    return run.end() if run is not None else 0
+
+
+def _are_finish_lines(lines: bytes) -> bool:
+    """Whether all lines are FIN lines with ids of hex digits, as brokers make them."""
+    count = len(lines) // FINISH_LINE_BYTES
+    return (
+        lines[20::FINISH_LINE_BYTES] == b"\n" * count
+        and lines[3::FINISH_LINE_BYTES] == b" " * count
+        and lines.translate(None, _HEX_DIGITS) == b"FIN \n" * count
+    )

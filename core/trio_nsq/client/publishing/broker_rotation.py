@@ -2,22 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from ..connection.reconnect import ReconnectDelays
-
-
-@dataclass(slots=True)
-class _Standing:
-    """What is known of one broker.
-
-    Attributes:
-        delays: How long it is left alone after each failure.
-        connected_at: When the connection was made; None: there is none, or it was lost.
-    """
-
-    delays: ReconnectDelays
-    connected_at: float | None = None
 
 
 class BrokerRotation:
@@ -35,23 +21,23 @@ class BrokerRotation:
     def __init__(
         self, addresses: Sequence[str], min_s: float, max_s: float, random: Callable[[], float]
     ) -> None:
-        self._standings = {address: _Standing(ReconnectDelays(min_s, max_s, random)) for address in addresses}
+        self._delays = {address: ReconnectDelays(min_s, max_s, random) for address in addresses}
+        self._connected_at: dict[str, float] = {}  # when the connections that there are were made
         self._order = deque(addresses)  # whose turn it is, comes first
         # The others are in good standing.
         self._excluded_until = dict.fromkeys(addresses, float("-inf"))
 
     def record_connected(self, address: str, now: float) -> None:
         """A connection to it was made: it is in good standing."""
-        self._standings[address].connected_at = now
+        self._connected_at[address] = now
         self._excluded_until.pop(address, None)
 
     def record_failure(self, address: str, now: float) -> float:
         """It could not be connected to, or its connection was lost; returns when it is to be tried again."""
-        standing = self._standings[address]
-        if standing.connected_at is not None:
-            standing.delays.connection_lasted(now - standing.connected_at)
-            standing.connected_at = None
-        until = self._excluded_until[address] = now + standing.delays.next_s()
+        delays = self._delays[address]
+        if (connected_at := self._connected_at.pop(address, None)) is not None:
+            delays.connection_lasted(now - connected_at)
+        until = self._excluded_until[address] = now + delays.next_s()
         return until
 
     def choose(self, without: Collection[str] = ()) -> str | None:

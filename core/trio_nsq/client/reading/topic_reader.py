@@ -25,7 +25,8 @@ WAIT_S = 20
 """How long a request waits for messages. Asking again at this interval notices a lost connection."""
 _SILENCE_S = 30.0
 """So long may a broker take beyond that: its disk may be slow."""
-_MAX_ERROR_BYTES = 64 * 1024
+_MAX_SHORT_BYTES = 64 * 1024
+_UNREADABLE = "what answers is not an NSQ broker that can be read by sequence"
 _logger = logging.getLogger("trio_nsq.client")
 
 
@@ -179,7 +180,7 @@ class TopicReader:
                 # A broker that came back may have lost its end: that is no gap.
                 self._until = min(self._until, int(ends))
         except (KeyError, ValueError):
-            raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
+            raise AnswerLost(_UNREADABLE) from None
         if not isinstance(start, int):
             self.position = begins
         elif begins < start:
@@ -203,20 +204,21 @@ class TopicReader:
         )
         if answer.status == 200:
             return answer
-        try:
-            body = await self._read(answer)
-        finally:
-            await answer.aclose()
+        body = await self._read_and_close(answer)
         try:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
             raise AnswerLost(f"what answers is no NSQ broker (HTTP status {answer.status})") from None
         raise RequestRefused(self._address, self._topic, answer.status, text)
 
-    async def _read(self, answer: StreamedAnswer) -> bytes:
+    async def _read_and_close(self, answer: StreamedAnswer) -> bytes:
+        """Read an answer that is short unless something else than a broker gave it."""
         body = b""
-        while (piece := await answer.receive()) and len(body) < _MAX_ERROR_BYTES:
-            body += piece
+        try:
+            while (piece := await answer.receive()) and len(body) < _MAX_SHORT_BYTES:
+                body += piece
+        finally:
+            await answer.aclose()
         return body
 
     async def _take(self, data: bytes) -> list[Found]:
@@ -267,12 +269,9 @@ class TopicReader:
         """Ask for the oldest sequence that is kept: what is missing may have been deleted by retention meanwhile."""
         answer = await self._get("/topic/bounds", {"topic": self._topic})
         try:
-            bounds = decode_json(await self._read(answer))
-            self.first_sequence = int(bounds["first_sequence"])
+            self.first_sequence = int(decode_json(await self._read_and_close(answer))["first_sequence"])
         except (ValueError, KeyError, TypeError):
-            raise AnswerLost("what answers is not an NSQ broker that can be read by sequence") from None
-        finally:
-            await answer.aclose()
+            raise AnswerLost(_UNREADABLE) from None
 
 
 def _is_sequence(position: int | str | None) -> TypeGuard[int | str]:
