@@ -17,9 +17,8 @@ import trio
 import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
-from trio_nsq.broker.cold_reads import ColdReads
 from trio_nsq.broker.delivery import Delivery
-from trio_nsq.broker.readers import Readers
+from trio_nsq.broker.readers import ColdReads, Readers
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.timers import Timers
 from trio_nsq.log import DiskLog, Files

@@ -36,7 +36,7 @@ WITHIN = {
     "trio_nsq.broker.state": {"errors", "options"},
     "trio_nsq.broker.storage": {"errors", "state"},
     "trio_nsq.broker.timers": {"state"},
-    "trio_nsq.broker.delivery": {"cold_reads", "options", "readers", "state", "timers"},
+    "trio_nsq.broker.delivery": {"options", "readers", "state", "timers"},
     "trio_nsq.broker.ingest": {"delivery", "errors", "monitoring", "options", "state", "storage", "topics"},
     "trio_nsq.broker.session": {
         "delivery",

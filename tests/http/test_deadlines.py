@@ -16,11 +16,19 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
 from broker.support import QuietRounds
 from trio_nsq.bodies import Bodies
-from trio_nsq.http import LINGER_S, OnRequest, Request, Response, Route, Router, serve_connection
+from trio_nsq.http import (
+    IDLE_TIMEOUT_S,
+    LINGER_S,
+    REQUEST_TIMEOUT_S,
+    OnRequest,
+    Request,
+    Response,
+    Route,
+    Router,
+    serve_connection,
+)
 from trio_nsq.reactor import Poller
 
-IDLE_S = 100.0
-REQUEST_S = 30.0
 SLOW_S = 10_000.0
 
 LONG = b"~" * 1_000_000  # more than sockets hold
@@ -162,8 +170,6 @@ async def connected(
         on_request=on_request,
         bodies=bodies,
         poller=poller,
-        idle_timeout_s=IDLE_S,
-        request_timeout_s=REQUEST_S,
     )
 
     async def serve_to_the_end() -> None:
@@ -181,7 +187,7 @@ async def connected(
 
 async def test_silent_client_is_closed(autojump_clock: MockClock) -> None:
     async with connected() as client:
-        assert await client.end_s() == IDLE_S
+        assert await client.end_s() == IDLE_TIMEOUT_S
         assert await client.stream.receive_some() == b""
 
 
@@ -190,10 +196,10 @@ async def test_resting_connection_is_closed_some_time_after_its_last_answer(
 ) -> None:
     async with connected() as client:
         for _ in range(3):
-            await trio.sleep(0.9 * IDLE_S)
+            await trio.sleep(0.9 * IDLE_TIMEOUT_S)
             await client.stream.send_all(PING)
             assert await client.stream.receive_some()
-        assert await client.end_s() == 3 * 0.9 * IDLE_S + IDLE_S
+        assert await client.end_s() == 3 * 0.9 * IDLE_TIMEOUT_S + IDLE_TIMEOUT_S
 
 
 async def dribble(client: Client, data: bytes) -> None:
@@ -217,7 +223,7 @@ async def test_dribbled_request_is_closed(start: bytes, autojump_clock: MockCloc
             await client.stream.send_all(start + b"G" if start != POST else start)
             rest = rest[1:]
         await dribble(client, rest)
-        assert await client.end_s() == 50 + REQUEST_S
+        assert await client.end_s() == 50 + REQUEST_TIMEOUT_S
 
 
 async def test_request_that_waits_for_room_has_no_more_time(autojump_clock: MockClock) -> None:
@@ -228,7 +234,7 @@ async def test_request_that_waits_for_room_has_no_more_time(autojump_clock: Mock
         await client.stream.send_all(LONG[:100_000])
         await trio.sleep(1)
         assert bodies.waiting == 1
-        assert await client.end_s() == REQUEST_S
+        assert await client.end_s() == REQUEST_TIMEOUT_S
     assert bodies.waiting == 0
 
 
@@ -239,14 +245,14 @@ async def test_request_that_begins_with_the_end_of_another_has_its_own_time(
         await client.stream.send_all(PING[:5])
         await trio.sleep(20)
         await client.stream.send_all(PING[5:] + PING[:5])
-        assert await client.end_s() == 20 + REQUEST_S
+        assert await client.end_s() == 20 + REQUEST_TIMEOUT_S
 
 
 async def test_request_may_begin_late(autojump_clock: MockClock) -> None:
     async with connected() as client:
-        await trio.sleep(IDLE_S - 1)
+        await trio.sleep(IDLE_TIMEOUT_S - 1)
         await client.stream.send_all(PING[:5])
-        await trio.sleep(REQUEST_S - 1)
+        await trio.sleep(REQUEST_TIMEOUT_S - 1)
         await client.stream.send_all(PING[5:])
         assert await client.stream.receive_some()
         assert not client.ended.is_set()
@@ -255,7 +261,7 @@ async def test_request_may_begin_late(autojump_clock: MockClock) -> None:
 async def test_line_breaks_between_requests_are_no_request(autojump_clock: MockClock) -> None:
     async with connected() as client:
         await dribble(client, b"\r\n" * 1000)
-        assert await client.end_s() == IDLE_S
+        assert await client.end_s() == IDLE_TIMEOUT_S
 
 
 async def test_handler_may_take_its_time_and_it_is_reported(autojump_clock: MockClock) -> None:
@@ -264,14 +270,14 @@ async def test_handler_may_take_its_time_and_it_is_reported(autojump_clock: Mock
         await client.stream.send_all(PING.replace(b"ping", b"slow"))
         assert await client.stream.receive_some()
         assert client.now_s() == pytest.approx(SLOW_S)
-        assert await client.end_s() == SLOW_S + IDLE_S
+        assert await client.end_s() == SLOW_S + IDLE_TIMEOUT_S
     assert took_s == [pytest.approx(SLOW_S)]
 
 
 async def test_client_that_does_not_take_its_answer_is_closed(autojump_clock: MockClock) -> None:
     async with connected(lockstep=True) as client:
         await client.stream.send_all(PING.replace(b"ping", b"long"))
-        assert await client.end_s() == IDLE_S
+        assert await client.end_s() == IDLE_TIMEOUT_S
 
 
 async def test_generated_body_may_wait_for_its_next_piece(autojump_clock: MockClock) -> None:
@@ -285,7 +291,7 @@ async def test_generated_body_may_wait_for_its_next_piece(autojump_clock: MockCl
             received += bytes(data)
         assert received.count(b"~") == 3 * len(LONG)
         assert closed.is_set()
-        assert await client.end_s() == 3 * SLOW_S + IDLE_S
+        assert await client.end_s() == 3 * SLOW_S + IDLE_TIMEOUT_S
 
 
 async def test_generated_body_is_closed_if_its_client_does_not_take_it(autojump_clock: MockClock) -> None:
@@ -293,7 +299,7 @@ async def test_generated_body_is_closed_if_its_client_does_not_take_it(autojump_
     async with connected(slow_log(closed), lockstep=True) as client:
         await client.stream.send_all(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await client.stream.receive_some(1000)
-        assert await client.end_s() == SLOW_S + IDLE_S
+        assert await client.end_s() == SLOW_S + IDLE_TIMEOUT_S
         assert closed.is_set()
 
 

@@ -12,13 +12,20 @@ import trio
 from trio.testing import MockClock
 
 from broker.support import QuietRounds, open_files, open_files_before, settle
-from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
+from trio_nsq.http import (
+    IDLE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    HTTPError,
+    Request,
+    Response,
+    Route,
+    Router,
+    serve_connection,
+)
 from trio_nsq.http.serving import PolledConnection
 from trio_nsq.reactor import Poller
 
 PATIENCE_S = 20
-IDLE_S = 100.0
-REQUEST_S = 30.0
 LONG = 1_000_000  # more than sockets hold
 
 
@@ -107,8 +114,6 @@ class Desk:
                     self.router,
                     on_request=self.note,
                     poller=self.poller,
-                    idle_timeout_s=IDLE_S,
-                    request_timeout_s=REQUEST_S,
                 )
             except Exception as exc:
                 self.error = exc
@@ -149,7 +154,7 @@ class Desk:
 
     async def end_s(self) -> object:
         """When the connection is closed; the client does nothing meanwhile."""
-        with trio.fail_after(100 * IDLE_S):
+        with trio.fail_after(100 * IDLE_TIMEOUT_S):
             await self.ended.wait()
         return pytest.approx(self.ended_s, abs=0.1)
 
@@ -361,20 +366,20 @@ async def test_a_mistake_of_ours_ends_the_connection_and_nothing_else() -> None:
 async def test_no_time_runs_while_an_answer_is_made(autojump_clock: MockClock) -> None:
     async with sitting() as desk:
         await desk.client.send_all(post("/later", b"1") + post("/later", b"2")[:-1])
-        await trio.sleep(50 * IDLE_S)
+        await trio.sleep(50 * IDLE_TIMEOUT_S)
         assert not desk.ended.is_set()
         desk.answer()
         await desk.answers(b"later")
-        assert await desk.end_s() == 50 * IDLE_S + REQUEST_S
+        assert await desk.end_s() == 50 * IDLE_TIMEOUT_S + REQUEST_TIMEOUT_S
 
 
 async def test_a_client_that_takes_no_answer_is_closed(autojump_clock: MockClock) -> None:
     async with sitting() as desk:
-        await trio.sleep(IDLE_S / 2)
+        await trio.sleep(IDLE_TIMEOUT_S / 2)
         await desk.client.send_all(post("/later", b"1") + post("/long", b"2"))
-        await trio.sleep(IDLE_S)
+        await trio.sleep(IDLE_TIMEOUT_S)
         desk.answer()
-        assert await desk.end_s() == 2.5 * IDLE_S
+        assert await desk.end_s() == 2.5 * IDLE_TIMEOUT_S
 
 
 @pytest.mark.parametrize("path", ["/at-once", "/plain"])
@@ -384,8 +389,8 @@ async def test_a_client_that_rests_too_long_after_an_answer_is_closed(
     async with sitting() as desk:
         for n in range(20):
             await desk.client.send_all(post(path, b"%d" % n))
-            await trio.sleep(0.37 * IDLE_S)
-        assert await desk.end_s() == 19 * 0.37 * IDLE_S + IDLE_S
+            await trio.sleep(0.37 * IDLE_TIMEOUT_S)
+        assert await desk.end_s() == 19 * 0.37 * IDLE_TIMEOUT_S + IDLE_TIMEOUT_S
 
 
 async def dribble(client: trio.SocketStream, data: bytes) -> None:
@@ -398,15 +403,15 @@ async def dribble(client: trio.SocketStream, data: bytes) -> None:
 async def test_a_request_that_begins_late_has_all_its_time_and_no_more(autojump_clock: MockClock) -> None:
     request = post("/at-once", b"~" * 1000)
     async with sitting() as desk:
-        await trio.sleep(0.9 * IDLE_S)
+        await trio.sleep(0.9 * IDLE_TIMEOUT_S)
         await desk.client.send_all(request[:10])
-        await trio.sleep(0.9 * REQUEST_S)
+        await trio.sleep(0.9 * REQUEST_TIMEOUT_S)
         await desk.client.send_all(request[10:])
         await desk.answers(b"~" * 1000)
-        await trio.sleep(0.5 * IDLE_S)
+        await trio.sleep(0.5 * IDLE_TIMEOUT_S)
         with pytest.raises(trio.BrokenResourceError):
             await dribble(desk.client, request)
-        assert await desk.end_s() == 1.4 * IDLE_S + 1.9 * REQUEST_S
+        assert await desk.end_s() == 1.4 * IDLE_TIMEOUT_S + 1.9 * REQUEST_TIMEOUT_S
 
 
 # ---------------------------------------------------------------------- memory

@@ -72,24 +72,23 @@ class Admin:
     async def forget_producer(self, topic: Topic, producer: str) -> None:
         """Forget what a producer has published to a topic, durably: its numbers may begin again."""
 
-        def plan(checkpoint: Checkpoint) -> None:
-            checkpoint.forget_producer(producer)
-
         await self._checkpointer.change(
-            topic, plan, lambda: topic.producers.forget(producer), with_others=True
+            topic,
+            lambda checkpoint: checkpoint.forget_producer(producer),
+            lambda: topic.producers.forget(producer),
+            with_others=True,
         )
 
     async def configure_topic(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic, durably. Also raises SettingsError."""
 
-        def plan(checkpoint: Checkpoint) -> None:
-            topic.plan_configure(checkpoint, changes)
-
         def apply() -> None:
             topic.configure(changes)
             self._delivery.deliver_topic(topic)  # there may be more than there may be now
 
-        await self._checkpointer.change(topic, plan, apply)
+        await self._checkpointer.change(
+            topic, lambda checkpoint: topic.plan_configure(checkpoint, changes), apply
+        )
 
     async def pause(self, channel: Channel, paused: bool) -> None:
         """Send nothing more to a channel's clients, or go on, durably; what is in their buffers goes out."""

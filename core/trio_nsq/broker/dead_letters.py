@@ -14,10 +14,10 @@ import trio
 
 from ..log import LogError, LogReadError
 from ..protocol import pack_messages
-from .cold_reads import ColdReads
 from .delivery import Delivery
 from .errors import PublishRefused, SaveError
 from .ingest.publication import Publication
+from .readers import ColdReads
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel

@@ -12,9 +12,8 @@ import trio
 
 from ..log import LogError, ReadWouldWaitError
 from ..reactor import Poller
-from .cold_reads import ColdReads
 from .options import BrokerOptions
-from .readers import Readers
+from .readers import ColdReads, Readers
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.consumer import Subscriber

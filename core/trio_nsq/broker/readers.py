@@ -1,6 +1,7 @@
-"""Reading topics' logs for somebody outside, beside the broker's own work."""
+"""Reading topics' logs in threads, so that the event loop waits for no disk: for channels, and for HTTP clients."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -11,10 +12,12 @@ from ..http import CutOff
 from ..log import LogReadError
 from ..log.gaps import Gap, gaps
 from .state.broker import Broker
+from .state.message_store import MessageStore
 from .state.topic import Topic
+from .state.wanted import Found, Wanted
 
 _THREADS = 8
-"""A disk that fails keeps a thread for seconds. They are not those in which publishes are stored."""
+"""For channels, and as many for HTTP clients. A failing disk blocks a thread for seconds: publishes use others."""
 
 _T = TypeVar("_T")
 
@@ -28,6 +31,9 @@ class _Placed(Protocol):
 
 
 _Record = TypeVar("_Record", bound=_Placed)
+
+
+# ---------------------------------------------------------------------- for HTTP clients
 
 
 class Readers:
@@ -160,3 +166,52 @@ class Reading(Generic[_Record]):
 
     def _missing(self, up_to: int) -> list[Gap]:
         return gaps(self.position, up_to, self._topic.log.first_sequence)
+
+
+# ---------------------------------------------------------------------- for channels
+
+
+@dataclass(slots=True)
+class _ColdRead:
+    """A read that is under way."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    found: Found | None = None
+
+
+class ColdReads:
+    """Runs the disk reads of all channels of a broker.
+
+    Args:
+        broker: Says whether a topic is still served.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._threads = trio.CapacityLimiter(_THREADS)
+        # Channels at the same place share a read.
+        self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
+
+    async def call(self, work: Callable[[], _T]) -> _T:
+        """Run `work` in one of the threads, and return its result."""
+        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+    async def read(self, store: MessageStore, wanted: Wanted) -> Found:
+        """Read what channels want of a topic's log. Errors of the disk are in what is returned."""
+        key = store, wanted
+        if (read := self._under_way.get(key)) is not None:
+            await read.done.wait()
+            if read.found is not None:
+                return read.found
+        read = self._under_way[key] = _ColdRead()
+        try:
+            found = read.found = await self.call(lambda: store.read(wanted))
+            if self._broker.serves_store(store):
+                store.remember_read(found.ahead or ())
+                again = {id(batch): batch for batch in found.again.values() if batch is not None}
+                store.remember_read(again.values())
+        finally:
+            if self._under_way.get(key) is read:
+                del self._under_way[key]
+            read.done.set()
+        return found

@@ -4,6 +4,7 @@ import logging
 import platform
 import socket
 from collections.abc import AsyncIterable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -111,7 +112,13 @@ async def _serve_folder(
         }
         async with trio.open_nursery() as accepting:
             for name, there in opened.items():
-                accepting.start_soon(_accept, server.admissions[name].handle, there, workers)
+                accept = partial(
+                    trio.serve_listeners,
+                    server.admissions[name].handle,
+                    there.listeners,
+                    handler_nursery=workers,
+                )
+                accepting.start_soon(accept)
                 logger.info("%s: listening on %s", name, there.address)
             run = lookup.run  # nobody is to be sent to a broker that stops
             accepting.start_soon(_keep_running, run, name=run)
@@ -217,12 +224,6 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
         raise StartupError(f"--lookupd-tcp-address: {exc}") from exc
     server.broker.on_names_changed = registration.changed
     return registration
-
-
-async def _accept(
-    handler: Callable[[trio.SocketStream], Coroutine[Any, Any, None]], there: Listening, workers: trio.Nursery
-) -> None:
-    await trio.serve_listeners(handler, there.listeners, handler_nursery=workers)
 
 
 def _first(group: BaseExceptionGroup[StartupError]) -> StartupError:

@@ -3,6 +3,7 @@
 import logging
 import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -13,14 +14,13 @@ from ..protocol import is_ephemeral
 from ..reactor import Poller
 from .admin import Admin
 from .admission import Admission
-from .cold_reads import ColdReads
 from .dead_letters import DeadLetterMover
 from .delivery import Delivery
 from .errors import StartupError
 from .ingest.publisher import Publisher
 from .monitoring.process import ProcessFigures
 from .options import BrokerOptions
-from .readers import Readers
+from .readers import ColdReads, Readers
 from .recovery import TopicLoader
 from .session.authorization import AuthClient
 from .session.services import Services
@@ -105,10 +105,10 @@ class Server:
         self._loader.load_all()
         self.process = ProcessFigures()
         self.jobs = (
-            self._poll,
+            partial(poller.run, publisher),
             delivery.run_timers,
             self._dead_letters.run,
-            self._save_on_schedule,
+            partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,
             publisher.syncs.run,
         )
@@ -132,12 +132,6 @@ class Server:
         return DiskLog(
             folder, segment_bytes=self.options.max_bytes_per_file, open_files=self._folder.open_files
         )
-
-    async def _poll(self) -> None:
-        await self.poller.run(self.publisher)
-
-    async def _save_on_schedule(self) -> None:
-        await self.checkpointer.save_on_schedule(self.options.checkpoint_interval_ms / 1000)
 
     # ------------------------------------------------------------------ the whole
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,14 +99,13 @@ class Topics:
 
     async def publish(self, topic_name: str, publications: Sequence[Publication]) -> None:
         """Store publications to a topic, made if need be, as `Publisher.publish`. Raises PublishRefused."""
-        while True:
-            topic = self._topic_to_publish(topic_name)
-            if topic is None:
-                await self._deleting[topic_name].done.wait()
-            elif (precreating := self._precreating.get(topic)) is not None:
-                await precreating.wait()  # it may be deleted by then
-            else:
-                break
+        try:
+            topic = await self._topic_to_use(topic_name)
+            while (precreating := self._precreating.get(topic)) is not None:
+                await precreating.wait()
+                topic = await self._topic_to_use(topic_name)  # it may be deleted by then
+        except LogError as exc:
+            raise PublishRefused(str(exc)) from exc
         try:
             await self._publisher.publish(topic, publications)
         except PublishRefused:
@@ -128,19 +128,6 @@ class Topics:
             return  # an ephemeral channel is all that it has
         if topic.name not in self._deleting and topic not in self._precreating and self._broker.serves(topic):
             self._broker.publishable[topic.name] = topic
-
-    def _topic_to_publish(self, name: str) -> Topic | None:
-        """The topic of this name, made if need be; None while one that was new is forgotten. Raises PublishRefused."""
-        if self._broker.stopping:
-            raise PublishRefused("exiting")
-        if (deletion := self._deleting.get(name)) is not None:
-            if deletion.only_if_unused:
-                return None
-            raise PublishRefused("exiting")
-        try:
-            return self._topic(name)
-        except LogError as exc:
-            raise PublishRefused(str(exc)) from exc
 
     # ------------------------------------------------------------------ consuming
 
@@ -217,7 +204,8 @@ class Topics:
             self._check_channel_limit(topic, name)
             if is_ephemeral(name):
                 if topic in self._broker.never_saved:
-                    await self._try_to_save(topic)  # a consumer that is to empty a full disk can do without
+                    with suppress(SaveError):  # a consumer that is to empty a full disk can do without
+                        await self._checkpointer.save(topic)
                     self._check_channel_limit(await self._topic_to_use(topic_name), name)
                 channel = self._add_channel(topic_name, name, private=private)
                 break
@@ -248,13 +236,6 @@ class Topics:
         limit = self._options.max_channels
         if limit and len((topic.channels.keys() | self._coming.get(topic, set())) - {name}) >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
-
-    async def _try_to_save(self, topic: Topic) -> None:
-        """Save a topic now, if that works; an error is reported, and the next checkpoint tries again."""
-        try:
-            await self._checkpointer.save(topic)
-        except SaveError:
-            pass
 
     async def _forget_new(self, topic: Topic) -> None:
         """Let go of a topic that could not be saved, unless others use it: no refused request leaves one behind."""
@@ -377,9 +358,8 @@ class Topics:
         known_ns = self._broker.alarms.next_ns
         channel = self._broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
-            channel.tick(
-                self._timers.now_ns(), _DUE_AT_ONCE
-            )  # or its first consumer could come before the timer
+            # Its first consumer could come before the timer.
+            channel.tick(self._timers.now_ns(), _DUE_AT_ONCE)
         if self._broker.alarms.next_ns != known_ns:
             self._timers.look_again()
         return channel

@@ -24,7 +24,8 @@ from .routing import Route
 logger = logging.getLogger("trio_nsq.http")
 
 IDLE_TIMEOUT_S = 120.0
-"""How long a connection may rest between requests, and how long a client may take to accept an answer. Go's and most
+"""How long a connection may rest between requests, and how long a client may take to accept an answer, or one piece of
+a generated one. Go's and most
 other clients drop resting connections after 90 s: they do so first, and no request meets a closing connection."""
 REQUEST_TIMEOUT_S = 60.0
 """How long one request may take to arrive, from its first byte to its last."""
@@ -49,7 +50,7 @@ class Connection:
     Args:
         stream: To be closed afterwards.
         reader: Takes what the client sends.
-        on_request, idle_timeout_s, request_timeout_s, bodies: As for `serve_connection`.
+        on_request, bodies: As for `serve_connection`.
 
     Attributes:
         peer: The client's address, as in its requests.
@@ -60,8 +61,6 @@ class Connection:
         stream: trio.abc.Stream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        idle_timeout_s: float,
-        request_timeout_s: float,
         bodies: Bodies | None,
     ) -> None:
         self.peer = reader.peer
@@ -69,8 +68,6 @@ class Connection:
         self._reader = reader
         self._watchdog = trio.CancelScope()
         self._on_request = on_request
-        self._idle_timeout_s = idle_timeout_s
-        self._request_timeout_s = request_timeout_s
         self._bodies = bodies
         self._takes_room = False  # of the bodies, or waits for it
         self._exchanges: deque[Exchange] = deque()  # to be answered
@@ -89,7 +86,7 @@ class Connection:
         self._watchdog.cancel()
 
     async def _serve(self) -> None:
-        self._allow(self._idle_timeout_s)
+        self._allow(IDLE_TIMEOUT_S)
         while await self._receive():
             while self._exchanges:
                 if not await self._answer(self._exchanges.popleft()):
@@ -134,7 +131,7 @@ class Connection:
         """Once everything before it is answered: let the time run that a request has to arrive."""
         if self._has_begun:
             self._has_begun = False
-            self._allow(self._request_timeout_s)
+            self._allow(REQUEST_TIMEOUT_S)
 
     def _allow(self, seconds: float) -> None:
         self._set_deadline(trio.current_time() + seconds)
@@ -161,7 +158,7 @@ class Connection:
 
     async def _send(self, data: bytes) -> None:
         # The next thing is mostly to wait for a request, for as long as this, so it is not set anew.
-        self._allow(self._idle_timeout_s)
+        self._allow(IDLE_TIMEOUT_S)
         await self._stream.send_all(data)
 
     async def _send_pieces(self, exchange: Exchange, body: AsyncGenerator[bytes, None]) -> bool:
@@ -202,22 +199,17 @@ class Connection:
 
 
 async def _respond(exchange: Exchange) -> tuple[Response, bytes]:
+    answer = exchange.answer
     try:
-        response = await _call(exchange)
+        try:
+            response = answer if isinstance(answer, Response) else await answer.handler(exchange.request)
+        except HTTPError as error:
+            response = error.response()
         return response, head_of(exchange, response)
     except Exception:
         # Also what a handler returns may be at fault: no Response at all, or one that cannot be sent.
         logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
         return INTERNAL_ERROR, head_of(exchange, INTERNAL_ERROR)
-
-
-async def _call(exchange: Exchange) -> Response:
-    if isinstance(exchange.answer, Response):
-        return exchange.answer
-    try:
-        return await exchange.answer.handler(exchange.request)
-    except HTTPError as error:
-        return error.response()
 
 
 def head_of(exchange: Exchange, response: Response) -> bytes:

@@ -24,7 +24,7 @@ class PolledConnection(PolledEndpoint, Connection):
 
     Args:
         stream: For the task.
-        reader, on_request, idle_timeout_s, request_timeout_s, bodies: As for `Connection`.
+        reader, on_request, bodies: As for `Connection`.
         sock: The same, non-blocking.
         poller: Reads what the client sends.
     """
@@ -34,15 +34,13 @@ class PolledConnection(PolledEndpoint, Connection):
         stream: trio.SocketStream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        idle_timeout_s: float,
-        request_timeout_s: float,
         bodies: Bodies | None,
         *,
         sock: socket.socket,
         poller: Poller,
     ) -> None:
         PolledEndpoint.__init__(self, sock, poller)
-        Connection.__init__(self, stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies)
+        Connection.__init__(self, stream, reader, on_request, bodies)
         self._unsent = b""  # of an answer; for the task
         self._failure: Exception | None = None  # for the task
         self._response: Response | None = None  # to the first of the exchanges, to be sent
@@ -94,7 +92,7 @@ class PolledConnection(PolledEndpoint, Connection):
                 self.state = IN_TASK
                 return False
             # What time begins to run later than now is not over before the next look.
-            next_s = now_s + min(self._idle_timeout_s, self._request_timeout_s)
+            next_s = now_s + min(IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S)
             with trio.move_on_at(min(self._due_s, next_s)):
                 await self.handed_over.wait()
         self._watchdog.deadline = self._due_s
@@ -170,7 +168,7 @@ class PolledConnection(PolledEndpoint, Connection):
             sent = 0
         self._unsent = data[sent:]
         now_s = trio.current_time()
-        self._due_s = now_s + self._idle_timeout_s
+        self._due_s = now_s + IDLE_TIMEOUT_S
         if self._on_request is not None:
             self._on_request(exchange.request, response.status, now_s - self._began_s)
 
@@ -183,8 +181,6 @@ async def serve_connection(
     on_request: OnRequest | None = None,
     poller: Poller | None = None,
     bodies: Bodies | None = None,
-    idle_timeout_s: float = IDLE_TIMEOUT_S,
-    request_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> None:
     """Serve one client until it leaves, breaks the rules or is too slow; none of that is an error.
 
@@ -198,21 +194,17 @@ async def serve_connection(
         poller: Hears the client instead of the task that this is called in, if the stream is a socket; None: the
             task does.
         bodies: Gives large bodies room, for which the client waits; None: there is always room.
-        idle_timeout_s: See `IDLE_TIMEOUT_S`. For a generated body, the time to accept one piece.
-        request_timeout_s: See `REQUEST_TIMEOUT_S`.
     """
     reader = RequestReader(router, peer_of(stream) if peer is None else peer)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
-        connection = Connection(stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies)
+        connection = Connection(stream, reader, on_request, bodies)
     else:
         # The plain socket can be used without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        connection = PolledConnection(
-            stream, reader, on_request, idle_timeout_s, request_timeout_s, bodies, sock=sock, poller=poller
-        )
+        connection = PolledConnection(stream, reader, on_request, bodies, sock=sock, poller=poller)
     try:
         await connection.run()
     except trio.BrokenResourceError:
