@@ -7,15 +7,14 @@ import trio
 
 
 class BackgroundTask:
-    """A nursery whose body is the `async with` block of another object.
+    """A nursery with one task, whose body is the `async with` block of another object.
 
-    Three things differ from a plain nursery:
+    It differs from a plain nursery:
 
-    - the tasks are shielded from cancellation from outside, so that their owner can still use them to say
-      goodbye; they end in `close`, which the owner always calls;
-    - `stop` ends the tasks and leaves the body running;
-    - an exception of the body is not wrapped in a group. Only a crash of a task, which is a defect, comes out
-      of `close` as one, and cancels the body.
+    - The task is shielded from cancellation from outside, so that its owner can still close connections in order. It
+      ends in `close`, which the owner always calls.
+    - An exception of the body is not wrapped in a group. If the task crashes, which is a defect, the body is cancelled
+      and `close` raises a group.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class BackgroundTask:
         await self._stopped.wait()
 
     async def close(self) -> None:
-        """Cancel the task and wait for its end, whatever the body ended with: that goes on by itself."""
+        """Cancel the task and wait for its end."""
         assert self._manager is not None
         self._scope.cancel()
         await self._manager.__aexit__(None, None, None)

@@ -30,11 +30,7 @@ class _Known:
 
 
 class Announcements:
-    """What one service knows from its present connection.
-
-    Args:
-        topics: The broker's, by name; never changed here.
-    """
+    """What one service knows from its present connection of the broker's topics, which are never changed here."""
 
     def __init__(self, topics: Mapping[str, HasChannels]) -> None:
         self._topics = topics

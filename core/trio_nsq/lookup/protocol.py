@@ -29,11 +29,10 @@ class LookupdError(NSQError):
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """Who somebody is, as both sides of IDENTIFY tell each other; "" and 0 where it was not said.
+    """What both sides of IDENTIFY send about themselves; "" and 0 for missing fields.
 
     Attributes:
         broadcast_address: The host at which it can be reached.
-        hostname: What it calls itself.
         http_port, tcp_port: Where it listens on that host.
         version: Of the program.
     """
@@ -109,11 +108,7 @@ class ResponseReader:
         self._buffer += data
 
     def next_response(self) -> bytes | None:
-        """The next response's data; None if it is not there yet.
-
-        Raises:
-            LookupdError: It is too long, or its size is negative: this is another protocol.
-        """
+        """The next response's data; None if it is not there yet. Raises LookupdError for a wrong size."""
         if len(self._buffer) < _SIZE.size:
             return None
         (size,) = _SIZE.unpack_from(self._buffer)

@@ -61,13 +61,10 @@ class Ready:
 
 @dataclass(slots=True)
 class Finish:
-    """FIN, one or several consecutive ones.
-
-    Attributes:
-        lines: FINISH_LINE_BYTES each. Their ids may have characters that are not hex digits.
-    """
+    """FIN, one or several consecutive ones."""
 
     lines: bytes
+    """FINISH_LINE_BYTES each. Their ids may have characters that are not hex digits."""
 
     @property
     def ids(self) -> list[bytes]:

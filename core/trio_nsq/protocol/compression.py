@@ -41,8 +41,7 @@ class Codec(Protocol):
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Decode received bytes and yield the data in pieces; none if more bytes are needed.
 
-        Raises:
-            NSQError: The bytes are invalid; the data before them was yielded.
+        Raises NSQError for invalid bytes, after the data before them was yielded.
         """
 
 
@@ -104,11 +103,7 @@ def _chunks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 class Deflate:
-    """Raw DEFLATE.
-
-    Args:
-        level: 1..9.
-    """
+    """Raw DEFLATE, at a level within 1..9."""
 
     def __init__(self, level: int) -> None:
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)

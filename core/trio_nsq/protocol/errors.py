@@ -58,11 +58,7 @@ _GO_ESCAPES = {
 
 
 def quote(name: str) -> str:
-    """Quote `name` as Go's `%q` does, for the error texts that contain one.
-
-    Args:
-        name: Decoded with `surrogateescape`, so that bytes that are not UTF-8 survive as `\\xNN`.
-    """
+    """Quote as Go's `%q` does, for error texts. A byte that is not UTF-8 (surrogateescape) becomes `\\xNN`."""
     out = []
     for char in name:
         code = ord(char)

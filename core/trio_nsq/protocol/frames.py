@@ -65,7 +65,6 @@ class MessageRun:
 
     Attributes:
         ids: 16 bytes each, ASCII hex digits.
-        bodies: The messages.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
         attempts: How often each was delivered, this time included; 1 is the first.
     """

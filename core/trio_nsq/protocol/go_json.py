@@ -75,11 +75,7 @@ class GoObject:
 
 
 def decode_object(data: bytes) -> GoObject:
-    """Decode one JSON object; `null` is one without fields.
-
-    Raises:
-        ValueError: It is not JSON, or not an object.
-    """
+    """Decode one JSON object; `null` is one without fields. Raises ValueError."""
     try:
         # What is not UTF-8 becomes U+FFFD. (Given bytes, json would take UTF-16 and others for JSON, too.)
         decoded: Any = json.loads(

@@ -66,11 +66,7 @@ _INT32 = range(-(2**31), 2**31)
 
 
 def parse_identify(body: bytes) -> IdentifyRequest:
-    """Decode an IDENTIFY body as Go does, see `GoObject`; unknown fields are ignored.
-
-    Raises:
-        CommandError: `E_BAD_BODY`, for anything but a JSON object with values of the right types.
-    """
+    """Decode an IDENTIFY body as Go does, see `GoObject`; unknown fields are ignored. Raises CommandError."""
     try:
         given = decode_object(body)
         request = IdentifyRequest(
@@ -165,10 +161,7 @@ class Upgrades:
 
 
 def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> Upgrades:
-    """Return those of the requested upgrades that a client gets.
-
-    Args:
-        tls: Whether the broker has a certificate.
+    """Return those of the requested upgrades that a client gets; `tls` is whether the broker has a certificate.
 
     Raises:
         CommandError: `E_IDENTIFY_FAILED`: two compressions at once.

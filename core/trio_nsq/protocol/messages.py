@@ -73,11 +73,7 @@ class MessageSet:
 
 
 class SizePrefixes(dict[int, bytes]):
-    """The int32 size fields of bodies by their sizes: a dict lookup is faster than to pack each.
-
-    Args:
-        more: Added to the size of the body.
-    """
+    """The int32 size fields of bodies by their sizes, plus `more`: a dict lookup is faster than to pack each."""
 
     def __init__(self, more: int = 0) -> None:
         self._more = more

@@ -28,14 +28,12 @@ class PortalClosed(Exception):
 class Portal:
     """Runs an async context manager in a thread of its own, and calls into it from any other thread.
 
-    Calls from several threads run side by side. What one raises comes out of it as it is. A KeyboardInterrupt of a
-    thread that waits for one cancels it, waits until it is over, and goes on.
-
-    The thread ends with `close`, or with the program. It does not come along when the process forks.
+    Calls from several threads run concurrently. A KeyboardInterrupt of a thread that waits for a call cancels the call
+    and waits for its end. The thread ends with `close`, or with the program. It does not survive a fork.
 
     Args:
-        manager: Entered and left in the thread, with `aclose` before; calls are for what it gives.
-        name: The thread's.
+        manager: Entered in the thread; left there, too, after `aclose` of what it returned.
+        name: Of the thread.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[Closable], name: str) -> None:
@@ -73,9 +71,9 @@ class Portal:
             raise
 
     def close(self) -> None:
-        """Leave the manager and end the thread; raises what that raises. Does nothing again, nor in a forked process.
+        """Leave the manager and end the thread; raises what that raises. Does nothing if called again, or after a fork.
 
-        A KeyboardInterrupt cuts it short, as a cancellation does for the async class.
+        A KeyboardInterrupt cancels leaving the manager.
         """
         if self._thread is None or self._pid != os.getpid():
             return
@@ -132,11 +130,7 @@ class Portal:
             raise
 
     def run_sync(self, function: Callable[..., _Result], *args: object) -> _Result:
-        """Run a function in the thread and wait for its result; if there is no thread, here.
-
-        Raises:
-            RuntimeError: The process has forked since the portal was opened.
-        """
+        """Run a function in the thread, or here if there is no thread, and wait for its result. Raises as `call`."""
         future: Future[_Result] = Future()
 
         def work() -> None:

@@ -9,11 +9,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def each_once(name: str, texts: Sequence[str], parse: Callable[[str], str]) -> list[str]:
-    """A list of addresses, in the form that `parse` gives them.
-
-    Raises:
-        ValueError: It is no list (says the `name` of the argument), or one of them is not an address.
-    """
+    """Parse a list of addresses, the value of the argument `name`. Raises ValueError; also if it is no list."""
     if isinstance(texts, str):
         raise ValueError(f"{name} is the string {texts!r}; it must be a list of addresses")
     return list(dict.fromkeys(map(parse, texts)))
@@ -25,11 +21,7 @@ def nsqd_address(text: str) -> str:
 
 
 def lookupd_address(text: str) -> str:
-    """The HTTP address of a discovery service, `host:port` or a URL, as it was given but for a slash at its end.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """The HTTP address of a discovery service, `host:port` or a URL, without a slash at its end. Raises ValueError."""
     url = urlsplit(text if "://" in text else f"http://{text}")
     if url.scheme not in _PORTS or url.query or url.fragment:
         raise ValueError(

@@ -19,7 +19,6 @@ class TLSCodec:
     """The client's end of one TLS session, without IO; a `Codec` once the handshake is over.
 
     Args:
-        context: The settings.
         host: The name that the certificate of the broker must have.
     """
 

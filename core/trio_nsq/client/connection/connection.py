@@ -57,9 +57,8 @@ async def connect(
 
     Args:
         address: `host:port`.
-        settings: What to ask of the broker.
         extensions: What to ask for that nsqd does not know: `survive_refusals`, `private_channel`.
-        max_frame_bytes: A frame that says it is longer is none.
+        max_frame_bytes: Longer frames are refused.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
@@ -89,11 +88,9 @@ class Connection:
     Args:
         stream: A connected stream; the connection closes it.
         address: `host:port`, for errors and logs.
-        settings: What to ask of the broker.
-        max_frame_bytes: A frame that says it is longer is none.
+        max_frame_bytes: Longer frames are refused.
 
     Attributes:
-        address: As given.
         max_rdy_count: The highest RDY the broker accepts.
         msg_timeout_ms: How long it waits for an answer to a message.
         survives_refusals: A publish that the broker could not store (`E_PUB_FAILED` and the like) is not stored in any
@@ -124,11 +121,7 @@ class Connection:
         self._at_end = False
 
     async def introduce(self, extensions: Collection[str] = ()) -> None:
-        """Send magic and IDENTIFY, take in the reply, and do what it says: TLS, compression, AUTH.
-
-        Raises:
-            ConnectionFailed: The socket is closed.
-        """
+        """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH. Raises ConnectionFailed, the socket closed."""
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
         reply = await self._ask(MAGIC_V2 + encode_identify(fields))
         features: Any = {}
@@ -195,11 +188,7 @@ class Connection:
             raise FrameError(f"it answered an upgrade with {reply[:80]!r}")
 
     async def subscribe(self, topic: str, channel: str) -> None:
-        """Send SUB and wait until it is confirmed.
-
-        Raises:
-            ConnectionFailed: The broker refuses, or is gone. The socket is closed.
-        """
+        """Send SUB and wait until it is confirmed. Raises ConnectionFailed, the socket closed."""
         await self._ask(encode_sub(topic, channel))
 
     async def _ask(self, command: bytes) -> bytes:

@@ -155,16 +155,7 @@ class ConnectionSettings:
 def refuse_unknown(
     owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, object]
 ) -> None:
-    """Raise what Python raises for unknown keyword arguments, in the name of the class that was called.
-
-    Args:
-        owner: That class.
-        settings: Takes the options for it.
-        options: What it did not know itself.
-
-    Raises:
-        TypeError: An option is none.
-    """
+    """Raise TypeError, as Python does, if an option that `owner` was called with is no field of its settings."""
     from difflib import get_close_matches  # here: it is needed for errors only
 
     known = [each.name for each in fields(settings)]

@@ -13,7 +13,7 @@ class ReconnectDelays:
     Args:
         min_s: The first delay, before jitter.
         max_s: The longest one.
-        random: Gives numbers in [0, 1). A delay is cut by up to half at random, so that the clients of a broker
+        random: Returns numbers in [0, 1). A delay is cut by up to half at random, so that the clients of a broker
             that comes back do not all arrive in the same instant.
     """
 
@@ -32,7 +32,7 @@ class ReconnectDelays:
         return delay_s * (1 - self._random() / 2)
 
     def connection_lasted(self, seconds: float) -> None:
-        """Note how long the last connection lived: one that outlived the longest delay has proved itself.
+        """Start again with the first delay if the last connection lived longer than the longest delay.
 
         A broker that accepts and then drops every connection must not be asked again at full speed.
         """
@@ -40,5 +40,5 @@ class ReconnectDelays:
             self.reset()
 
     def reset(self) -> None:
-        """Begin again with the first delay: the other side has proved itself."""
+        """Start again with the first delay."""
         self._next_s = self._min_s

@@ -17,8 +17,7 @@ class Backoff:
     """The state of the backoff of one consumer.
 
     Args:
-        settings: How long pauses are.
-        random: Gives numbers in [0, 1), for the jitter.
+        random: Returns numbers in [0, 1), for the jitter.
 
     Attributes:
         level: Failures that no success has made up for; 0: there is no backoff.

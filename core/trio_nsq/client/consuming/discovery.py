@@ -21,9 +21,7 @@ class Discovery:
 
     Args:
         addresses: Their HTTP addresses.
-        topic: What to ask for.
-        settings: How often, and how long to wait for an answer.
-        random: Gives numbers in [0, 1), for the jitter.
+        random: Returns numbers in [0, 1), for the jitter.
         found: Called with the brokers that a service names, `host:port` each, as soon as it has answered.
 
     Attributes:
@@ -73,8 +71,7 @@ class Discovery:
     async def keep_asking(self) -> None:
         """Ask all services at every interval; returns only if there are none. Call `ask` before.
 
-        While no service knows a broker with the topic, ask earlier, after pauses that double: the topic is often about
-        to be created.
+        While no service knows a broker with the topic, ask earlier: the topic is often about to be created.
         """
         if not self._answers:
             return

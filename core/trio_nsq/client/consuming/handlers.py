@@ -23,8 +23,6 @@ async def handle(
     """Call a handler, then finish the message, or requeue it if that failed, unless it is answered by then.
 
     Args:
-        message: What to call it with.
-        handler: An async function.
         max_attempts: A message that was delivered more often is given up; 0: none is.
         given_up: Called with such a message, instead of `handler`; None: there is only a line in the log.
         auto_touch: Touch the message each time that half of its time is over, while it is being handled.

@@ -12,37 +12,25 @@ _Item = TypeVar("_Item")
 
 
 class Acknowledger(Protocol):
-    """What takes the answers to messages: the subscription they came over.
-
-    Attributes:
-        address: The broker, `host:port`.
-        msg_timeout_s: How long it waits for an answer to a message.
-        last_message_at: When the last messages came, on trio's clock.
-    """
+    """What takes the answers to messages; see `Subscription`, which has all of this."""
 
     address: str
     msg_timeout_s: float
     last_message_at: float
 
-    def hold(self, batch: "MessageBatch") -> None:
-        """Count the messages of a batch as in flight, until `release`."""
+    def hold(self, batch: "MessageBatch") -> None: ...
 
-    def release(self, batch: "MessageBatch") -> None:
-        """All messages of a batch are answered."""
+    def release(self, batch: "MessageBatch") -> None: ...
 
-    def finish(self, ids: Sequence[bytes]) -> None:
-        """Send a FIN for each message."""
+    def finish(self, ids: Sequence[bytes]) -> None: ...
 
-    def finish_one(self, message_id: bytes) -> None:
-        """Send a FIN for a single message, with the next write."""
+    def finish_one(self, message_id: bytes) -> None: ...
 
     def requeue(
         self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
-    ) -> None:
-        """Send a REQ for each message."""
+    ) -> None: ...
 
-    def touch(self, ids: Sequence[bytes]) -> None:
-        """Send a TOUCH for each message."""
+    def touch(self, ids: Sequence[bytes]) -> None: ...
 
 
 class MessageBatch:
@@ -178,11 +166,7 @@ class MessageBatch:
 
 
 class CombinedBatch(MessageBatch):
-    """Several batches that arrived one after the other as one. Each part keeps track of its answers.
-
-    Args:
-        parts: At least one, none of their messages answered.
-    """
+    """Several batches as one. Each part, none of whose messages is answered at first, keeps track of its answers."""
 
     __slots__ = ("_parts",)
 

@@ -21,19 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _Share:
-    """What one connection has.
+    """The share of one connection."""
 
-    Attributes:
-        max_rdy_count: The most its broker allows.
-        draw: Decides between those that have waited equally long.
-        since: When it last got something after nothing, or the other way round.
-        last_message_at: When its last message came.
-        ready_count: How many messages it may have in flight.
-    """
-
-    max_rdy_count: int
-    draw: float
-    since: float
+    max_rdy_count: int  # the most its broker allows
+    draw: float  # decides between connections that have waited equally long
+    since: float  # when the ready count last changed from or to 0
     last_message_at: float
     ready_count: int = 0
 
@@ -48,8 +40,8 @@ class ReadyDistribution(Generic[Key]):
 
     Args:
         settings: How long a connection keeps what others wait for.
-        random: Gives numbers in [0, 1): which connection comes first, so that the consumers of a channel do not all ask
-            the same broker.
+        random: Returns numbers in [0, 1). They decide which connection comes first, so that the consumers of a channel
+            do not all ask the same broker.
     """
 
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
@@ -62,10 +54,7 @@ class ReadyDistribution(Generic[Key]):
 
     @property
     def ready_counts(self) -> dict[Key, int]:
-        """What each connection may have in flight, in the order in which they were added.
-
-        The sum is never above the limit, and below it only if the brokers do not allow more.
-        """
+        """How many messages each connection may have in flight; connections in the order in which they were added."""
         return {key: share.ready_count for key, share in self._shares.items()}
 
     def add(self, key: Key, max_rdy_count: int, now: float) -> None:
@@ -102,8 +91,7 @@ class ReadyDistribution(Generic[Key]):
     def redistribute(self, now: float, busy: Collection[Key] = ()) -> None:
         """Take from those whose time is up, and give to those that have waited longest.
 
-        Args:
-            busy: Connections with messages that are not answered: these are not idle.
+        The `busy` ones have messages that are not answered: they are not idle.
         """
         if now < self.next_deadline():
             return

@@ -27,7 +27,7 @@ class ReceiveQueue:
         self._more: trio.Event | None = None  # set when more arrives, if a task waits for that
 
     def put(self, batch: MessageBatch) -> None:
-        """Add a batch, unless the inbox is closed."""
+        """Add a batch, unless the queue is closed."""
         if not self.closed:
             self._batches.append(batch)
             self.available += len(batch)
@@ -93,13 +93,13 @@ class ReceiveQueue:
             self._more = None
 
     async def wait(self) -> None:
-        """Wait until there may be something to take, or the inbox is closed. A checkpoint in any case."""
+        """Wait until there may be something to take, or the queue is closed. A checkpoint in any case."""
         if not self._batches and not self.closed and self._changed.is_set():
             self._changed = trio.Event()
         await self._changed.wait()
 
     async def wait_for_more(self) -> None:
-        """Wait until something more comes, or the inbox is closed: later than now, in both cases."""
+        """Wait until something more comes, or the queue is closed: later than now, in both cases."""
         if self._more is None:
             self._more = trio.Event()
         await self._more.wait()

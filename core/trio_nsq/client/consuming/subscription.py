@@ -34,11 +34,10 @@ class FlowControl:
 
     Args:
         max_in_flight: Over all connections.
-        settings: For distribution and backoff.
-        random: Gives numbers in [0, 1).
+        random: Returns numbers in [0, 1).
 
     Attributes:
-        received, finished, requeued: How many messages were, over all connections that there ever were.
+        received, finished, requeued: Counts of messages, over all connections so far.
     """
 
     def __init__(self, max_in_flight: int, settings: ConsumerSettings, random: Callable[[], float]) -> None:
@@ -56,7 +55,7 @@ class FlowControl:
 
     @property
     def max_in_flight(self) -> int:
-        """As given, or changed."""
+        """How many messages may be in flight, over all connections."""
         return self._max_in_flight
 
     @max_in_flight.setter
@@ -166,8 +165,7 @@ class Subscription:
 
     Args:
         connection: Connected and subscribed; `run` has not been called.
-        settings: For requeue delays.
-        flow: Decides about the ready count.
+        flow: Sets the ready count.
         deliver: Called with each batch.
 
     Attributes:
@@ -280,8 +278,7 @@ class Subscription:
         connection was lost before: then the broker delivers the messages again when their timeout is over.
 
         Args:
-            timeout_s: How long the whole may take. For half of it CLOSE_WAIT is waited for, and answers to come.
-            active: The handlers that may give some.
+            timeout_s: The longest time for all of it. Half of it is for CLOSE_WAIT and for answers of active handlers.
         """
         with trio.move_on_after(timeout_s):
             self._write(encode_cls())

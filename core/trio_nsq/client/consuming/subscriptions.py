@@ -24,11 +24,9 @@ class Subscriptions:
     Args:
         addresses: The brokers, `host:port` each.
         lookupds: The HTTP addresses of discovery services.
-        topic, channel: What to subscribe to.
-        settings: Of the consumer.
-        random: Gives numbers in [0, 1), for the jitter.
-        flow: Decides about the ready counts.
-        queue: Gets the messages.
+        random: Returns numbers in [0, 1), for the jitter.
+        flow: Sets the ready counts.
+        queue: Receives the messages.
         without_private_channels: With the option `private_channel`, awaited with the address of each broker that has no
             private channels, before each SUB there.
 
@@ -72,11 +70,7 @@ class Subscriptions:
         self._stopped = True
 
     async def wait_opened(self) -> None:
-        """Wait until a broker is connected, or discovery services have answered that there is none.
-
-        Raises:
-            ConnectionFailed: Neither is possible.
-        """
+        """Wait until a broker is connected, or discovery services know of none. Raises ConnectionFailed."""
         await self._settled.wait()
         if not self._opened.is_set() and not self._discovery.answered:
             failures = [self._failures[address] for address in self._addresses]

@@ -34,9 +34,6 @@ class BrokerHTTP:
         answer_timeout_s: How long the broker may send nothing after that; None: `ANSWER_TIMEOUT_S`.
         keep_alive_s: Use a connection again if it has been idle for less than this; 0: one connection per request.
 
-    Attributes:
-        address: As given.
-
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
         ValueError: The address names no port.
@@ -105,13 +102,7 @@ class BrokerHTTP:
         params: Mapping[str, str] = _NO_PARAMETERS,
         body: bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Make a request; the block reads the successful answer.
-
-        Args:
-            method: `GET` or `POST`.
-            path: Without a query.
-            params: The query, not encoded.
-            body: Of the request.
+        """Make a request, with the query `params`; the block reads the successful answer.
 
         Raises:
             BrokerUnreachable: There is no answer, or it broke off.
@@ -199,7 +190,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -26,16 +26,13 @@ _Answer = TypeVar("_Answer")
 
 
 class PublishOutcome(StrEnum):
-    """What became of a batch.
-
-    PUBLISHED: It was published.
-    REPEATED: It was published before, and is not published again.
-    UNKNOWN: It was published; this broker does not know whether it had been published before.
-    """
+    """What became of a batch."""
 
     PUBLISHED = "published"
     REPEATED = "repeated"
+    """It was published before, and is not published again."""
     UNKNOWN = "unknown"
+    """It was published; this broker does not know whether it had been published before."""
 
 
 class IdempotentProducer:

@@ -26,10 +26,7 @@ class BrokerLink:
 
     Args:
         address: `host:port`.
-        settings: For its connections.
-        queue: For what it is to get.
-        ordered: A publish that the broker refuses takes along those behind it.
-        on_connected: Called when a connection is made.
+        ordered: A publish that the broker refuses fails those behind it, too.
         on_lost: Called when no connection could be made, or one was lost; not if the broker closed it after a refusal.
         on_failed: Called after that with each command that the broker did not acknowledge, and the reason.
     """

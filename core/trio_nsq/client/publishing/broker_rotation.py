@@ -15,7 +15,7 @@ class BrokerRotation:
         addresses: The brokers, at least one, each of them once.
         min_s: How long a broker is set aside after its first failure, before jitter.
         max_s: The longest.
-        random: Gives numbers in [0, 1), for the jitter.
+        random: Returns numbers in [0, 1), for the jitter.
     """
 
     def __init__(
@@ -41,16 +41,9 @@ class BrokerRotation:
         return until
 
     def choose(self, without: Collection[str] = ()) -> str | None:
-        """The broker whose turn it is, and to whom the turn will come last from here on.
+        """Return the broker whose turn it is, none of `without`, and move it to the end; None if there is none.
 
-        If none is in good standing, it is the one whose time to be tried again comes first: to try is better than
-        to fail without.
-
-        Args:
-            without: Not one of these.
-
-        Returns:
-            None if there is no other.
+        If none is in good standing, it is the one to be tried again first: trying is better than failing at once.
         """
         excluded_until = self._excluded_until
         chosen = next((a for a in self._order if a not in excluded_until and a not in without), None)

@@ -74,16 +74,14 @@ class Command:
     """A PUB, DPUB or MPUB that is to be sent or waits for its reply.
 
     Attributes:
-        topic: Where to.
         messages: The messages of an MPUB that is given as a whole; None: `futures` has them.
         defer_ms: Above 0: a DPUB, of a single message.
-        group: What it is part of; None: it stands alone.
+        group: The list it is a part of; None: it stands alone.
         size: Bytes, for the window: all bodies with their size fields.
         futures: Who waits for it, each with its message, more than one of which make an MPUB; a single one, with
             nothing, for `messages`. A dictionary, as thousands may be withdrawn at once.
-        queue: Where it is.
         taken: It was handed out to be written, so from here on it may be stored.
-        failures: What came of it at each broker where it failed, by address.
+        failures: The error of each broker where it failed, by address.
         maybe_stored: One of them may have stored it, or a part.
     """
 

@@ -77,15 +77,12 @@ class StreamedAnswer:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The end of the head."""
         self._headed = True
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        """The end of the answer."""
         self._ended = True
 
 
@@ -97,14 +94,14 @@ async def stream_get(
     silence_s: float = math.inf,
     tls: ssl.SSLContext | None = None,
 ) -> StreamedAnswer:
-    """Ask for something, over a connection of its own.
+    """Make a request over a connection of its own.
 
     Args:
         address: `host:port`, or the path of a unix socket, which has a slash in it.
         target: Path and query, encoded.
         connect_timeout_s: For the connection, its TLS handshake included.
-        silence_s: How long nothing may come before the answer counts as lost.
-        tls: What to speak TLS with; None: it is asked in the clear.
+        silence_s: The longest time without data; after it the answer counts as lost.
+        tls: None: no TLS.
 
     Returns:
         The answer, whatever its status.

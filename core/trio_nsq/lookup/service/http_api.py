@@ -21,12 +21,7 @@ _NEVER_NS = -6795364578871345152
 
 
 def make_router(registry: Registry, *, unix_time_ns: Callable[[], int] = time.time_ns) -> Router:
-    """All routes.
-
-    Args:
-        registry: What is asked and changed.
-        unix_time_ns: The clock by which times are told.
-    """
+    """All routes; `unix_time_ns` is the clock for the times in answers."""
     api = _API(registry, unix_time_ns)
     return Router(
         [

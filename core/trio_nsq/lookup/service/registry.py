@@ -41,16 +41,11 @@ class Producer:
 
 
 class _Topic:
-    """One topic.
-
-    Attributes:
-        producers: Those that have it, and when each got a tombstone; None if it has none.
-        channels: The producers of each channel; all of them have the topic, too.
-    """
+    """One topic."""
 
     def __init__(self) -> None:
-        self.producers: dict[Producer, float | None] = {}
-        self.channels: dict[str, set[Producer]] = {}
+        self.producers: dict[Producer, float | None] = {}  # and when each got a tombstone; None: it has none
+        self.channels: dict[str, set[Producer]] = {}  # all of them have the topic, too
 
 
 class Registry:
@@ -92,14 +87,7 @@ class Registry:
         producer.last_seen = now
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
-        """Register a producer's topic, or a channel and its topic.
-
-        Returns:
-            Whether it is new.
-
-        Raises:
-            TooMany: The producer has reached its limit.
-        """
+        """Register a producer's topic, or a channel and its topic. Returns whether it is new. Raises TooMany."""
         own = producer.channels.get(topic)
         if own is not None and (channel is None or channel in own):
             return False
@@ -152,11 +140,7 @@ class Registry:
             self._make_channel(topic, channel)
 
     def delete_topic(self, topic: str) -> bool:
-        """Delete a topic with its channels, until a producer registers it again.
-
-        Returns:
-            Whether it existed.
-        """
+        """Delete a topic with its channels, until a producer registers it again. Returns whether it existed."""
         entry = self._topics.pop(topic, None)
         if entry is None:
             return False
@@ -180,9 +164,7 @@ class Registry:
         """Hide a topic's producer from consumers, which would create the topic again while it is being deleted there.
 
         Args:
-            topic: The name, known or not.
             node: The producer, `broadcast_address:http_port`.
-            now: The time.
 
         Returns:
             Whether there is this producer.

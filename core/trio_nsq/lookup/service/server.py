@@ -141,7 +141,6 @@ class BrokerConnection:
 
     Args:
         stream: Closed at the end of `serve`.
-        registry: Changed by the client's commands.
         identity: The response to IDENTIFY.
         silence_s: The longest time between two commands; after it the connection is closed. Before IDENTIFY it is
             `GREETING_TIMEOUT_S`.
