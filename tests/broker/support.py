@@ -18,7 +18,7 @@ import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
 from trio_nsq.broker.delivery import Delivery
-from trio_nsq.broker.readers import ColdReads, Readers
+from trio_nsq.broker.readers import Readers
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.timers import Timers
 from trio_nsq.log import DiskLog, Files
@@ -248,7 +248,7 @@ class QuietRounds:
 
 def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Delivery:
     """What delivers the messages of a broker's state."""
-    return Delivery(broker, options, Timers(broker), poller, Readers(broker), ColdReads(broker), nursery)
+    return Delivery(broker, options, Timers(broker), poller, Readers(broker), nursery)
 
 
 class HeldFiles(Files):

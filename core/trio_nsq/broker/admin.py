@@ -6,6 +6,7 @@ is deleted meanwhile.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,26 +29,15 @@ from .storage.checkpointer import Checkpointer
 from .timers import Timers
 
 
+@dataclass(frozen=True, slots=True)
 class Admin:
-    """Changes topics and channels for operators. One for a broker.
+    """Changes topics and channels for operators. One for a broker."""
 
-    Args:
-        broker, timers, delivery, checkpointer, readers: Of the broker.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        timers: Timers,
-        delivery: Delivery,
-        checkpointer: Checkpointer,
-        readers: Readers,
-    ) -> None:
-        self._broker = broker
-        self._timers = timers
-        self._delivery = delivery
-        self._checkpointer = checkpointer
-        self._readers = readers
+    broker: Broker
+    timers: Timers
+    delivery: Delivery
+    checkpointer: Checkpointer
+    readers: Readers
 
     # ------------------------------------------------------------------ topics
 
@@ -59,20 +49,20 @@ class Admin:
                 topic.pause()
             else:
                 topic.unpause()
-                self._delivery.deliver_topic(topic)
+                self.delivery.deliver_topic(topic)
 
-        await self._checkpointer.change(
+        await self.checkpointer.change(
             topic, lambda checkpoint: checkpoint.change_topic(paused=paused), apply
         )
 
     async def empty_topic(self, topic: Topic) -> None:
         """Drop what waits in a topic itself, durably; its channels keep theirs."""
-        await self._checkpointer.change(topic, topic.plan_empty, topic.empty)
+        await self.checkpointer.change(topic, topic.plan_empty, topic.empty)
 
     async def forget_producer(self, topic: Topic, producer: str) -> None:
         """Forget what a producer has published to a topic, durably: its numbers may begin again."""
 
-        await self._checkpointer.change(
+        await self.checkpointer.change(
             topic,
             lambda checkpoint: checkpoint.forget_producer(producer),
             lambda: topic.producers.forget(producer),
@@ -84,9 +74,9 @@ class Admin:
 
         def apply() -> None:
             topic.configure(changes)
-            self._delivery.deliver_topic(topic)  # there may be more than there may be now
+            self.delivery.deliver_topic(topic)  # there may be more than there may be now
 
-        await self._checkpointer.change(
+        await self.checkpointer.change(
             topic, lambda checkpoint: topic.plan_configure(checkpoint, changes), apply
         )
 
@@ -99,7 +89,7 @@ class Admin:
                 for consumer in channel.consumers:
                     consumer.subscriber.send_delivered()
             else:
-                self._delivery.deliver(channel)
+                self.delivery.deliver(channel)
 
         await self._change(channel, lambda: channel.state_if_paused(paused), apply)
 
@@ -113,18 +103,18 @@ class Admin:
         """Change settings of a channel, durably. Also raises SettingsError."""
 
         def plan() -> ChannelState:
-            refuse_loop(self._broker, channel, changes)
+            refuse_loop(self.broker, channel, changes)
             return channel.state_if_configured(changes)
 
         def apply() -> None:
             channel.configure(changes)
-            self._delivery.deliver(channel)  # what was given up may come again
+            self.delivery.deliver(channel)  # what was given up may come again
 
         await self._change(channel, plan, apply)
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably; its clients are disconnected."""
-        await self._change(channel, lambda: None, partial(self._broker.delete_channel, channel))
+        await self._change(channel, lambda: None, partial(self.broker.delete_channel, channel))
 
     async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
         """Drop those of these messages that are deferred, durably, and return them."""
@@ -135,9 +125,7 @@ class Admin:
 
         await self._change(channel, lambda: channel.state_if_cancelled(sequences), apply)
         if len(cancelled) < len(sequences):
-            await self._checkpointer.save(
-                topic
-            )  # one that came due meanwhile is kept, and the state lacks it
+            await self.checkpointer.save(topic)  # one that came due meanwhile is kept, and the state lacks it
         return cancelled
 
     async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
@@ -156,13 +144,13 @@ class Admin:
             await self._change(channel, lambda: channel.state_if_disposed(messages), apply)
         except BaseException:
             channel.put_back(messages)
-            self._delivery.deliver(channel)
+            self.delivery.deliver(channel)
             raise
         return disposed
 
     def _topic_of(self, channel: Channel) -> Topic:
         """The topic that a channel is in. Raises DeletedError."""
-        topic = self._broker.topic_of(channel)
+        topic = self.broker.topic_of(channel)
         if topic is None:
             raise DeletedError(channel.name)
         return topic
@@ -184,7 +172,7 @@ class Admin:
             else:
                 checkpoint.change_channel(state)
 
-        await self._checkpointer.change(topic, plan, apply)
+        await self.checkpointer.change(topic, plan, apply)
 
     async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
         """Move a channel, durably, or find out what that would do.
@@ -197,13 +185,13 @@ class Admin:
             DeletedError: The channel was deleted meanwhile.
         """
         topic = self._topic_of(channel)
-        wanted = await self._readers.call(topic, partial(position.sequence_in, topic.log))
+        wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
             if topic.dead_letters.moved_count:
-                await self._checkpointer.save(topic)
+                await self.checkpointer.save(topic)
             await self._save_dead_letters()
-        async with self._checkpointer.locked(topic):  # which might be deleting what the channel goes back to
-            if not self._broker.serves_channel(channel):
+        async with self.checkpointer.locked(topic):  # which might be deleting what the channel goes back to
+            if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
             oldest = topic.log.first_sequence
             move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
@@ -211,7 +199,7 @@ class Admin:
 
     async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
         """Move a channel whose topic is locked, or find out what that would do, while others have their turns."""
-        seek = Seek(channel, sequence, self._timers.now_ns())
+        seek = Seek(channel, sequence, self.timers.now_ns())
         moving: Iterator[None] = iter(())
 
         def plan(checkpoint: Checkpoint) -> None:
@@ -220,7 +208,7 @@ class Admin:
 
         def apply() -> None:
             nonlocal moving
-            if not self._broker.serves_channel(channel):
+            if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
             moving = seek.apply()
             next(moving)
@@ -230,19 +218,19 @@ class Admin:
             move = seek.effect()
             if dry_run:
                 return move
-            await self._checkpointer.change_locked(topic, plan, apply)
+            await self.checkpointer.change_locked(topic, plan, apply)
         finally:
             seek.close()
-        self._delivery.deliver(channel)
+        self.delivery.deliver(channel)
         with trio.CancelScope(shield=True):  # it is moved, whoever asked for it
             await _in_turns(moving)
         return move
 
     async def _save_dead_letters(self) -> None:
         """Let no restart take messages from a channel again because they were dead letters once. Raises SaveError."""
-        for topic in list(self._broker.topics.values()):
+        for topic in list(self.broker.topics.values()):
             if DEAD_LETTERS in topic.channels:
-                await self._checkpointer.save(topic)
+                await self.checkpointer.save(topic)
 
 
 async def _in_turns(steps: Iterator[None]) -> None:

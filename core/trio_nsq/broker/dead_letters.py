@@ -8,6 +8,7 @@ at all dead letters since the last that are known to be out of their channels' s
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -17,7 +18,7 @@ from ..protocol import pack_messages
 from .delivery import Delivery
 from .errors import PublishRefused, SaveError
 from .ingest.publication import Publication
-from .readers import ColdReads
+from .readers import Readers
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
@@ -40,28 +41,24 @@ _AGAIN_S = 1.0
 """What could not be moved is tried again after this long."""
 
 
+@dataclass(eq=False, slots=True)
 class DeadLetterMover:
-    """Moves what channels have given up. One for a broker.
+    """Moves what channels have given up. One for a broker."""
 
-    Args:
-        broker, topics, delivery, cold_reads: Of the broker.
-    """
-
-    def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, cold_reads: ColdReads) -> None:
-        self._broker = broker
-        self._topics = topics
-        self._delivery = delivery
-        self._cold_reads = cold_reads
-        self._moving: set[Channel] = set()
-        self._complaints: set[Channel] = set()
+    broker: Broker
+    topics: Topics
+    delivery: Delivery
+    readers: Readers
+    _moving: set[Channel] = field(default_factory=set, init=False)
+    _complaints: set[Channel] = field(default_factory=set, init=False)  # what is wrong has been logged
 
     async def run(self) -> None:
         """Move what channels give up, with a task for each of them that has something to move; until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._delivery.given_up_grew.wait()
-                self._delivery.given_up_grew = trio.Event()
-                channels, self._delivery.given_up = self._delivery.given_up, {}
+                await self.delivery.given_up_grew.wait()
+                self.delivery.given_up_grew = trio.Event()
+                channels, self.delivery.given_up = self.delivery.given_up, {}
                 for channel in channels:
                     if channel not in self._moving:
                         self._moving.add(channel)
@@ -69,7 +66,7 @@ class DeadLetterMover:
 
     async def _move_all(self, channel: Channel) -> None:
         try:
-            while channel.messages.withdrawn.waiting and self._broker.serves_channel(channel):
+            while channel.messages.withdrawn.waiting and self.broker.serves_channel(channel):
                 if not await self._try_to_move(channel):
                     await trio.sleep(_AGAIN_S)
         finally:
@@ -103,7 +100,7 @@ class DeadLetterMover:
         taken = channel.messages.withdrawn.take(_AT_ONCE)
         try:
             batches, error = await self._batches(channel.store, taken)
-            if not self._broker.serves_channel(channel):
+            if not self.broker.serves_channel(channel):
                 raise PublishRefused(EXITING)
             letters, gone = _read(channel, taken, batches)
             if error is not None and not letters and not gone:
@@ -111,8 +108,8 @@ class DeadLetterMover:
             if letters:
                 metadata = metadata_for_dead_letters([origin for _, origin, _ in letters])
                 bodies = pack_messages([body for _, _, body in letters])
-                await self._topics.create(topic_name, DEAD_LETTERS)
-                await self._topics.publish_durably(topic_name, Publication([bodies], metadata=metadata))
+                await self.topics.create(topic_name, DEAD_LETTERS)
+                await self.topics.publish_durably(topic_name, Publication([bodies], metadata=metadata))
         except (PublishRefused, LogError, SaveError) as exc:
             self._put_back(channel, taken)
             return str(exc)
@@ -135,21 +132,21 @@ class DeadLetterMover:
         missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
         if not missing:
             return batches, None
-        found = await self._cold_reads.call(lambda: store.read(Wanted(None, missing)))
+        found = await self.readers.call_for_channels(lambda: store.read(Wanted(None, missing)))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
 
     def _put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
         channel.put_back(messages)
-        self._delivery.deliver(channel)  # the settings may have changed: then they are ready
+        self.delivery.deliver(channel)  # the settings may have changed: then they are ready
 
     def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
         """Let the next checkpoint of a topic tell the dead-letter topic that it does not have these any more."""
-        topic = self._broker.topics.get(topic_name)
+        topic = self.broker.topics.get(topic_name)
         if topic is None:
             return
-        origin = self._broker.topic_of(channel)
-        if origin is None or origin.ephemeral or not self._broker.serves(origin):
+        origin = self.broker.topic_of(channel)
+        if origin is None or origin.ephemeral or not self.broker.serves(origin):
             topic.dead_letters.confirm(metadata)
         else:
             origin.dead_letters.record_moved(topic.dead_letters, metadata)

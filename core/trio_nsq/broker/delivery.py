@@ -13,7 +13,7 @@ import trio
 from ..log import LogError, ReadWouldWaitError
 from ..reactor import Poller
 from .options import BrokerOptions
-from .readers import ColdReads, Readers
+from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.consumer import Subscriber
@@ -36,8 +36,7 @@ class Delivery:
         options: See there.
         timers: Say what time it is, and when a channel is to be looked at.
         poller: Its rounds are where channels have their turns; its clock limits them.
-        readers: Told when a topic has grown.
-        cold_reads: Read what is not in memory.
+        readers: Read what is not in memory, and are told when a topic has grown.
         nursery: Runs those reads.
 
     Attributes:
@@ -53,7 +52,6 @@ class Delivery:
         timers: Timers,
         poller: Poller,
         readers: Readers,
-        cold_reads: ColdReads,
         nursery: trio.Nursery,
     ) -> None:
         self.given_up: dict[Channel, None] = {}
@@ -65,7 +63,6 @@ class Delivery:
         self._poller = poller
         self._clock_s = poller.clock_s
         self._readers = readers
-        self._cold_reads = cold_reads
         self._nursery = nursery
         self._in_line: dict[Channel, None] = {}  # more could be delivered there than one turn allows
         # Where deliveries wait until nobody has anything to send, and until when, by the poller's clock, at most.
@@ -239,7 +236,7 @@ class Delivery:
     async def _read_for(self, channel: Channel) -> bool:
         """Read what a channel needs to go on; False if it must pause before its next read."""
         try:
-            found = await self._cold_reads.read(channel.store, channel.read_ahead.wanted())
+            found = await self._readers.fetch(channel.store, channel.read_ahead.wanted())
             if not self._broker.serves_channel(channel):
                 return True
             channel.read_ahead.take(found)

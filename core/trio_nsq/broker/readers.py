@@ -33,24 +33,57 @@ class _Placed(Protocol):
 _Record = TypeVar("_Record", bound=_Placed)
 
 
-# ---------------------------------------------------------------------- for HTTP clients
+@dataclass(slots=True)
+class _ColdRead:
+    """A read for channels that is under way."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    found: Found | None = None
 
 
 class Readers:
-    """What those who read have in common. One for a broker.
-
-    Args:
-        broker: Says whether a topic is still served.
+    """Runs all reads of a broker's logs. One for a broker, which says whether a topic is still served.
 
     Attributes:
-        waiting: How many readers wait for messages. While there are none, `wake` need not be called.
+        waiting: How many HTTP clients wait for messages. While there are none, `wake` need not be called.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.waiting = 0
         self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
+        self._threads_for_channels = trio.CapacityLimiter(_THREADS)
+        # Channels at the same place share a read.
+        self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
         self._grown: WeakKeyDictionary[Topic, trio.Event] = WeakKeyDictionary()
+
+    # ------------------------------------------------------------------ for channels
+
+    async def call_for_channels(self, work: Callable[[], _T]) -> _T:
+        """Run `work` in a thread, and return its result."""
+        return await trio.to_thread.run_sync(work, limiter=self._threads_for_channels, abandon_on_cancel=True)
+
+    async def fetch(self, store: MessageStore, wanted: Wanted) -> Found:
+        """Read what channels want of a topic's log. Errors of the disk are in what is returned."""
+        key = store, wanted
+        if (read := self._under_way.get(key)) is not None:
+            await read.done.wait()
+            if read.found is not None:
+                return read.found
+        read = self._under_way[key] = _ColdRead()
+        try:
+            found = read.found = await self.call_for_channels(lambda: store.read(wanted))
+            if self._broker.serves_store(store):
+                store.remember_read(found.ahead or ())
+                again = {id(batch): batch for batch in found.again.values() if batch is not None}
+                store.remember_read(again.values())
+        finally:
+            if self._under_way.get(key) is read:
+                del self._under_way[key]
+            read.done.set()
+        return found
+
+    # ------------------------------------------------------------------ for HTTP clients
 
     async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
         """Do something that reads from a topic's log, where it holds up nobody.
@@ -96,36 +129,23 @@ class Readers:
                 self.waiting -= 1
 
 
+@dataclass(slots=True)
 class Reading(Generic[_Record]):
     """A way through a topic's log, from one sequence to another.
 
-    Args:
-        readers: See there.
-        topic: Whose log it is.
-        read: Gives the records from the one that holds a sequence on, as `Log.read` and `Log.read_raw` do.
-        start: The first sequence.
+    Attributes:
+        read_log: Gives the records from the one that holds a sequence on, as `Log.read` and `Log.read_raw` do.
+        position: The next sequence.
         end: The sequence after the last; None: whatever comes.
         wait_s: How long to wait for messages where there are none yet.
-
-    Attributes:
-        position: The next sequence.
     """
 
-    def __init__(
-        self,
-        readers: Readers,
-        topic: Topic,
-        read: Callable[[int], list[_Record]],
-        start: int,
-        end: int | None,
-        wait_s: float,
-    ) -> None:
-        self.position = start
-        self._readers = readers
-        self._topic = topic
-        self._read_log = read
-        self._end = end
-        self._wait_s = wait_s
+    readers: Readers
+    topic: Topic
+    read_log: Callable[[int], list[_Record]]
+    position: int
+    end: int | None
+    wait_s: float
 
     async def next(self) -> list[_Record | Gap]:
         """What comes next, in order: at least one, and nothing at the end or if nothing came in time.
@@ -135,25 +155,25 @@ class Reading(Generic[_Record]):
         Raises:
             CutOff: It cannot be read.
         """
-        while self._end is None or self.position < self._end:
-            known = self._topic.log.next_sequence
+        while self.end is None or self.position < self.end:
+            known = self.topic.log.next_sequence
             if self.position < known:
-                return await self._read(known if self._end is None else min(known, self._end))
-            if self._wait_s:
-                self._readers.check(self._topic)  # nobody wakes those who wait for what is deleted already
-            with trio.move_on_after(self._wait_s) as waiting:
-                await self._readers.wait_past(self._topic, self.position)
-            if waiting.cancelled_caught or not self._wait_s:
+                return await self._read(known if self.end is None else min(known, self.end))
+            if self.wait_s:
+                self.readers.check(self.topic)  # nobody wakes those who wait for what is deleted already
+            with trio.move_on_after(self.wait_s) as waiting:
+                await self.readers.wait_past(self.topic, self.position)
+            if waiting.cancelled_caught or not self.wait_s:
                 break
-            self._readers.check(self._topic)
+            self.readers.check(self.topic)
         return []
 
     async def _read(self, known: int) -> list[_Record | Gap]:
         """Read on; up to `known` something is there."""
-        records = await self._readers.read(self._topic, partial(self._read_log, self.position))
+        records = await self.readers.read(self.topic, partial(self.read_log, self.position))
         found: list[_Record | Gap] = []
         for record in records:
-            if self._end is not None and record.base_sequence >= self._end:
+            if self.end is not None and record.base_sequence >= self.end:
                 records = []  # between here and the end there is nothing
                 break
             found += self._missing(record.base_sequence)
@@ -165,53 +185,4 @@ class Reading(Generic[_Record]):
         return found
 
     def _missing(self, up_to: int) -> list[Gap]:
-        return gaps(self.position, up_to, self._topic.log.first_sequence)
-
-
-# ---------------------------------------------------------------------- for channels
-
-
-@dataclass(slots=True)
-class _ColdRead:
-    """A read that is under way."""
-
-    done: trio.Event = field(default_factory=trio.Event)
-    found: Found | None = None
-
-
-class ColdReads:
-    """Runs the disk reads of all channels of a broker.
-
-    Args:
-        broker: Says whether a topic is still served.
-    """
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._threads = trio.CapacityLimiter(_THREADS)
-        # Channels at the same place share a read.
-        self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
-
-    async def call(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in one of the threads, and return its result."""
-        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
-
-    async def read(self, store: MessageStore, wanted: Wanted) -> Found:
-        """Read what channels want of a topic's log. Errors of the disk are in what is returned."""
-        key = store, wanted
-        if (read := self._under_way.get(key)) is not None:
-            await read.done.wait()
-            if read.found is not None:
-                return read.found
-        read = self._under_way[key] = _ColdRead()
-        try:
-            found = read.found = await self.call(lambda: store.read(wanted))
-            if self._broker.serves_store(store):
-                store.remember_read(found.ahead or ())
-                again = {id(batch): batch for batch in found.again.values() if batch is not None}
-                store.remember_read(again.values())
-        finally:
-            if self._under_way.get(key) is read:
-                del self._under_way[key]
-            read.done.set()
-        return found
+        return gaps(self.position, up_to, self.topic.log.first_sequence)

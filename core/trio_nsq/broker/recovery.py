@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -27,52 +28,41 @@ _OPEN_AGAIN_S = 10.0
 _OPEN_AGAIN_MAX_S = 600.0
 
 
+@dataclass(eq=False, slots=True)
 class TopicLoader:
     """Opens the topics of a data folder. An error in one topic makes only that topic unavailable.
 
-    Args:
-        broker: Gets the topics.
-        folder: Holds them.
+    Attributes:
         make_log: Opens the log of a topic, by name; thread-safe. May raise LogError.
-        delivery: Gets what channels of opened topics have given up.
-        timers: Look at what is due in them.
-        retention: Told which files there are.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        folder: DataFolder,
-        make_log: Callable[[str], Log],
-        delivery: Delivery,
-        timers: Timers,
-        retention: RetentionManager,
-    ) -> None:
-        self._broker = broker
-        self._folder = folder
-        self._make_log = make_log
-        self._delivery = delivery
-        self._timers = timers
-        self._retention = retention
-        self._at_one = trio.Lock()  # held while an unavailable topic is opened or deleted
+    broker: Broker
+    folder: DataFolder
+    make_log: Callable[[str], Log]
+    delivery: Delivery
+    timers: Timers
+    retention: RetentionManager
+    _at_one: trio.Lock = field(
+        default_factory=trio.Lock, init=False
+    )  # held to open or delete an unavailable topic
 
     def load_all(self) -> None:
         """Open all topics. Raises StartupError: the list of them cannot be read."""
-        for name in self._folder.topic_names():
+        for name in self.folder.topic_names():
             try:
                 self._add(*self._restore(name))
             except Exception as exc:
                 self._give_up(name, exc)
-        confirm_moved_letters(self._broker)
-        for topic in self._broker.topics.values():
+        confirm_moved_letters(self.broker)
+        for topic in self.broker.topics.values():
             self._loaded(topic)
 
     def _loaded(self, topic: Topic) -> None:
-        self._retention.found(topic)
-        self._broker.publishable[topic.name] = topic
+        self.retention.found(topic)
+        self.broker.publishable[topic.name] = topic
         for channel in topic.channels.values():
-            self._delivery.look_for_given_up(channel)
-        self._timers.look_again()
+            self.delivery.look_for_given_up(channel)
+        self.timers.look_again()
 
     async def open_again_on_schedule(self) -> None:
         """Retry opening the unavailable topics, with growing pauses, until all are open.
@@ -80,30 +70,30 @@ class TopicLoader:
         A disk that fails while the machine starts may work later.
         """
         wait_s = _OPEN_AGAIN_S
-        while self._broker.unavailable:
+        while self.broker.unavailable:
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, _OPEN_AGAIN_MAX_S)
-            for name in list(self._broker.unavailable):
+            for name in list(self.broker.unavailable):
                 async with self._at_one:
                     await self._open_again(name)
 
     async def _open_again(self, name: str) -> None:
-        if name not in self._broker.unavailable:
+        if name not in self.broker.unavailable:
             return  # it was deleted meanwhile
         try:
             topic, is_saved = await trio.to_thread.run_sync(self._restore, name)
-            if self._broker.stopping:
+            if self.broker.stopping:
                 topic.log.close()
                 return
             self._add(topic, is_saved)
-            confirm_moved_letters(self._broker, name)
+            confirm_moved_letters(self.broker, name)
         except Exception as exc:
             self._give_up(name, exc)
             return
-        del self._broker.unavailable[name]
+        del self.broker.unavailable[name]
         logger.warning("TOPIC(%s): available again", name)
         for channel in topic.channels:
-            self._broker.on_names_changed(name, channel)
+            self.broker.on_names_changed(name, channel)
         self._loaded(topic)
 
     async def delete(self, name: str) -> bool:
@@ -113,26 +103,26 @@ class TopicLoader:
             OSError: Nothing was deleted.
         """
         async with self._at_one:
-            if name not in self._broker.unavailable:
+            if name not in self.broker.unavailable:
                 return False
-            retired = await trio.to_thread.run_sync(self._folder.retire_topic, name)
-            del self._broker.unavailable[name]
-            forget_origin(self._broker, name)
+            retired = await trio.to_thread.run_sync(self.folder.retire_topic, name)
+            del self.broker.unavailable[name]
+            forget_origin(self.broker, name)
         if retired is not None:
-            await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+            await trio.to_thread.run_sync(self.folder.remove_retired, retired)
         return True
 
     def _give_up(self, name: str, error: Exception) -> None:
         """Make a topic unavailable, and log the reason unless it is the same as before."""
-        folder = self._folder.topic_folder(name)
+        folder = self.folder.topic_folder(name)
         if isinstance(error, (LogError, StateError)):
             reason = str(error)
         elif isinstance(error, OSError):
             reason = f"cannot write to {folder}: {error.strerror}"
         else:  # a defect of the broker: it must not affect other topics
             reason = f"internal error: {error!r}"
-        is_known = self._broker.unavailable.get(name) == reason
-        self._broker.give_up(name, reason)
+        is_known = self.broker.unavailable.get(name) == reason
+        self.broker.give_up(name, reason)
         if not is_known:
             internal = error if not isinstance(error, (LogError, StateError, OSError)) else None
             what = "TOPIC(%s): unavailable: %s; the other topics are served. Repair it, or delete the topic"
@@ -147,7 +137,7 @@ class TopicLoader:
         Raises:
             LogError, StateError, OSError: The topic cannot be used.
         """
-        log = self._make_log(name)
+        log = self.make_log(name)
         try:
             return self._restore_from(log, name)
         except BaseException:
@@ -155,8 +145,8 @@ class TopicLoader:
             raise
 
     def _restore_from(self, log: Log, name: str) -> tuple[Topic, bool | None]:
-        folder = self._folder
-        topic = self._broker.make_topic(name, log)
+        folder = self.folder
+        topic = self.broker.make_topic(name, log)
         state, is_previous = folder.read_state(name)
         try:
             ahead = topic.restore(state)
@@ -178,7 +168,7 @@ class TopicLoader:
 
     def _add(self, topic: Topic, is_saved: bool | None) -> None:
         """Give a topic to the broker; arguments as `_restore` returns them."""
-        broker = self._broker
+        broker = self.broker
         broker.add_topic(topic)
         if is_saved is not None:
             broker.never_saved.discard(topic)

@@ -20,7 +20,7 @@ from .errors import StartupError
 from .ingest.publisher import Publisher
 from .monitoring.process import ProcessFigures
 from .options import BrokerOptions
-from .readers import ColdReads, Readers
+from .readers import Readers
 from .recovery import TopicLoader
 from .session.authorization import AuthClient
 from .session.services import Services
@@ -55,7 +55,7 @@ class Server:
         admissions: By the kind of listener.
         process: What the process itself uses.
         broker: The state.
-        timers, poller, delivery, publisher, topics, admin, sessions, services, checkpointer, readers, cold_reads: See
+        timers, poller, delivery, publisher, topics, admin, sessions, services, checkpointer, readers: See
             their classes.
     """
 
@@ -84,10 +84,7 @@ class Server:
         self.start_time_ns = timers.now_ns()
         self.poller = poller = Poller(options.pacing)
         self.readers = Readers(broker)
-        self.cold_reads = ColdReads(broker)
-        self.delivery = delivery = Delivery(
-            broker, options, timers, poller, self.readers, self.cold_reads, nursery
-        )
+        self.delivery = delivery = Delivery(broker, options, timers, poller, self.readers, nursery)
         self.publisher = publisher = Publisher(options, ids, nursery, folder.spare_room, poller, delivery)
         self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, publisher.roll, publisher.sync)
         self._loader = TopicLoader(
@@ -97,7 +94,7 @@ class Server:
             broker, options, folder, timers, publisher, delivery, self.checkpointer, self._loader, self.readers, nursery
         )  # fmt: skip
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
-        self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.cold_reads)
+        self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
             self.version, options, broker, timers, poller, publisher, delivery, self.topics, tls_context, auth_client
         )  # fmt: skip

@@ -53,47 +53,30 @@ class _Deletion:
     done: trio.Event = field(default_factory=trio.Event)
 
 
+@dataclass(eq=False, slots=True)
 class Topics:
     """Makes and deletes topics and channels. One for a broker.
 
-    Args:
-        broker: Has them.
-        options: Their limits.
-        folder: Where their files are.
-        timers, publisher, delivery, checkpointer, loader, readers: Of the broker.
-        nursery: Runs requests to discovery services.
-
     Attributes:
+        nursery: Runs requests to discovery services.
         lookup: Knows which channels a new topic has elsewhere; None: nobody does.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        options: BrokerOptions,
-        folder: DataFolder,
-        timers: Timers,
-        publisher: Publisher,
-        delivery: Delivery,
-        checkpointer: Checkpointer,
-        loader: TopicLoader,
-        readers: Readers,
-        nursery: trio.Nursery,
-    ) -> None:
-        self.lookup: LookupRegistration | None = None
-        self._broker = broker
-        self._options = options
-        self._folder = folder
-        self._timers = timers
-        self._publisher = publisher
-        self._delivery = delivery
-        self._checkpointer = checkpointer
-        self._loader = loader
-        self._readers = readers
-        self._nursery = nursery
-        self._deleting: dict[str, _Deletion] = {}
-        self._coming: WeakKeyDictionary[Topic, set[str]] = WeakKeyDictionary()  # channels that are being made
-        self._precreating: dict[Topic, trio.Event] = {}
+    broker: Broker
+    options: BrokerOptions
+    folder: DataFolder
+    timers: Timers
+    publisher: Publisher
+    delivery: Delivery
+    checkpointer: Checkpointer
+    loader: TopicLoader
+    readers: Readers
+    nursery: trio.Nursery
+    lookup: "LookupRegistration | None" = field(default=None, init=False)
+    _deleting: dict[str, _Deletion] = field(default_factory=dict, init=False)
+    # Channels that are being made.
+    _coming: WeakKeyDictionary[Topic, set[str]] = field(default_factory=WeakKeyDictionary, init=False)
+    _precreating: dict[Topic, trio.Event] = field(default_factory=dict, init=False)
 
     # ------------------------------------------------------------------ publishing
 
@@ -107,7 +90,7 @@ class Topics:
         except LogError as exc:
             raise PublishRefused(str(exc)) from exc
         try:
-            await self._publisher.publish(topic, publications)
+            await self.publisher.publish(topic, publications)
         except PublishRefused:
             await self._forget_new(topic)
             raise
@@ -117,17 +100,17 @@ class Topics:
         """Return when a publication is on stable storage, whatever the sync mode. Raises PublishRefused."""
         await self.publish(topic_name, [publication])
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
-            while (topic := self._broker.topics.get(topic_name)) is not None and self._broker.serves(topic):
-                if await self._publisher.sync(topic):
+            while (topic := self.broker.topics.get(topic_name)) is not None and self.broker.serves(topic):
+                if await self.publisher.sync(topic):
                     break
                 await trio.sleep(_SYNC_AGAIN_S)
 
     def _mark_publishable(self, topic: Topic) -> None:
         """Let a topic be published to at once, if it is there to stay: it has messages, or is saved."""
-        if topic in self._broker.never_saved and not topic.log.next_sequence:
+        if topic in self.broker.never_saved and not topic.log.next_sequence:
             return  # an ephemeral channel is all that it has
-        if topic.name not in self._deleting and topic not in self._precreating and self._broker.serves(topic):
-            self._broker.publishable[topic.name] = topic
+        if topic.name not in self._deleting and topic not in self._precreating and self.broker.serves(topic):
+            self.broker.publishable[topic.name] = topic
 
     # ------------------------------------------------------------------ consuming
 
@@ -146,7 +129,7 @@ class Topics:
             LimitReached: It has as many consumers as it may have.
         """
         channel = await self.channel(topic_name, channel_name, private=private)
-        limit = self._options.max_channel_consumers
+        limit = self.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             raise LimitReached(f"consumers for {topic_name}:{channel_name} exceeds limit of {limit}")
         channel.add(consumer)
@@ -155,11 +138,11 @@ class Topics:
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Take a consumer out of its channel; what it had in flight goes to the others."""
         channel.remove(consumer)
-        alive = self._broker.topic_of(channel) is not None
+        alive = self.broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
-            self._broker.delete_channel(channel)
+            self.broker.delete_channel(channel)
         elif alive:
-            self._delivery.deliver(channel)
+            self.delivery.deliver(channel)
 
     # ------------------------------------------------------------------ making
 
@@ -175,7 +158,7 @@ class Topics:
             return
         topic = await self._topic_to_use(topic_name)
         try:
-            await self._checkpointer.save_new(topic)
+            await self.checkpointer.save_new(topic)
         except SaveError:
             await self._forget_new(topic)
             raise
@@ -189,7 +172,7 @@ class Topics:
         """
         while (deletion := self._deleting.get(name)) is not None and deletion.only_if_unused:
             await deletion.done.wait()
-        if deletion is not None or self._broker.stopping:
+        if deletion is not None or self.broker.stopping:
             raise PublishRefused("exiting")
         return self._topic(name)
 
@@ -203,9 +186,9 @@ class Topics:
         while (channel := (topic := await self._topic_to_use(topic_name)).channels.get(name)) is None:
             self._check_channel_limit(topic, name)
             if is_ephemeral(name):
-                if topic in self._broker.never_saved:
+                if topic in self.broker.never_saved:
                     with suppress(SaveError):  # a consumer that is to empty a full disk can do without
-                        await self._checkpointer.save(topic)
+                        await self.checkpointer.save(topic)
                     self._check_channel_limit(await self._topic_to_use(topic_name), name)
                 channel = self._add_channel(topic_name, name, private=private)
                 break
@@ -220,7 +203,7 @@ class Topics:
             coming = self._coming.setdefault(topic, set())
             coming.add(name)
             try:
-                await self._checkpointer.change(topic, plan, apply, with_others=True)
+                await self.checkpointer.change(topic, plan, apply, with_others=True)
             except DeletedError:
                 continue  # the topic was deleted meanwhile
             except SaveError:
@@ -233,7 +216,7 @@ class Topics:
 
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
         """Raise LimitReached if the topic may not have a channel of this name besides those it has or is getting."""
-        limit = self._options.max_channels
+        limit = self.options.max_channels
         if limit and len((topic.channels.keys() | self._coming.get(topic, set())) - {name}) >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
@@ -247,7 +230,7 @@ class Topics:
 
     def _is_new(self, topic: Topic) -> bool:
         """Whether a topic was never saved, and has neither messages nor channels."""
-        return topic in self._broker.never_saved and not (topic.channels or topic.log.next_sequence)
+        return topic in self.broker.never_saved and not (topic.channels or topic.log.next_sequence)
 
     # ------------------------------------------------------------------ deleting
 
@@ -263,42 +246,42 @@ class Topics:
         """
         while (under_way := self._deleting.get(topic.name)) is not None:
             await under_way.done.wait()
-        if self._broker.topics.get(topic.name) is not topic:
+        if self.broker.topics.get(topic.name) is not topic:
             return
         self._deleting[topic.name] = _Deletion(only_if_unused)
-        self._broker.deleting.add(topic.name)
-        self._broker.publishable.pop(topic.name, None)
+        self.broker.deleting.add(topic.name)
+        self.broker.publishable.pop(topic.name, None)
         try:
             with trio.CancelScope(shield=True):  # bounded by the disk; half a deletion is none
-                async with self._checkpointer.locked(topic):
+                async with self.checkpointer.locked(topic):
                     await self._delete(topic, only_if_unused)
         finally:
-            self._broker.deleting.discard(topic.name)
+            self.broker.deleting.discard(topic.name)
             self._deleting.pop(topic.name).done.set()
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of a topic that is unavailable. Raises OSError: nothing was deleted."""
         with trio.CancelScope(shield=True):
-            is_done = await self._loader.delete(name)
-        if not is_done and (topic := self._broker.topics.get(name)) is not None:
+            is_done = await self.loader.delete(name)
+        if not is_done and (topic := self.broker.topics.get(name)) is not None:
             await self.delete_topic(topic)  # it was just opened
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
-        await self._publisher.until_idle(topic)
+        await self.publisher.until_idle(topic)
         if only_if_unused and not self._is_new(topic):
             return
         retired: Path | None = None
         if not topic.ephemeral:
             # First, so that a crash or an error leaves the topic as it was. Consumers read on from open files.
-            work = partial(self._folder.retire_topic, topic.name)
+            work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
-            await self._publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
-        self._publisher.forget(topic)
-        self._broker.delete_topic(topic)
-        self._readers.wake(topic)
-        self._checkpointer.forget(topic)
+            await self.publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
+        self.publisher.forget(topic)
+        self.broker.delete_topic(topic)
+        self.readers.wake(topic)
+        self.checkpointer.forget(topic)
         if retired is not None:
-            await trio.to_thread.run_sync(self._folder.remove_retired, retired)
+            await trio.to_thread.run_sync(self.folder.remove_retired, retired)
 
     async def deletions_done(self) -> None:
         """Wait until no topic is being deleted."""
@@ -309,28 +292,28 @@ class Topics:
 
     def _topic(self, name: str) -> Topic:
         """The topic of this name, made if need be: then publishes to it wait until it has its channels."""
-        topic = self._broker.topics.get(name)
+        topic = self.broker.topics.get(name)
         if topic is None:
-            limit = self._options.max_topics
-            if limit and len(self._broker.topics) >= limit:
+            limit = self.options.max_topics
+            if limit and len(self.broker.topics) >= limit:
                 raise LimitReached(f"there are {limit} topics, as many as --max-topics allows")
-            topic = self._broker.topic(name)
+            topic = self.broker.topic(name)
             if self.lookup is not None and self.lookup.addresses:
                 self._precreating[topic] = trio.Event()
-                self._nursery.start_soon(self._precreate, topic, self.lookup)
+                self.nursery.start_soon(self._precreate, topic, self.lookup)
         return topic
 
     async def _precreate(self, topic: Topic, lookup: "LookupRegistration") -> None:
         """Make the channels that a new topic has elsewhere, durably, so that they miss none of its messages."""
         try:
             names = await lookup.channels(topic.name)
-            if self._broker.stopping or self._broker.topics.get(topic.name) is not topic:
+            if self.broker.stopping or self.broker.topics.get(topic.name) is not topic:
                 return
-            if 0 < self._options.max_channels < len(topic.channels.keys() | set(names)):
+            if 0 < self.options.max_channels < len(topic.channels.keys() | set(names)):
                 logger.warning(
                     "topic %s: --max-channels allows only some of its channels elsewhere", topic.name
                 )
-                room = self._options.max_channels - len(topic.channels)
+                room = self.options.max_channels - len(topic.channels)
                 names = [name for name in names if name not in topic.channels][:room]
             durable = [name for name in names if not is_ephemeral(name)]
 
@@ -343,7 +326,7 @@ class Topics:
                 for name in names:
                     self._add_channel(topic.name, name)
 
-            await self._checkpointer.change(topic, plan, apply)
+            await self.checkpointer.change(topic, plan, apply)
         except (SaveError, DeletedError):
             pass  # an error is logged; what cannot be saved is not made
         except Exception:
@@ -355,11 +338,11 @@ class Topics:
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """The channel of this name, made if need be: it may begin with messages that wait for their time."""
         self._topic(topic_name)
-        known_ns = self._broker.alarms.next_ns
-        channel = self._broker.channel(topic_name, channel_name, private=private)
+        known_ns = self.broker.alarms.next_ns
+        channel = self.broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
             # Its first consumer could come before the timer.
-            channel.tick(self._timers.now_ns(), _DUE_AT_ONCE)
-        if self._broker.alarms.next_ns != known_ns:
-            self._timers.look_again()
+            channel.tick(self.timers.now_ns(), _DUE_AT_ONCE)
+        if self.broker.alarms.next_ns != known_ns:
+            self.timers.look_again()
         return channel

@@ -197,7 +197,7 @@ def _client(client: Session, topic: str) -> dict[str, Any]:
         "hostname": handshake.identity.hostname,
         "version": "V2",
         "remote_address": client.peer,
-        "state": int(client.protocol_state),
+        "state": int(client.reader.state),
         "ready_count": consumer.ready_count if consumer else 0,
         "in_flight_count": len(consumer.in_flight) if consumer else 0,
         "message_count": consumer.message_count if consumer else 0,

@@ -111,18 +111,9 @@ class Session(PolledEndpoint):
         self._takes_room = False  # of the broker's bodies, or waits for it
         self._held_bytes = 0  # of messages in the send buffer that may wait for more of them
 
-    @property
-    def protocol_state(self) -> State:
-        """Where the conversation stands."""
-        return self.reader.state
-
     def close(self) -> None:
         """End the connection soon, from outside."""
         self.scope.cancel()
-
-    def close_socket(self) -> None:
-        """At the end of the connection."""
-        self._sock.close()
 
     # ------------------------------------------------------------------ who reads
 

@@ -62,7 +62,7 @@ class ClientTask:
                 session.leave_channel()
             finally:
                 session.subscription = None  # its consumer knows the session
-                session.close_socket()
+                session.transport.sock.close()
 
     async def _receive(self) -> None:
         """Execute what the client sends, until it ends the connection, breaks the rules, or is gone."""
