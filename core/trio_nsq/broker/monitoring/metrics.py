@@ -8,7 +8,6 @@ import logging
 import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import isinf
 from weakref import WeakKeyDictionary
@@ -44,82 +43,57 @@ Encoder = Callable[[Collector], bytes]
 Labels = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicMetric:
-    """One figure of every topic; a name that ends in `_total` is a counter's."""
-
-    name: str
-    help: str
-    value: Callable[[Topic], float]
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelMetric:
-    """One figure of every channel."""
-
-    name: str
-    help: str
-    value: Callable[[Channel], float]
-
-
-TOPIC_METRICS = (
-    TopicMetric(
-        "nsq_topic_depth", "Messages waiting for a channel, or for a pause to end.", lambda t: t.depth
-    ),
-    TopicMetric(
-        "nsq_topic_backend_depth", "Those of depth that are not in memory.", lambda t: t.backend_depth
-    ),
-    TopicMetric("nsq_topic_messages_total", "Messages published.", lambda t: t.message_count),
-    TopicMetric("nsq_topic_message_bytes_total", "Bytes of bodies published.", lambda t: t.message_bytes),
-    TopicMetric("nsq_topic_log_bytes", "Size of the log.", lambda t: t.log.size_bytes),
-    TopicMetric("nsq_topic_channels", "Channels.", lambda t: len(t.channels)),
-    TopicMetric(
+# Name, help and value of the figures of every topic, and of every channel. What ends in `_total` is a counter.
+TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], float]], ...] = (
+    ("nsq_topic_depth", "Messages waiting for a channel, or for a pause to end.", lambda t: t.depth),
+    ("nsq_topic_backend_depth", "Those of depth that are not in memory.", lambda t: t.backend_depth),
+    ("nsq_topic_messages_total", "Messages published.", lambda t: t.message_count),
+    ("nsq_topic_message_bytes_total", "Bytes of bodies published.", lambda t: t.message_bytes),
+    ("nsq_topic_log_bytes", "Size of the log.", lambda t: t.log.size_bytes),
+    ("nsq_topic_channels", "Channels.", lambda t: len(t.channels)),
+    (
         "nsq_topic_expired_total",
         "Messages dropped before any channel had them: they had waited for longer than ttl_ms.",
         lambda t: t.limits.expired_count,
     ),
-    TopicMetric(
+    (
         "nsq_topic_dropped_total",
         "Messages dropped before any channel had them: there were too many.",
         lambda t: t.limits.dropped_count,
     ),
-    TopicMetric("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
+    ("nsq_topic_paused", "1 if nothing is given to channels.", lambda t: t.paused),
 )
-CHANNEL_METRICS = (
-    ChannelMetric("nsq_channel_depth", "Messages ready to be delivered.", lambda c: c.depth),
-    ChannelMetric(
-        "nsq_channel_backend_depth", "Those of depth that are not in memory.", lambda c: c.backend_depth
-    ),
-    ChannelMetric("nsq_channel_in_flight", "Messages sent and not answered.", lambda c: c.in_flight_count),
-    ChannelMetric("nsq_channel_deferred", "Messages waiting for their time.", lambda c: c.deferred_count),
-    ChannelMetric(
-        "nsq_channel_messages_total", "Messages that came from the topic.", lambda c: c.message_count
-    ),
-    ChannelMetric("nsq_channel_finished_total", "Messages finished (FIN).", lambda c: c.finish_count),
-    ChannelMetric("nsq_channel_requeues_total", "Messages handed back (REQ).", lambda c: c.requeue_count),
-    ChannelMetric("nsq_channel_timeouts_total", "Messages not answered in time.", lambda c: c.timeout_count),
-    ChannelMetric(
+CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], float]], ...] = (
+    ("nsq_channel_depth", "Messages ready to be delivered.", lambda c: c.depth),
+    ("nsq_channel_backend_depth", "Those of depth that are not in memory.", lambda c: c.backend_depth),
+    ("nsq_channel_in_flight", "Messages sent and not answered.", lambda c: c.in_flight_count),
+    ("nsq_channel_deferred", "Messages waiting for their time.", lambda c: c.deferred_count),
+    ("nsq_channel_messages_total", "Messages that came from the topic.", lambda c: c.message_count),
+    ("nsq_channel_finished_total", "Messages finished (FIN).", lambda c: c.finish_count),
+    ("nsq_channel_requeues_total", "Messages handed back (REQ).", lambda c: c.requeue_count),
+    ("nsq_channel_timeouts_total", "Messages not answered in time.", lambda c: c.timeout_count),
+    (
         "nsq_channel_expired_total",
         "Messages dropped: they had waited for longer than the topic's ttl_ms.",
         lambda c: c.messages.expired_count,
     ),
-    ChannelMetric(
+    (
         "nsq_channel_dropped_total",
         "Messages dropped: there were too many.",
         lambda c: c.messages.dropped_count,
     ),
-    ChannelMetric(
+    (
         "nsq_channel_dead_letters_total",
         "Messages that went to the dead-letter topic after their last attempt.",
         lambda c: c.dead_letter_count,
     ),
-    ChannelMetric(
+    (
         "nsq_channel_given_up_total",
         "Messages dropped after their last attempt: there is no dead-letter topic.",
         lambda c: c.given_up_count,
     ),
-    ChannelMetric("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
-    ChannelMetric("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
+    ("nsq_channel_clients", "Consumers.", lambda c: len(c.consumers)),
+    ("nsq_channel_paused", "1 if nothing is sent to consumers.", lambda c: c.paused),
 )
 OLDEST_AGE = "nsq_channel_oldest_message_age_seconds"
 OLDEST_AGE_HELP = (
@@ -160,17 +134,17 @@ class MetricsExposition:
         yield encode(self._process).removesuffix(_EOF)
         yield encode(_Families(self._of_broker())).removesuffix(_EOF)
         topics = [({"topic": t.name}, t) for _, t in sorted(self._server.broker.topics.items())]
-        for metric in TOPIC_METRICS:
-            samples = (Sample(metric.name, labels, float(metric.value(topic))) for labels, topic in topics)
-            yield from _in_pieces(encode, metric.name, metric.help, samples)
+        for name, text, of_topic in TOPIC_METRICS:
+            samples = (Sample(name, labels, float(of_topic(topic))) for labels, topic in topics)
+            yield from _in_pieces(encode, name, text, samples)
         channels = [
             (labels | {"channel": channel.name}, channel)
             for labels, topic in topics
             for _, channel in sorted(topic.channels.items())
         ]
-        for each in CHANNEL_METRICS:
-            samples = (Sample(each.name, labels, float(each.value(channel))) for labels, channel in channels)
-            yield from _in_pieces(encode, each.name, each.help, samples)
+        for name, text, of_channel in CHANNEL_METRICS:
+            samples = (Sample(name, labels, float(of_channel(channel))) for labels, channel in channels)
+            yield from _in_pieces(encode, name, text, samples)
         yield from _in_pieces(encode, OLDEST_AGE, OLDEST_AGE_HELP, self._ages(channels))
         if self._server.options.e2e_processing_latency_percentiles:
             yield from _in_pieces(encode, LATENCY, LATENCY_HELP, self._latencies(channels))
