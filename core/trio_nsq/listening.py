@@ -41,12 +41,8 @@ def loopback_host(address: str) -> str | None:
 class Listening:
     """Open listeners of one address, until `close`.
 
-    Args:
-        listeners: At least one.
-        unix_path: That of the unix socket they are, if they are; `close` removes it.
-
     Attributes:
-        listeners: For `trio.serve_listeners`.
+        listeners: For `trio.serve_listeners`; at least one.
         address: Where clients find them: `host:port`, or the path as it was given.
     """
 

@@ -59,10 +59,6 @@ class PolledEndpoint:
 
     A subclass implements `serve_data`. At the end of that it calls `rest`, `hand_over`, or `await_completion`.
 
-    Args:
-        sock: Non-blocking.
-        poller: Who serves it.
-
     Attributes:
         state: Who reads.
         handed_over: Set when the task has to go on.
@@ -89,11 +85,7 @@ class PolledEndpoint:
         self._poller.remove(self._sock.fileno())
 
     def serve_data(self, data: bytes | None) -> None:
-        """In the poller's turn, handle what was read.
-
-        Args:
-            data: b"" if the client has ended its side, None if the connection is lost.
-        """
+        """In the poller's turn, handle what was read: b"" if the client has ended its side, None if it is lost."""
         raise NotImplementedError
 
     def mark_readable(self, *, ended: bool) -> None:
@@ -246,8 +238,7 @@ class SendBuffer:
     async def drain(self) -> bool:
         """Wait until the socket is full, then until it has taken everything.
 
-        Returns:
-            False if the connection is lost, or the socket took nothing for `patience_s`.
+        False: the connection is lost, or the socket took nothing for `patience_s`.
         """
         await self._became_full.wait()
         while self._plain or self._wire:
@@ -298,12 +289,8 @@ class Rounds(Protocol):
 class Poller:
     """The clients whose sockets are watched. One for a broker.
 
-    Args:
-        pacing: See there.
-        clock_s: Seconds, by any clock that never steps.
-
     Attributes:
-        clock_s: The same.
+        clock_s: Seconds, by any clock that never steps.
         in_round: Clients are being served: what they ask for is best gathered until the end of the round.
     """
 

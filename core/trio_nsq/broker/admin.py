@@ -131,8 +131,7 @@ class Admin:
     async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
         """Be done with messages that were withdrawn, durably; if that fails, put them back.
 
-        Returns:
-            How many of them were not dropped meanwhile.
+        Returns how many of them were not dropped meanwhile.
         """
         disposed = 0
 
@@ -177,8 +176,7 @@ class Admin:
     async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
         """Move a channel, durably, or find out what that would do.
 
-        Returns:
-            The move, and the oldest sequence that could have been moved to.
+        Returns the move, and the oldest sequence that could have been moved to.
 
         Raises:
             LogReadError, SaveError: The operating system refused; nothing was moved.

@@ -73,12 +73,7 @@ class Admission:
 
     Args:
         name: The listener's kind, for the log.
-        most: The limit.
-        handler: Serves a client.
         refusal: Sent to a client above the limit, before its connection is closed.
-
-    Attributes:
-        refused_count: Clients refused so far.
     """
 
     def __init__(

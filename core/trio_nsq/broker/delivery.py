@@ -32,9 +32,6 @@ class Delivery:
     """Sends what is ready to whoever can take it. One for a broker.
 
     Args:
-        broker: Whose channels these are.
-        options: See there.
-        timers: Say what time it is, and when a channel is to be looked at.
         poller: Its rounds are where channels have their turns; its clock limits them.
         readers: Read what is not in memory, and are told when a topic has grown.
         nursery: Runs those reads.

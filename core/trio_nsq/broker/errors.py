@@ -6,12 +6,7 @@ from ..protocol import NSQError
 
 
 class TopicUnavailable(LogError):
-    """Nothing can be done with a topic but to delete it, for its files could not be used at the start.
-
-    Args:
-        name: The topic's.
-        reason: What is wrong with which file.
-    """
+    """Nothing can be done with a topic but to delete it, for its files could not be used at the start."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"topic {name} is unavailable: {reason}")

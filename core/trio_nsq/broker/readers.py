@@ -86,11 +86,7 @@ class Readers:
     # ------------------------------------------------------------------ for HTTP clients
 
     async def call(self, topic: Topic, work: Callable[[], _T]) -> _T:
-        """Do something that reads from a topic's log, where it holds up nobody.
-
-        Raises:
-            LogReadError: The operating system refused.
-        """
+        """Do something that reads from a topic's log, where it holds up nobody. Raises LogReadError."""
         if topic.ephemeral:  # its log is no matter for threads, nor for a disk
             await trio.lowlevel.checkpoint()
             return work()
@@ -150,10 +146,7 @@ class Reading(Generic[_Record]):
     async def next(self) -> list[_Record | Gap]:
         """What comes next, in order: at least one, and nothing at the end or if nothing came in time.
 
-        The first and the last record may reach beyond what was asked for.
-
-        Raises:
-            CutOff: It cannot be read.
+        The first and the last record may reach beyond what was asked for. Raises CutOff.
         """
         while self.end is None or self.position < self.end:
             known = self.topic.log.next_sequence

@@ -97,11 +97,7 @@ class TopicLoader:
         self._loaded(topic)
 
     async def delete(self, name: str) -> bool:
-        """Delete the files of a topic that is unavailable; False if it no longer is.
-
-        Raises:
-            OSError: Nothing was deleted.
-        """
+        """Delete the files of a topic that is unavailable; False if it no longer is. Raises OSError: none was."""
         async with self._at_one:
             if name not in self.broker.unavailable:
                 return False
@@ -129,13 +125,9 @@ class TopicLoader:
             logger.error(what, name, reason, exc_info=internal)
 
     def _restore(self, name: str) -> tuple[Topic, bool | None]:
-        """Build a topic from its log and its saved state; thread-safe.
+        """Build a topic from its log and its saved state; thread-safe. Raises LogError, StateError, OSError.
 
-        Returns:
-            The topic, and whether its state on disk is current; None if no state was ever saved.
-
-        Raises:
-            LogError, StateError, OSError: The topic cannot be used.
+        Returns the topic, and whether its state on disk is current; None if no state was ever saved.
         """
         log = self.make_log(name)
         try:

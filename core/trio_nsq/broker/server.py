@@ -41,10 +41,8 @@ class Server:
     """A running broker. Made by `serve`.
 
     Args:
-        options: See there.
         folder: Locked, and closed by the caller.
         nursery: Runs sessions, syncs and timers; cancel it only after `stop`.
-        tls_context, auth_client: See `Services`.
 
     Raises:
         StartupError: What lies in the data folder cannot be used.
@@ -54,9 +52,6 @@ class Server:
         node_id: The first ten bits of every message id.
         admissions: By the kind of listener.
         process: What the process itself uses.
-        broker: The state.
-        timers, poller, delivery, publisher, topics, admin, sessions, services, checkpointer, readers: See
-            their classes.
     """
 
     version = __version__

@@ -12,11 +12,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Timers:
-    """Knows what time it is, and when a channel has to be looked at. One for a broker.
-
-    Args:
-        broker: Its channels are watched.
-    """
+    """Knows what time it is, and when a channel of the broker has to be looked at."""
 
     def __init__(self, broker: Broker) -> None:
         # trio's clock, without the steps that `trio.current_time` takes to find it.

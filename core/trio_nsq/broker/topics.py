@@ -120,7 +120,6 @@ class Topics:
         """Let a consumer have messages of a channel; it and its topic are made, durably, if need be.
 
         Args:
-            topic_name, channel_name, consumer: Who consumes what.
             private: If the channel is made, make it a private one; its name must be an ephemeral one.
 
         Raises:
@@ -237,12 +236,8 @@ class Topics:
     async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
         """Delete a topic with its channels and files; its clients are disconnected.
 
-        Args:
-            topic: Which one.
-            only_if_unused: Only if it was never saved, and has neither messages nor channels.
-
-        Raises:
-            OSError: Nothing was deleted.
+        With `only_if_unused` only if it was never saved, and has neither messages nor channels. Raises OSError: nothing
+        was deleted.
         """
         while (under_way := self._deleting.get(topic.name)) is not None:
             await under_way.done.wait()

@@ -65,7 +65,7 @@ class HTTPClient:
         self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
 
     async def get(self, url: str) -> bytes:
-        """Make one request.
+        """Make one request, and return the body of the answer.
 
         A server that wants https may say so with a 403 and JSON with its `https_port`; then that is asked, which may
         take as long again.
@@ -73,11 +73,9 @@ class HTTPClient:
         Args:
             url: With its query. A name and password in it are sent as Basic authorization.
 
-        Returns:
-            The body of an answer with status 200.
-
         Raises:
-            RequestFailed: There is none; UnexpectedStatus if it is one with another status. Redirects are not followed.
+            RequestFailed: There is no answer.
+            UnexpectedStatus: Its status is not 200. Redirects are not followed.
         """
         import httpx  # here: brokers that make no requests do without
 
@@ -93,7 +91,7 @@ class HTTPClient:
         return body
 
     async def _get(self, url: "httpx.URL") -> tuple[int, bytes]:
-        """Make one request; returns the status and the body."""
+        """Return the status and the body."""
         import httpx
 
         headers = dict(_HEADERS)

@@ -45,16 +45,7 @@ as much as is known; method and path are `""` if that is nothing. It must not ra
 
 
 class Connection:
-    """A connected client, until `run` returns.
-
-    Args:
-        stream: To be closed afterwards.
-        reader: Takes what the client sends.
-        on_request, bodies: As for `serve_connection`.
-
-    Attributes:
-        peer: The client's address, as in its requests.
-    """
+    """A connected client, until `run` returns; arguments as for `serve_connection`, which closes the stream."""
 
     def __init__(
         self,

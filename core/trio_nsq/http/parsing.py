@@ -112,12 +112,8 @@ class _Refused(Exception):
 class RequestReader:
     """Reads the requests of one connection.
 
-    Args:
-        router: Finds the route, and with it the limit of the body.
-        peer: Goes into each `Request`.
-
     Attributes:
-        peer: As given.
+        peer: Goes into each `Request`.
         at_rest: No part of a further request has arrived.
         continue_expected: The client waits for `100 Continue` before it sends its body, which is welcome. Whoever
             sends that clears this.

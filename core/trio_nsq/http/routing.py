@@ -32,10 +32,9 @@ class Route:
     """One method on one path.
 
     Attributes:
-        method: The method in upper case.
-        path: The path in lower case, without a slash at its end. Its last segment may be a name in braces, as in
+        method: In upper case.
+        path: In lower case, without a slash at its end. Its last segment may be a name in braces, as in
             `/config/{opt}`: it stands for any one segment, which the handler takes from the end of `Request.path`.
-        handler: Answers the requests.
         max_body_bytes: The longest body accepted.
         too_big: The error code of the 413 that longer bodies are answered with.
         plain: Leave out the X-NSQ-Content-Type header, as /ping does.

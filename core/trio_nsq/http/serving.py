@@ -24,9 +24,7 @@ class PolledConnection(PolledEndpoint, Connection):
 
     Args:
         stream: For the task.
-        reader, on_request, bodies: As for `Connection`.
         sock: The same, non-blocking.
-        poller: Reads what the client sends.
     """
 
     def __init__(
@@ -188,7 +186,6 @@ async def serve_connection(
 
     Args:
         stream: Closed at the end in every case.
-        router: Who answers.
         peer: The client's address, for `Request.peer`; None: the stream's, if it is a socket.
         on_request: See `OnRequest`; None: not called.
         poller: Hears the client instead of the task that this is called in, if the stream is a socket; None: the

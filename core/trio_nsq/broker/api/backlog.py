@@ -145,13 +145,7 @@ def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
 
 
 class _WaitingLines:
-    """Makes the lines of `/channel/peek`, and the like.
-
-    Args:
-        readers: See there.
-        topic, channel: Whose messages they are.
-        waiting: In this order.
-    """
+    """Makes the lines of messages that wait in a channel, in the order given."""
 
     def __init__(self, readers: Readers, topic: Topic, channel: Channel, waiting: Sequence[Waiting]) -> None:
         self._readers = readers

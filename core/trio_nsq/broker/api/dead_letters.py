@@ -263,14 +263,7 @@ def _source(letter: Letter) -> tuple[str, str]:
 
 
 class _LetterReader:
-    """Goes through the letters that are meant.
-
-    Args:
-        server: Reads for us.
-        topic: The dead-letter topic.
-        selection: Which are meant.
-        at_most: How many of them; None: all.
-    """
+    """Goes through the letters of a dead-letter topic that are meant, or `at_most` so many of them."""
 
     def __init__(
         self, server: Server, topic: Topic, selection: Selection, at_most: int | None = None

@@ -79,11 +79,7 @@ class Publishing:
     def _begin(
         self, request: Request, read: Callable[[Request], MessageSet], on_response: Callable[[Response], None]
     ) -> bool:
-        """Store what a request publishes; False if it asks for more than that, or has to be waited for.
-
-        Raises:
-            HTTPError: It is wrong, or refused.
-        """
+        """Store what a request publishes; False if it asks for more, or has to be waited for. Raises HTTPError."""
         if not _MORE.isdisjoint(request.query):
             return False
         try:

@@ -39,12 +39,7 @@ _UNLOGGED = {("POST", "/pub"), ("POST", "/mpub")}
 
 
 class HTTPServer:
-    """Serves HTTP clients.
-
-    Args:
-        server: The broker.
-        bound: Where it listens.
-    """
+    """Serves HTTP clients. `bound` is where the broker listens."""
 
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
@@ -91,11 +86,7 @@ class HTTPServer:
 
 
 class TLSRequiredRouter(Router):
-    """Sends every request to HTTPS, in the words that NSQ's HTTP clients understand.
-
-    Args:
-        https_port: Where; 0 if there is none.
-    """
+    """Sends every request to an HTTPS port, 0 if there is none, in the words that NSQ's HTTP clients understand."""
 
     def __init__(self, https_port: int) -> None:
         super().__init__([])

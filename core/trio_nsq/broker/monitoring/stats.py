@@ -31,8 +31,7 @@ def broker_stats(
         now_ns: Unix nanoseconds by the wall clock.
         topic: Only this topic; empty for all. With a name that is unknown `topics` is None, as in nsqd.
         channel: Only this channel of each topic, and only topics that have it; empty for all.
-        include_clients: Whether to list the clients of channels, and the producers.
-        include_mem: Whether `memory` is there.
+        include_clients: List the clients of channels, and the producers.
     """
     by_consumer = {
         s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
@@ -93,12 +92,7 @@ def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str
 
 
 class _Figures:
-    """Describes topics and channels at one time.
-
-    Args:
-        fractions: Of the end-to-end latency; none if it is not measured.
-        now_ns: Unix nanoseconds by the wall clock.
-    """
+    """Describes topics and channels at one time. `fractions` are of the end-to-end latency; none: not measured."""
 
     def __init__(self, fractions: Sequence[float], now_ns: int) -> None:
         self._fractions = fractions

@@ -9,12 +9,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def render_text(stats: dict[str, Any], now_ns: int, uptime_ns: int) -> str:
-    """Lay out what `broker_stats` says.
-
-    Args:
-        now_ns: When it said so: Unix nanoseconds by the wall clock.
-        uptime_ns: How long the broker has run.
-    """
+    """Lay out what `broker_stats` said at `now_ns`, Unix nanoseconds by the wall clock."""
     started = datetime.fromtimestamp(stats["start_time"]).astimezone().isoformat().replace("+00:00", "Z")
     lines = [
         f"nsqd v{stats['version']} (built w/python{platform.python_version()})",

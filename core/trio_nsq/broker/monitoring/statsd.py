@@ -45,9 +45,7 @@ _CHANNEL: dict[str, Kind] = {
 def figures(stats: Mapping[str, Any], *, exclude_ephemeral: bool = False) -> Figures:
     """The figures of a `/stats` document, in nsqd's order; none of topics that are unavailable.
 
-    Args:
-        stats: As `broker_stats` gives it; without `memory` there are no `mem.` figures.
-        exclude_ephemeral: Leave ephemeral topics and channels out.
+    Without `memory` there are no `mem.` figures. `exclude_ephemeral` leaves ephemeral topics and channels out.
     """
     found: Figures = {}
     for topic in stats["topics"] or ():
@@ -87,11 +85,8 @@ def percent(quantile: float) -> str:
 def lines(prefix: str, now: Figures, before: Mapping[str, tuple[int, Kind]]) -> Iterator[bytes]:
     """What to send: gauges as they are, counters by how much they have grown.
 
-    Args:
-        prefix: Goes before each name.
-        now: The figures.
-        before: Those last sent. A counter that was higher then has begun anew since, its topic or channel having been
-            deleted and made again: all of it is growth.
+    A counter that was higher when it was last sent has begun anew since: its topic or channel was deleted and made
+    again. Then all of it is growth.
     """
     for name, (value, kind) in now.items():
         if kind == "c":
@@ -116,15 +111,7 @@ def packets(of_lines: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
 
 
 class StatsdClient:
-    """Sends a broker's figures.
-
-    Args:
-        server: Whose figures; its options say where to and how often.
-        prefix: Goes before each name.
-
-    Raises:
-        StartupError: The address is none.
-    """
+    """Sends a broker's figures, `prefix` before each name. Raises StartupError: the address is none."""
 
     def __init__(self, server: Server, prefix: str) -> None:
         self._server = server

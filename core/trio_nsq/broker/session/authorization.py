@@ -97,15 +97,7 @@ class Authorizations:
 def parse_answer(body: bytes, now: float) -> Authorizations:
     """Read an auth server's answer, `{"ttl", "identity", "identity_url", "authorizations"}`, as strictly as nsqd does.
 
-    Args:
-        body: The JSON.
-        now: The time on the caller's clock, in seconds.
-
-    Returns:
-        What the client may do; that may be nothing.
-
-    Raises:
-        AuthError: Something in it is not valid, which makes all of it so.
+    `now` is the time on the caller's clock, in seconds. Raises AuthError: something in the answer is not valid.
     """
     try:
         answer = decode_object(body)
@@ -200,15 +192,11 @@ class AuthClient:
 
         Args:
             remote_ip: The client's, without its port; empty if it has none.
-            tls: Whether it uses TLS.
             common_name: That of its certificate; empty without one.
             secret: What it sent with AUTH.
 
-        Returns:
-            The answer; `expires_at` is on trio's clock.
-
         Raises:
-            AuthError: None gave one.
+            AuthError: No server gave a valid answer.
         """
         query = encode_query(remote_ip=remote_ip, tls=tls, common_name=common_name, secret=secret)
         start = self._pick(len(self._services))
@@ -277,11 +265,7 @@ def _tls_context(options: BrokerOptions) -> ssl.SSLContext:
 
 
 class Authorizer:
-    """Asks for a client, and remembers the answer for as long as it is good for.
-
-    Args:
-        auth_client: Whom to ask; None: everybody may do everything.
-        peer: The client's address.
+    """Asks for one client, and remembers the answer until it expires. Without an `auth_client` everything is allowed.
 
     Attributes:
         authorizations: What it may do, once AUTH went well.
@@ -297,11 +281,7 @@ class Authorizer:
         self._tls: TLSSession | None = None
 
     async def authenticate(self, secret: bytes, tls: "TLSSession | None") -> bytes:
-        """AUTH; returns the reply.
-
-        Raises:
-            CommandError: It fails, for one of the many reasons.
-        """
+        """AUTH; returns the reply. Raises CommandError."""
         if self.authorizations is not None:
             raise CommandError("E_INVALID", "AUTH already set")
         if self._auth_client is None:

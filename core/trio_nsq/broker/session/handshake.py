@@ -23,12 +23,6 @@ _LARGE_BODY_BYTES = 4096
 class Handshake:
     """What was negotiated with a client.
 
-    Args:
-        services: Of the broker.
-        reader: Reads the client's commands.
-        transport: Gets the layers.
-        host: The client's address.
-
     Attributes:
         identity: What the client said of itself.
         settings: What was negotiated, or the defaults.
@@ -47,13 +41,9 @@ class Handshake:
         self._transport = transport
 
     async def identify(self, body: bytes) -> bytes | None:
-        """Negotiate, answer, and put TLS and compression over the connection.
+        """Negotiate, answer, and put TLS and compression over the connection. Raises CommandError.
 
-        Returns:
-            What was received behind the command, for the new layers; None if there are no new ones.
-
-        Raises:
-            CommandError: The body is wrong, or the client does not speak TLS.
+        Returns what was received behind the command, for the new layers; None if there are no new ones.
         """
         services, limits = self._services, self._services.options.limits
         self.identity = request = await self._parse(body)

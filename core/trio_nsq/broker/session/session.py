@@ -51,22 +51,12 @@ class Subscription(NamedTuple):
 class Session(PolledEndpoint):
     """A connected client, as far as nothing has to be waited for; what has to be is in `ClientTask`.
 
-    It is the `Subscriber` of its consumer.
-
-    Its commands are executed in the poller's turn (`serve_data`). What has to be waited for there is handed over to the
-    client's own task, which leaves the client to the poller again when nothing more is to be read. While the log stores
-    what was published, neither reads. See `EndpointState`.
-
-    Args:
-        services: Of the broker.
-        sock: Non-blocking.
-        peer: The client's address, for logs and `/stats`.
+    It is the `Subscriber` of its consumer. Commands are executed in the poller's turn (`serve_data`). What has to be
+    waited for there is handed over to the client's own task, which leaves the client to the poller again when nothing
+    more is to be read. While the log stores what was published, neither reads. See `EndpointState`.
 
     Attributes:
-        handshake: What the client said of itself, and what was negotiated.
-        authorizer: Knows what the client may do.
-        reader: Reads the client's commands.
-        transport: The socket and the layers over it; `send_buffer` is its.
+        peer: The client's address.
         connected_s: Unix seconds.
         pub_counts: Messages published, by topic.
         subscription: After SUB.
@@ -258,14 +248,10 @@ class Session(PolledEndpoint):
     # ------------------------------------------------------------------ commands
 
     def execute_now(self) -> bool:
-        """Execute the commands that are whole, in order, until all are (True).
+        """Execute the commands that are whole, in order; publishes next to each other are stored together.
 
-        Or until one has to be waited for, or others are to have their turn.
-
-        Publishes next to each other are stored together.
-
-        Raises:
-            CommandError: The client broke the rules, after what was executed.
+        False: one of them has to be waited for, or others are to have their turn. Raises CommandError: the client broke
+        the rules, after what was executed.
         """
         pacing = self._pacing
         left, over_s = pacing.commands_at_least, 0.0

@@ -22,12 +22,7 @@ logger = logging.getLogger("trio_nsq.broker")
 
 
 class ClientTask:
-    """Serves a client until it leaves, breaks the rules, or its session is closed.
-
-    Args:
-        session: The client's.
-        services: Of the broker.
-    """
+    """Serves a client until it leaves, breaks the rules, or its session is closed."""
 
     def __init__(self, session: Session, services: Services) -> None:
         self._session = session
@@ -41,7 +36,7 @@ class ClientTask:
         return self._settings.heartbeat_interval_ms / 1000 or math.inf
 
     async def run(self) -> None:
-        """Serve the client until it leaves, breaks the rules, or `close` is called."""
+        """Serve the client."""
         session = self._session
         try:
             with session.scope:
@@ -87,8 +82,7 @@ class ClientTask:
     async def _read(self) -> bytes | None:
         """Wait for what the task has to take in; b"" if the client has ended its side, None if the connection is lost.
 
-        Raises:
-            CommandError: The client broke the rules meanwhile.
+        Raises CommandError: the client broke the rules meanwhile.
         """
         session = self._session
         while not session.send_buffer.broken:
@@ -265,9 +259,6 @@ class ClientTask:
 
 class Sessions:
     """Runs a session for each TCP client. One for a broker.
-
-    Args:
-        services: Of the broker.
 
     Attributes:
         connected: The sessions, oldest first.

@@ -147,11 +147,7 @@ def _reason(error: SSL.Error) -> str:
 
 
 class TLSSession:
-    """Our end of one session, without IO: a `Codec` once the handshake is over.
-
-    Args:
-        context: Made by `server_context`.
-    """
+    """Our end of one session, without IO: a `Codec` once the handshake is over."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._session = SSL.Connection(context, None)
@@ -160,16 +156,9 @@ class TLSSession:
         """The peer has said that nothing more will come."""
 
     def handshake(self, data: bytes) -> bool:
-        """Go on with the handshake; then send what `outgoing` gives.
+        """Go on with the handshake, by what was received; then send what `outgoing` gives, perhaps an alert.
 
-        Args:
-            data: What was received, perhaps nothing.
-
-        Returns:
-            Whether the session is there.
-
-        Raises:
-            TLSError: It will never be. There may be an alert to be sent.
+        Returns whether the session is there. Raises TLSError: it will never be.
         """
         if data:
             self._session.bio_write(data)
@@ -242,12 +231,7 @@ class TLSSession:
 
 
 class TLSStream(trio.abc.HalfCloseableStream):
-    """A session over a trio stream, for one task at a time.
-
-    Args:
-        transport: Closed with this stream.
-        context: Made by `server_context`.
-    """
+    """A session over a trio stream, which is closed with it, for one task at a time."""
 
     def __init__(self, transport: trio.abc.HalfCloseableStream, context: SSL.Context) -> None:
         self.transport = transport

@@ -27,12 +27,8 @@ _LINGER_BYTES = 16 * 1024 * 1024
 class Transport:
     """Both directions of one connection.
 
-    Args:
-        sock: Non-blocking; ours from now on.
-
     Attributes:
-        send_buffer: What is to be sent.
-        sock: For `recv`; what it gives goes through `decode`.
+        sock: Non-blocking; For `recv`; what it gives goes through `decode`.
         tls: The session, if there is one.
         bare: Neither TLS nor compression is there.
     """
@@ -47,8 +43,7 @@ class Transport:
     def decode(self, data: bytes) -> Iterator[bytes]:
         """What was received, as the client meant it, in pieces; with b"", what the layers still have of it.
 
-        Raises:
-            NSQError: It is not what was negotiated; the pieces before it are good.
+        Raises NSQError: it is not what was negotiated; the pieces before it are good.
         """
         pieces: Iterator[bytes] = iter((data,))
         for codec in self._codecs:
@@ -72,12 +67,8 @@ class Transport:
     async def start_tls(self, context: "SSL.Context", received: bytes) -> None:
         """Come to a TLS session with the client; what comes with the end of the handshake `decode` gives.
 
-        Args:
-            context: See `tls.server_context`.
-            received: What has come of the client's half of the handshake already.
-
-        Raises:
-            CommandError: `E_IDENTIFY_FAILED`; it can be sent as it is, for there is no session.
+        `received` has come of the client's half of the handshake already. Raises CommandError: `E_IDENTIFY_FAILED`; it
+        can be sent as it is, for there is no session.
         """
         from .tls import TLSError, TLSSession  # here, for most brokers have no certificate
 
