@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from trio_nsq.lookup.announcements import Announcements
 from trio_nsq.lookup.protocol import Register, Unregister
@@ -23,7 +23,6 @@ def lines(announcements: Announcements, limit: int = 1000) -> list[str]:
 def connected(topics: dict[str, Topic]) -> Announcements:
     """Announcements to a service that knows everything already."""
     announcements = Announcements(topics)
-    announcements.connected()
     while announcements.pending:
         announcements.take(1000)
     return announcements
@@ -31,8 +30,6 @@ def connected(topics: dict[str, Topic]) -> Announcements:
 
 def test_everything_is_told_at_first() -> None:
     announcements = Announcements({"a": Topic(), "b": Topic({"c": object(), "d#ephemeral": object()})})
-    assert not announcements.pending
-    announcements.connected()
     assert announcements.pending
     assert lines(announcements) == ["REGISTER a", "REGISTER b c", "REGISTER b d#ephemeral"]
     assert not announcements.pending
@@ -89,23 +86,9 @@ def test_the_same_is_not_told_twice() -> None:
     assert lines(announcements) == []
 
 
-def test_a_lost_connection_forgets_everything() -> None:
-    topics = {"t": Topic({"c": object()})}
-    announcements = connected(topics)
-    announcements.disconnected()
-    del topics["t"]
-    topics["u"] = Topic()
-    announcements.changed("t")
-    announcements.changed("u")
-    assert not announcements.pending
-    announcements.connected()
-    assert lines(announcements) == ["REGISTER u"]
-
-
 def test_a_topic_whose_channel_goes_while_everything_is_told() -> None:
     topics = {"t": Topic({"c": object()})}
     announcements = Announcements(topics)
-    announcements.connected()
     del topics["t"].channels["c"]
     announcements.changed("t", "c")
     assert lines(announcements) == ["REGISTER t"]
@@ -113,7 +96,6 @@ def test_a_topic_whose_channel_goes_while_everything_is_told() -> None:
 
 def test_few_at_a_time() -> None:
     announcements = Announcements({f"t{number}": Topic() for number in range(5)})
-    announcements.connected()
     assert [len(announcements.take(2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
@@ -128,20 +110,11 @@ class Registered(RuleBasedStateMachine):
         self.topics: dict[str, Topic] = {}
         self.announcements = Announcements(self.topics)
         self.registered: dict[tuple[str, str | None], None] = {}
-        self.connected = False
 
-    @precondition(lambda self: not self.connected)
     @rule()
-    def connect(self) -> None:
-        self.connected = True
-        self.announcements.connected()
-
-    @precondition(lambda self: self.connected)
-    @rule()
-    def disconnect(self) -> None:
-        self.connected = False
+    def reconnect(self) -> None:
         self.registered.clear()
-        self.announcements.disconnected()
+        self.announcements = Announcements(self.topics)
 
     @rule(topic=NAMES)
     def make_topic(self, topic: str) -> None:
@@ -169,7 +142,6 @@ class Registered(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3))
     def tell(self, limit: int) -> None:
         for command in self.announcements.take(limit):
-            assert self.connected
             topic, channel = command.topic, command.channel
             if isinstance(command, Register):
                 assert (topic, channel) not in self.registered, "told twice"
@@ -183,7 +155,7 @@ class Registered(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_here(self) -> None:
-        if self.connected and not self.announcements.pending:
+        if not self.announcements.pending:
             here: set[tuple[str, str | None]] = {(topic, None) for topic in self.topics}
             here |= {(name, channel) for name, topic in self.topics.items() for channel in topic.channels}
             assert set(self.registered) == here

@@ -30,33 +30,21 @@ class _Known:
 
 
 class Announcements:
-    """What one service knows from its present connection of the broker's topics, which are never changed here."""
+    """What one service knows over one connection, at first nothing, of the broker's topics (never changed here)."""
 
     def __init__(self, topics: Mapping[str, HasChannels]) -> None:
         self._topics = topics
         self._known: dict[str, _Known] = {}
         # Names to compare, in the order in which something happened to them; the channel is None for a topic.
         self._changed: dict[tuple[str, str | None], None] = {}
-        self._connected = False
-
-    def connected(self) -> None:
-        """A connection begins: the service knows nothing."""
-        self._connected = True
-        for name, topic in self._topics.items():
+        for name, topic in topics.items():
             # As nsqd: registering a channel registers its topic, too.
             for channel in topic.channels or (None,):
-                self._changed[name, channel] = None
-
-    def disconnected(self) -> None:
-        """The connection has ended: the service knows nothing any more."""
-        self._connected = False
-        self._known.clear()
-        self._changed.clear()
+                self.changed(name, channel)
 
     def changed(self, topic: str, channel: str | None = None) -> None:
         """Mark a channel, or a topic if the channel is None, as created or deleted."""
-        if self._connected:
-            self._changed[topic, channel] = None
+        self._changed[topic, channel] = None
 
     @property
     def pending(self) -> bool:

@@ -183,7 +183,8 @@ class _Peer:
         self._address = address
         self._info = info
         self._random_fraction = random_fraction
-        self._announcements = Announcements(topics)
+        self._topics = topics
+        self._announcements: Announcements | None = None  # there are some while it is connected
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._identity: PeerInfo | None = (
@@ -202,8 +203,8 @@ class _Peer:
         self._scope.cancel()
 
     def changed(self, topic: str, channel: str | None) -> None:
-        self._announcements.changed(topic, channel)
-        if self._announcements.pending:
+        if self._announcements is not None:
+            self._announcements.changed(topic, channel)
             self._wake.set()
 
     async def run(self) -> None:
@@ -220,7 +221,7 @@ class _Peer:
                     # A bug must not affect the broker.
                     logger.exception("LOOKUPD(%s): internal error", self._address)
                 finally:
-                    self._announcements.disconnected()
+                    self._announcements = None
                     self.tried.set()
                 if trio.current_time() - started >= MAX_DELAY_S:
                     delay_s = MIN_DELAY_S  # it was connected for long enough
@@ -237,8 +238,8 @@ class _Peer:
             connection = _Connection(stream)
             await self._identify(connection)
             self.tried.set()
-            self._announcements.connected()
-            await self._send_changes(connection)
+            self._announcements = Announcements(self._topics)
+            await self._send_changes(connection, self._announcements)
 
     async def _identify(self, connection: "_Connection") -> None:
         (reply,) = await connection.ask([MAGIC_V1 + encode_identify(self._info)])
@@ -253,15 +254,15 @@ class _Peer:
         if not identity.broadcast_address:
             logger.error("LOOKUPD(%s): no broadcast address", self._address)
 
-    async def _send_changes(self, connection: "_Connection") -> None:
+    async def _send_changes(self, connection: "_Connection", announcements: Announcements) -> None:
         next_ping = trio.current_time() + PING_INTERVAL_S
         while True:
             if trio.current_time() >= next_ping:
                 logger.debug("LOOKUPD(%s): sending heartbeat", self._address)
                 await self._send(connection, [("PING", PING)])
                 next_ping = trio.current_time() + PING_INTERVAL_S
-            elif self._announcements.pending:
-                commands = self._announcements.take(_COMMANDS_AT_ONCE)
+            elif announcements.pending:
+                commands = announcements.take(_COMMANDS_AT_ONCE)
                 for command in commands:
                     logger.info("LOOKUPD(%s): %s", self._address, command)
                 await self._send(
