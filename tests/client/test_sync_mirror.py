@@ -44,7 +44,16 @@ def annotations(function: Any, own: type) -> dict[str, str]:
             own,
             name,
         ) not in ADDED and "Callable[[trio_nsq" not in text:  # the handlers, one of which is async
-            for word in ("Async", "trio_nsq.", "client.", "consuming.", "sync.", "message.", "'"):
+            for word in (
+                "Async",
+                "trio_nsq.",
+                "client.",
+                "consuming.",
+                "sync.",
+                "consumer.",
+                "message.",
+                "'",
+            ):
                 text = text.replace(word, "")
             found[name] = text
     return found

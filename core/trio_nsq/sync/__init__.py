@@ -8,8 +8,7 @@
 Each of them runs the async class of the same name in a thread of its own. Errors are those of `trio_nsq.client`.
 """
 
-from .consumer import Consumer, Handler
-from .message import Message, MessageBatch
+from .consumer import Consumer, Handler, Message, MessageBatch
 from .producer import Producer
 
 __all__ = ["Consumer", "Handler", "Message", "MessageBatch", "Producer"]
