@@ -21,8 +21,7 @@ from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import dispatcher as dispatcher_module
 from trio_nsq.broker.state import message_store as store_module
 from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.channel_state import ChannelState
-from trio_nsq.broker.state.checkpoint import first_needed
+from trio_nsq.broker.state.checkpoint import ChannelState, first_needed
 from trio_nsq.broker.state.withdrawn import Withdrawn
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol.encode import encode_finish

@@ -19,8 +19,7 @@ from .positions import Position
 from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.channel_state import ChannelState
-from .state.checkpoint import Checkpoint
+from .state.checkpoint import ChannelState, Checkpoint
 from .state.seek import Move, Seek
 from .state.steps import forget
 from .state.topic import Topic

@@ -22,10 +22,9 @@ from .readers import Readers
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.message_store import MessageStore
+from .state.message_store import MessageStore, Wanted
 from .state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from .state.settings import SettingsError
-from .state.wanted import Wanted
 from .state.withdrawn import Withdrawn
 from .topics import Topics
 

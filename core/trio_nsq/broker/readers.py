@@ -12,9 +12,8 @@ from ..http import CutOff
 from ..log import LogReadError
 from ..log.gaps import Gap, gaps
 from .state.broker import Broker
-from .state.message_store import MessageStore
+from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
-from .state.wanted import Found, Wanted
 
 _THREADS = 8
 """For channels, and as many for HTTP clients. A failing disk blocks a thread for seconds: publishes use others."""

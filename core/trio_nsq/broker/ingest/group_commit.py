@@ -113,7 +113,6 @@ class GroupCommitter:
         return bool(self._queue) and self._clock_s() > self._queued_s + self._pacing.gather_s
 
     def begin(self) -> None:
-        """Let threads take what was requested."""
         if not self._queue:
             return
         with self._lock:
@@ -167,7 +166,6 @@ class GroupCommitter:
             await self._idle.setdefault(topic, trio.Event()).wait()
 
     async def until_all_idle(self) -> None:
-        """Wait until no thread is at any log."""
         for topic in list(self._busy):
             await self.until_idle(topic)
 
@@ -189,13 +187,13 @@ class GroupCommitter:
     # ------------------------------------------------------------------ in a thread
 
     def _work(self) -> None:
-        """Sync what is in the queue, until the end."""
         while topics := self._wait_for_queue():
             for number in range(1, _ROUNDS_AT_A_TIME + 1):
                 topics = self._sync_all(topics, is_last=number == _ROUNDS_AT_A_TIME)
-                topics += self._take() if topics else []
                 if not topics:
                     break
+                with self._lock:
+                    topics += self._take_locked()
 
     def _wait_for_queue(self) -> list[Topic]:
         """Some topics of the queue; none: the thread is not needed any more."""
@@ -211,10 +209,6 @@ class GroupCommitter:
                 self._queue_grew.wait()
                 thread.name = name
                 self._idle_threads -= 1
-            return self._take_locked()
-
-    def _take(self) -> list[Topic]:
-        with self._lock:
             return self._take_locked()
 
     def _take_locked(self) -> list[Topic]:

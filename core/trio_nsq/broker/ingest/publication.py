@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...log import RecordBatch
 from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
@@ -29,7 +29,6 @@ class Publication:
 
     @property
     def count(self) -> int:
-        """How many messages, at least 1."""
         return sum([len(messages.sizes) for messages in self.sets])
 
     @property
@@ -59,7 +58,6 @@ class SetsForRecords:
         self._count = self._bytes = 0
 
     def add(self, messages: MessageSet) -> None:
-        """Add some messages behind the others."""
         for piece in messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES):
             self._count += len(piece.sizes)
             self._bytes += len(piece.data)
@@ -79,6 +77,7 @@ class SetsForRecords:
         self._last = []
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """Publications of one topic that will be stored by one write.
 
@@ -88,20 +87,15 @@ class Group:
         on_complete: Called when they are stored, or are not, in order.
     """
 
-    __slots__ = ("on_complete", "publications", "size")
-
-    def __init__(self) -> None:
-        self.publications: list[Publication] = []
-        self.size = 0
-        self.on_complete: list[Callable[[PublishRefused | None], None]] = []
+    publications: list[Publication] = field(default_factory=list)
+    size: int = 0
+    on_complete: list[Callable[[PublishRefused | None], None]] = field(default_factory=list)
 
     @property
     def messages(self) -> int:
-        """How many they are."""
         return sum([publication.count for publication in self.publications])
 
     def complete(self, error: PublishRefused | None) -> None:
-        """Tell all who published that it is stored, or why not."""
         for on_complete in self.on_complete:
             on_complete(error)
 

@@ -430,7 +430,6 @@ class Publisher:
                 return
 
     def forget(self, topic: Topic) -> None:
-        """Let go of a topic that is being deleted."""
         self.syncs.forget(topic)
 
     async def close(self) -> None:

@@ -119,5 +119,4 @@ class ScheduledSyncs:
             await self.sync_all()
 
     def forget(self, topic: Topic) -> None:
-        """Let go of a topic that is being deleted."""
         self._unsynced.pop(topic, None)

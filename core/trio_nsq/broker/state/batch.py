@@ -114,7 +114,6 @@ class Batch:
         self._records = None
 
     def _locate(self, records: Sequence[RecordBatch], index: int) -> tuple[RecordBatch, int]:
-        """The record that holds a message, and its place there."""
         sequence = self.base_sequence + index
         record = next(record for record in records if sequence < record.next_sequence)
         return record, sequence - record.base_sequence
@@ -141,7 +140,6 @@ class Batch:
         return lines, memoryview(self._frames)[start_byte : offsets[end]]
 
     def id(self, index: int) -> bytes:
-        """The id of one message."""
         if self._records is not None:
             record, at = self._locate(self._records, index)
             return b"%016x" % (record.first_id + at)
@@ -164,7 +162,6 @@ class Batch:
         return [(timestamp_ns, len(list(same))) for timestamp_ns, same in groupby(each)]
 
     def body(self, index: int) -> bytes:
-        """The body of one message."""
         if self._records is not None:
             return _body(*self._locate(self._records, index))
         return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
@@ -183,7 +180,6 @@ class Batch:
 
 
 def _body(record: RecordBatch, index: int) -> bytes:
-    """The body of one message of a record."""
     messages = record.messages
     start = sum(messages.sizes[:index]) + _SIZE_BYTES * (index + 1)
     return messages.data[start : start + messages.sizes[index]]
@@ -226,7 +222,6 @@ def _follows(record: RecordBatch, last: RecordBatch) -> bool:
 
 
 def _finish_lines(first_id: int, count: int) -> bytes:
-    """The FIN lines of `count` messages, whose ids follow each other."""
     if count == 1:
         return b"FIN %016x\n" % first_id
     return _before_ids(b"\nFIN ", first_id, count)[1:] + b"\n"

@@ -27,14 +27,12 @@ class BatchCache:
         return key in self._batches
 
     def get(self, key: Key) -> Batch | None:
-        """The batch that begins there, or None."""
         batch = self._batches.get(key)
         if batch is not None:
             self._batches.move_to_end(key)
         return batch
 
     def put(self, topic: str, batch: Batch) -> None:
-        """Remember a batch, and forget others if there is no room."""
         key = (topic, batch.base_sequence)
         self.discard(key)
         self._batches[key] = batch
@@ -60,12 +58,10 @@ class BatchCache:
         return sizes
 
     def discard(self, key: Key) -> None:
-        """Forget a batch, if it is known."""
         batch = self._batches.pop(key, None)
         if batch is not None:
             self.size_bytes -= batch.size_bytes
 
     def forget_topic(self, topic: str) -> None:
-        """Forget all batches of a topic."""
         for key in [key for key in self._batches if key[0] == topic]:
             self.discard(key)

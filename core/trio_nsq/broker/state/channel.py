@@ -5,24 +5,23 @@ Nothing here awaits, reads a clock or touches a socket: `now_ns` comes in, deliv
 
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from ...protocol import is_ephemeral
 from .batch import Batch
 from .channel_messages import ChannelMessages
-from .channel_state import ChannelState
+from .checkpoint import ChannelState
 from .consumer import Consumer
-from .cursor import Cursor
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
-from .in_flight import Delivery, InFlightCopy
+from .in_flight import Delivery
 from .message_store import MessageStore
 from .quantiles import RecentSketch
 from .read_ahead import ReadAhead
 from .record_metadata import Reason
-from .requeued import Requeued
 from .settings import ChannelSettings, SettingsError, change
 from .timeouts import TimedOut, Timeouts
 from .topic_view import TopicView
@@ -60,32 +59,6 @@ class Channel:
         ephemeral: It goes with its last consumer, and is not kept over a restart.
         settings: Those in force.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_own_settings",
-        "_state",
-        "_state_number",
-        "_version",
-        "consumers",
-        "dead_letter_count",
-        "dispatcher",
-        "e2e_latency",
-        "ephemeral",
-        "finish_count",
-        "given_up_count",
-        "message_count",
-        "messages",
-        "name",
-        "private",
-        "read_ahead",
-        "requeue_count",
-        "settings",
-        "store",
-        "timeout_count",
-        "timeouts",
-        "topic",
-    )
 
     def __init__(
         self,
@@ -129,7 +102,6 @@ class Channel:
 
     @property
     def depth(self) -> int:
-        """As `ChannelMessages.depth`."""
         return self.messages.depth
 
     @property
@@ -145,12 +117,10 @@ class Channel:
 
     @property
     def in_flight_count(self) -> int:
-        """Messages sent and not answered."""
         return self.messages.in_flight_count
 
     @property
     def deferred_count(self) -> int:
-        """Messages waiting for their time."""
         return len(self.messages.deferred)
 
     # ------------------------------------------------------------------ settings
@@ -191,7 +161,6 @@ class Channel:
     # ------------------------------------------------------------------ what the topic tells
 
     def arrived(self, count: int) -> None:
-        """Count messages that belong to it from now on."""
         self.message_count += count
 
     def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
@@ -212,7 +181,6 @@ class Channel:
     # ------------------------------------------------------------------ consumers
 
     def add(self, consumer: Consumer) -> None:
-        """Let a consumer compete for the messages."""
         consumer.in_flight.version = self._version
         self.consumers[consumer] = None
         self.dispatcher.add(consumer)
@@ -394,66 +362,48 @@ class Channel:
             self._state, self._state_number = self.make_state(), self._version.number
         return self._state
 
-    def make_state(
-        self,
-        *,
-        paused: bool | None = None,
-        settings: dict[str, Any] | None = None,
-        cursor: Cursor | None = None,
-        requeued: Sequence[Requeued] | None = None,
-        in_flight: Sequence[InFlightCopy] | None = None,
-        deferred: DeferredMessages | None = None,
-        withdrawn: Iterable[Withdrawn] | None = None,
-    ) -> ChannelState:
-        """What would have to be kept of it with these in place of its own, which are None."""
+    def make_state(self) -> ChannelState:
+        """As `state`, always a new one."""
         messages = self.messages
-        cursor = messages.cursor if cursor is None else cursor
-        if in_flight is None:
-            in_flight = tuple([each.in_flight.copy() for each in self.consumers if each.in_flight.count])
         return ChannelState(
             self.name,
-            self.paused if paused is None else paused,
-            self._own_settings if settings is None else settings,
-            cursor.position,
+            self.paused,
+            self._own_settings,
+            messages.cursor.position,
             # There may be ten thousand channels: what is empty costs nothing, nor the garbage collector anything.
-            cursor.holes,
-            tuple(messages.requeued.entries if requeued is None else requeued),
-            in_flight,
-            (messages.deferred if deferred is None else deferred).copy(),
-            tuple(messages.withdrawn if withdrawn is None else withdrawn),
+            messages.cursor.holes,
+            tuple(messages.requeued.entries),
+            tuple([each.in_flight.copy() for each in self.consumers if each.in_flight.count]),
+            messages.deferred.copy(),
+            tuple(messages.withdrawn),
         )
 
     # The state that the channel would have after a change: it is saved before the change is made.
 
     def state_if_paused(self, paused: bool) -> ChannelState:
-        """After setting `paused`."""
-        return self.make_state(paused=paused)
+        return replace(self.make_state(), paused=paused)
 
     def state_if_configured(self, changes: Mapping[str, Any]) -> ChannelState:
         """After `configure`. Raises SettingsError."""
-        return self.make_state(settings=self._changed_settings(changes)[1])
+        return replace(self.make_state(), settings=self._changed_settings(changes)[1])
 
     def state_if_skipped(self, start: int, end: int) -> ChannelState:
-        """After `skip`."""
         cursor = self.messages.cursor.clone()
         cursor.skip(start, end)
-        return self.make_state(cursor=cursor)
+        return replace(self.make_state(), cursor=cursor.position, holes=cursor.holes)
 
     def state_if_empty(self) -> ChannelState:
-        """After `empty`."""
         return ChannelState(self.name, self.paused, self._own_settings, self.topic.high_watermark)
 
     def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
-        """After `cancel`."""
         deferred = self.messages.deferred.clone()
         deferred.withdraw(sequences)
-        return self.make_state(deferred=deferred)
+        return replace(self.make_state(), deferred=deferred.copy())
 
     def state_if_disposed(self, messages: Iterable[Withdrawn]) -> ChannelState:
-        """After `dispose`."""
         gone = {message.sequence for message in messages}
-        left = [message for message in self.messages.withdrawn if message.sequence not in gone]
-        return self.make_state(withdrawn=left)
+        left = tuple(each for each in self.messages.withdrawn if each.sequence not in gone)
+        return replace(self.make_state(), withdrawn=left)
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
         """Take up a snapshot; the channel was made at its cursor, and has nothing yet.

@@ -7,7 +7,7 @@ publisher, or emptied from the topic) is a *hole*: the cursor passes over.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
@@ -16,14 +16,15 @@ from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages
 from .in_flight import LOOKED_AT
-from .requeued import Requeued, RequeuedMessages
-from .seek_plan import SeekPlan
 from .steps import Runs, in_steps
 from .topic_view import TopicView
 from .version import Version
 from .withdrawn import Withdrawn, WithdrawnMessages
 
 _COUNTED = 10_000
+
+Requeued = tuple[int, int, Batch | None]
+"""(sequence, attempts so far, the batch that holds the message if nothing but memory has it)."""
 
 State = Literal["requeued", "fresh", "deferred"]
 STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")
@@ -48,6 +49,57 @@ class Waiting(NamedTuple):
     held: Batch | None = None
 
 
+class RequeuedMessages:
+    """They are delivered in this order.
+
+    Args:
+        version: The channel's.
+
+    Attributes:
+        entries: All of them; changed by this class only.
+    """
+
+    __slots__ = ("_version", "entries")
+
+    def __init__(self, version: Version) -> None:
+        self.entries: deque[Requeued] = deque()
+        self._version = version
+
+    @property
+    def first(self) -> int | None:
+        return self.entries[0][0] if self.entries else None
+
+    def head(self, count: int) -> list[Requeued]:
+        return list(islice(self.entries, count))
+
+    def add(self, entries: Iterable[Requeued]) -> None:
+        self.entries.extend(entries)
+        self._version.increment()
+
+    def remove_first(self, count: int) -> None:
+        for _ in range(count):
+            self.entries.popleft()
+        self._version.increment()
+
+    def put_first_last(self) -> None:
+        """Let the others be delivered before the first."""
+        self.entries.rotate(-1)
+        self._version.increment()
+
+    def withdraw(self, sequences: Collection[int]) -> list[Requeued]:
+        found = [entry for entry in self.entries if entry[0] in sequences]
+        if found:
+            self.entries = deque(entry for entry in self.entries if entry[0] not in sequences)
+            self._version.increment()
+        return found
+
+    def clear(self) -> deque[Requeued]:
+        """Remove all, and return them: to free many of them takes long."""
+        entries, self.entries = self.entries, deque()
+        self._version.increment()
+        return entries
+
+
 class ChannelMessages:
     """The unfinished messages of one channel.
 
@@ -60,23 +112,10 @@ class ChannelMessages:
     Attributes:
         cursor, requeued, deferred, withdrawn: Where messages are; what is in flight is with the consumers.
         consumers: In the order they came.
-        seek: The seek that is being prepared, which is told what arrives; None: there is none.
+        arrivals: The arguments of all calls of `defer` since a `Seek` began; None: there is none.
         expired_count: Messages dropped because they had waited for longer than the topic's `ttl_ms`.
         dropped_count: Those dropped because there were too many.
     """
-
-    __slots__ = (
-        "_private",
-        "_topic",
-        "consumers",
-        "cursor",
-        "deferred",
-        "dropped_count",
-        "expired_count",
-        "requeued",
-        "seek",
-        "withdrawn",
-    )
 
     def __init__(self, topic: TopicView, cursor: int, version: Version, *, private: bool) -> None:
         self._topic = topic
@@ -86,7 +125,7 @@ class ChannelMessages:
         self.deferred = DeferredMessages(version)
         self.withdrawn = WithdrawnMessages(version)
         self.consumers: dict[Consumer, None] = {}
-        self.seek: SeekPlan | None = None
+        self.arrivals: list[tuple[range, int, Batch | None]] | None = None
         self.expired_count = 0
         self.dropped_count = 0
 
@@ -106,7 +145,6 @@ class ChannelMessages:
 
     @property
     def ready_count(self) -> int:
-        """Messages ready to be delivered."""
         topic, cursor = self._topic, self.cursor
         end = topic.end if self._private else topic.high_watermark
         return end - cursor.position - cursor.hole_messages + len(self.requeued.entries)
@@ -118,7 +156,6 @@ class ChannelMessages:
 
     @property
     def in_flight_count(self) -> int:
-        """Messages sent and not answered."""
         return sum(consumer.in_flight.count for consumer in self.consumers)
 
     @property
@@ -209,8 +246,8 @@ class ChannelMessages:
         """Let messages that were deferred by their publisher wait here; the cursor will pass over them."""
         self.deferred.add(due_ns, sequences, 0, held)
         self.cursor.skip(sequences.start, sequences.stop)
-        if self.seek is not None:
-            self.seek.record_arrived(sequences, due_ns, held)
+        if self.arrivals is not None:
+            self.arrivals.append((sequences, due_ns, held))
 
     def pass_over(self, sequence: int) -> int:
         """Drop what is ready and was never delivered below `sequence`; returns how many messages that were."""

@@ -1,19 +1,109 @@
-"""What has to be kept of a topic, on its way to disk."""
+"""What has to be kept of a topic and its channels, on its way to disk: as JSON, made in steps, for it may be large."""
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
-from .channel_state import ChannelState, encode_rows
-from .deferred import DeferredMessages, Waiting, WaitingMessages
+from .batch import Batch
+from .deferred import Block, DeferredMessages, Waiting, WaitingMessages
+from .in_flight import InFlightCopy
 from .producers import LastBatch
 from .settings import TopicSettings
+from .withdrawn import Withdrawn
 
 STATE_FORMAT = 1
 _CHANNEL_COST = 10
 _STEP_COST = 1000
 """A message counts 1: a step takes about half a millisecond."""
+
+
+_ROWS_PER_STEP = 500
+_PACKED_PER_ROW = 20
+"""So many messages in a block cost as much as one in a row of JSON."""
+
+Row = tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ChannelState:
+    """A channel at one moment.
+
+    Making one costs no more than the copies that C makes; what costs Python work for each message is left to `encode`.
+
+    Args:
+        name, paused, settings, cursor: The channel's.
+        holes, requeued, in_flight, deferred, withdrawn: Copies of the channel's; `in_flight` is that of each consumer.
+            None of them is here any more after `encode`.
+
+    Attributes:
+        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, holes [[start, end]],
+            unfinished [[sequence, attempts]], with a `Reason` behind them where the message was given up, deferred
+            [`Block.text`]. Empty until `encode` has come to its end.
+        first_needed: The oldest sequence that the channel, or one restored from this, would read; likewise.
+    """
+
+    name: str
+    paused: bool
+    settings: dict[str, Any]
+    cursor: int
+    holes: Sequence[tuple[int, int]] = ()
+    requeued: Sequence[tuple[int, int, Batch | None]] = ()
+    in_flight: Sequence[InFlightCopy] = ()
+    deferred: Sequence[Block] = ()
+    withdrawn: Sequence[Withdrawn] = ()
+    parts: list[bytes] = field(init=False, default_factory=list)
+    first_needed: int = field(init=False, default=0)
+
+    def encode(self) -> Iterator[int]:
+        """Set `parts` and `first_needed`, in steps; yields after each how many messages it was about."""
+        if self.parts:
+            return
+        holes = unfinished = "[]"
+        needed = [self.cursor]
+        if self.holes:
+            holes, _ = yield from _encode_rows(iter(self.holes), 0)
+        if self.requeued or self.in_flight or self.withdrawn:
+            unfinished, lowest = yield from _encode_rows(self._unfinished(), 0)
+            needed.append(lowest)
+        blocks: list[bytes] = []
+        for block in self.deferred:
+            needed.append(min(block.sequence))
+            blocks.append(f'{"," if blocks else ""}"{block.text()}"'.encode())
+            yield len(block) // _PACKED_PER_ROW
+        values = {"name": self.name, "paused": self.paused, "settings": self.settings, "cursor": self.cursor}
+        head = json.dumps(values, separators=(",", ":"))[:-1]
+        before = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":['
+        self.parts = [before.encode(), *blocks, b"]}"]
+        self.first_needed = min(needed)
+        self.holes = self.requeued = self.in_flight = self.deferred = self.withdrawn = ()
+
+    def sequences(self) -> Iterator[int]:
+        """Of all that is unfinished or deferred, once `encode` has come to its end."""
+        state = json.loads(b"".join(self.parts))
+        yield from (sequence for sequence, *_ in state["unfinished"])
+        yield from DeferredMessages.restore(state["deferred"]).sequences()
+
+    def _unfinished(self) -> Iterator[Row]:
+        for sequence, attempts, _ in self.requeued:
+            yield sequence, attempts
+        for in_flight in self.in_flight:
+            yield from in_flight
+        for message in self.withdrawn:
+            reason = () if message.reason is None else (message.reason.value,)
+            yield message.sequence, message.attempts, *reason
+
+
+def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, tuple[str, int]]:
+    """Rows, at least one, as a JSON array, and the lowest sequence in them; yields after each step how many it was."""
+    texts: list[str] = []
+    lowest: list[int] = []
+    while step := list(islice(rows, _ROWS_PER_STEP)):
+        lowest.append(min(row[sequence_at] for row in step))
+        texts.append(json.dumps(step, separators=(",", ":"))[1:-1])
+        yield len(step)
+    return f"[{','.join(texts)}]", min(lowest)
 
 
 class Checkpoint:
@@ -71,7 +161,6 @@ class Checkpoint:
         self._head.update(fields)
 
     def change_channel(self, state: ChannelState) -> None:
-        """Save this of a channel, which may be a new one."""
         self._durable[state.name] = state
 
     def add_channel(self, name: str) -> None:
@@ -79,11 +168,9 @@ class Checkpoint:
         self.change_channel(ChannelState(name, False, {}, int(self._head["distribution_point"])))
 
     def remove_channel(self, name: str) -> None:
-        """Save the topic without a channel."""
         self._durable.pop(name, None)
 
     def forget_producer(self, producer: str) -> None:
-        """Save the topic without what this producer has published."""
         known = [last.producer for last in self._producers]
         if producer in known:
             at = known.index(producer)
@@ -102,11 +189,11 @@ class Checkpoint:
         channels = durable_channels + self._ephemeral
         waiting = "[]"
         if self._waiting:
-            waiting, lowest = yield from encode_rows(map(_row, self._waiting), 0)
+            waiting, lowest = yield from _encode_rows(map(_row, self._waiting), 0)
             self.all_needed = min(self.all_needed, lowest)
         producers = ""
         if self._producers:
-            rows, _ = yield from encode_rows(iter(self._producers), 2)
+            rows, _ = yield from _encode_rows(iter(self._producers), 2)
             producers = f',"producers":{rows}'
         self.all_needed = min([self.all_needed, *(channel.cursor for channel in channels)])
         cost = 0
@@ -132,7 +219,6 @@ class Checkpoint:
 
     @property
     def content(self) -> bytes:
-        """The same in one piece."""
         return b"".join(self.parts)
 
     def unfinished_before(self, sequence: int) -> list[int]:

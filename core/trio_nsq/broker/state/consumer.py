@@ -39,21 +39,6 @@ class Consumer:
         requeued_turn: If there is a choice, the next messages are requeued ones, not fresh ones.
     """
 
-    __slots__ = (
-        "blocked",
-        "buffer_bytes",
-        "buffer_ns",
-        "finish_count",
-        "in_flight",
-        "message_count",
-        "msg_timeout_ns",
-        "ready_count",
-        "requeue_count",
-        "requeued_turn",
-        "sample",
-        "subscriber",
-    )
-
     def __init__(
         self,
         msg_timeout_ms: int,

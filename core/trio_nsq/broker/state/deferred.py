@@ -11,6 +11,7 @@ from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import compress
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Released(NamedTuple):
     held: Batch | None
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A run of deferred messages: parallel arrays with one entry for each message. `due_ns` ascends.
 
@@ -45,22 +47,12 @@ class Block:
         shared: Another `DeferredMessages`, or a checkpoint, uses this block too. It must not change any more.
     """
 
-    __slots__ = ("attempts", "due_ns", "highest", "lowest", "sequence", "shared")
-
-    def __init__(
-        self,
-        due_ns: array[int],
-        sequence: array[int],
-        attempts: array[int],
-        lowest: int = sys.maxsize,
-        highest: int = 0,
-    ) -> None:
-        self.due_ns = due_ns
-        self.sequence = sequence
-        self.attempts = attempts
-        self.lowest = lowest
-        self.highest = highest
-        self.shared = False
+    due_ns: array[int]
+    sequence: array[int]
+    attempts: array[int]
+    lowest: int = sys.maxsize
+    highest: int = 0
+    shared: bool = False
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -74,7 +66,6 @@ class Block:
         del self.attempts[part]
 
     def insert(self, at: int, due_ns: int, sequences: range, attempts: int) -> None:
-        """Insert messages with the same due time at index `at`."""
         count = len(sequences)
         if sequences.start < self.lowest:
             self.lowest = sequences.start
@@ -90,7 +81,6 @@ class Block:
         self.attempts[at:at] = array("H", [attempts]) * count
 
     def select(self, wanted: list[bool]) -> Block:
-        """Return a new block with the messages whose entry in `wanted` is true."""
         return Block(
             array("Q", compress(self.due_ns, wanted)),
             array("Q", compress(self.sequence, wanted)),
@@ -163,12 +153,10 @@ class DeferredMessages:
         return self._held.get(sequence)
 
     def sequences(self) -> Iterator[int]:
-        """Yield the sequences, in the same order."""
         for block in self._blocks:
             yield from block.sequence
 
     def sequences_before(self, sequence: int) -> list[int]:
-        """The sequences lower than this one."""
         blocks = [block for block in self._blocks if block.lowest < sequence]
         return [each for block in blocks for each in block.sequence if each < sequence]
 
@@ -280,7 +268,6 @@ class DeferredMessages:
             yield Released(sequence, attempts, self._held.pop(sequence, None) if self._held else None)
 
     def clear(self) -> None:
-        """Remove all messages."""
         self._version.increment()
         self._blocks.clear()
         self._held.clear()
@@ -302,7 +289,6 @@ class DeferredMessages:
         return block
 
     def clone(self) -> DeferredMessages:
-        """Return a copy; later changes here do not show in it."""
         other = DeferredMessages()
         other._blocks, other._count, other._held = self.copy(), self._count, self._held.copy()
         return other
@@ -369,7 +355,6 @@ class WaitingMessages:
         return self.since(0)
 
     def since(self, sequence: int) -> Iterator[Waiting]:
-        """Yield the entries that begin at `sequence` or later."""
         for index in range(bisect_left(self._start, sequence), len(self._start)):
             start, count, due_ns = self._start[index], self._count[index], self._due_ns[index]
             yield Waiting(
@@ -389,7 +374,6 @@ class WaitingMessages:
             self._held[start] = waiting.held
 
     def messages_from(self, sequence: int) -> int:
-        """Count the messages from this sequence on."""
         before = bisect_left(self._start, sequence)
         return self._messages - sum(self._count[:before])
 

@@ -1,15 +1,17 @@
 """Delivery: which messages of a channel go to which of its consumers."""
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
 
 from ...log import LogReadError, ReadWouldWaitError
 from ...protocol.commands import FINISH_LINE_BYTES
+from ...protocol.frames import MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import Consumer
 from .in_flight import Delivery
-from .output_buffering import OutputBuffering
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
 from .topic_view import TopicView
@@ -22,19 +24,65 @@ _REQUEUED_AT_ONCE = 256
 _PASSED_AT_ONCE = 256
 """So many records in a row that it is not to deliver are passed over at once, for the same reason."""
 
+_WAIT_STEPS = 50
+"""Messages may wait longer than a consumer has said by a fiftieth of that."""
+_CONSUMERS_COMPARED = 16
+
 Payload = bytes | memoryview
 Grant = tuple[Consumer, Payload]
 
 
+class OutputBuffering:
+    """Whether messages wait for more, to be sent together (NSQ protocol: output buffering). One for a channel.
+
+    Unlike nsqd, messages do not wait in the client's buffer, where nobody else could have them, and where each would
+    cost a delivery of its own. Where there are several consumers, all have the patience of the least patient.
+
+    Attributes:
+        sent_ns: When something was sent last.
+        sent_bytes: The topic's `message_bytes` when there was nothing left to be sent; None while there is.
+    """
+
+    def __init__(self, topic: TopicView) -> None:
+        self._topic = topic
+        self._buffers: Counter[tuple[int, int]] = Counter()  # how many consumers have which
+        self._least_bytes = self._least_ns = 0
+        self.sent_ns = 0
+        self.sent_bytes: int | None = None
+
+    def count(self, consumer: Consumer, more: int) -> None:
+        """Count a consumer's buffer once more, or once less."""
+        self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
+        self._buffers = +self._buffers
+        self._least_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
+        self._least_ns = min([time_ns for _, time_ns in self._buffers], default=0)
+
+    def can_wait(self, fresh: int, ready: dict[Consumer, None]) -> bool:
+        """Whether so many fresh messages may wait for more.
+
+        As in nsqd they may not when they fill the client's buffer, or are as many as one of the next clients can take;
+        nor where there may be no room for what comes next.
+        """
+        if not self._least_ns or self.sent_bytes is None or self._topic.is_limited:
+            return False
+        consumers = len(ready)
+        frame_bytes = self._topic.message_bytes - self.sent_bytes + fresh * MESSAGE_FRAME_BYTES
+        if frame_bytes >= consumers * self._least_bytes:
+            return False
+        share = -(-fresh // consumers)
+        next_ones: Iterable[Consumer] = islice(ready, _CONSUMERS_COMPARED)
+        return share < min([consumer.window for consumer in next_ones])
+
+    @property
+    def wait_until_ns(self) -> int:
+        """Until when they may: so long after something was sent, so that a message after a pause goes at once."""
+        # Many channels are to be served when a timer wakes for one.
+        step_ns = self._least_ns // _WAIT_STEPS
+        return -(-(self.sent_ns + self._least_ns) // step_ns) * step_ns
+
+
 class Dispatcher:
     """Puts messages of one channel in flight.
-
-    Args:
-        name: The channel's.
-        topic: What is known of its topic.
-        messages: What there is to deliver.
-        read_ahead: Where the messages come from.
-        timeouts: Where deadlines are kept.
 
     Attributes:
         name: The channel's.
@@ -45,22 +93,6 @@ class Dispatcher:
         others_wait_for_read: The last `dispatch` could deliver something, but other messages have to be read from disk
             first, see `ReadAhead.wanted`.
     """
-
-    __slots__ = (
-        "_ahead_ns",
-        "_messages",
-        "_read_ahead",
-        "_ready",
-        "_share",
-        "_timeouts",
-        "_topic",
-        "_unserved",
-        "budget_exhausted",
-        "buffering",
-        "name",
-        "others_wait_for_read",
-        "paused",
-    )
 
     def __init__(
         self,
@@ -88,12 +120,10 @@ class Dispatcher:
     # ------------------------------------------------------------------ consumers
 
     def add(self, consumer: Consumer) -> None:
-        """Deliver to a consumer of the channel."""
         self.buffering.count(consumer, 1)
         self.refresh(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """Deliver to it no longer."""
         self.buffering.count(consumer, -1)
         self._ready.pop(consumer, None)
 
@@ -113,7 +143,6 @@ class Dispatcher:
 
     @property
     def can_deliver(self) -> bool:
-        """Some consumer could take messages, and there are some."""
         return bool(self._ready) and not self.paused and self._messages.ready_count > 0
 
     @property

@@ -93,7 +93,6 @@ class Delivery:
         return self._ids
 
     def id_of(self, sequence: int) -> bytes:
-        """The id of one of these messages."""
         start = len(self.lines) - (self.next_sequence - sequence) * FINISH_LINE_BYTES
         return self.lines[start + 4 : start + 20]
 
@@ -118,7 +117,6 @@ class Delivery:
         )
 
     def returned(self, sequence: int, reason: Reason) -> Withdrawn:
-        """One of these messages, on its way back to the channel."""
         return Withdrawn(sequence, self.attempts, reason, self.held)
 
 
@@ -161,7 +159,6 @@ class InFlight:
                 yield sequence, delivery
 
     def put(self, delivery: Delivery) -> None:
-        """Add what was sent; no deadline in here is later."""
         self.version.increment()
         self._deliveries[delivery] = None
         self.count += delivery.left
@@ -176,7 +173,6 @@ class InFlight:
             self._by_id[delivery.lines[4:20]] = delivery
 
     def clear(self) -> None:
-        """Forget all."""
         self.version.increment()
         self.count = self._apart = 0
         self._deliveries.clear()
@@ -382,7 +378,6 @@ class InFlight:
         return oldest
 
     def copy(self) -> "InFlightCopy":
-        """What is in flight now, to be read later."""
         return InFlightCopy(tuple(self._runs), tuple(map(_LEFT, self._runs)), self._by_id.copy())
 
 

@@ -3,16 +3,17 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from ...log import Log, LogReadError, ReadWouldWaitError, RecordBatch
 from ...log.interface import sequence_at
 from ...log.records import split_batch
 from .batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
 from .cache import BatchCache
-from .wanted import Found, Wanted
 
 REDELIVERY_READ_BYTES = 16 * 1024
 """Read ahead for requeued messages, which tend to be neighbours; not far, for they may be scattered."""
@@ -21,6 +22,42 @@ BATCHES_KEPT = 16
 """Batches that are merged are at most a sixteenth of what may be kept: they are forgotten together, too."""
 READ_BATCHES = 64
 """As many batches that were read from disk, and are in the cache, are found again by any message of theirs."""
+
+
+class Wanted(NamedTuple):
+    """What a channel wants to be read before it can go on.
+
+    Attributes:
+        ahead: The sequence at its cursor, and what comes then; None: nothing.
+        again: Messages that are to be delivered again.
+        since_ns: It wants to know where messages begin that were published at this time, Unix nanoseconds, or later;
+            None: it does not.
+    """
+
+    ahead: int | None
+    again: tuple[int, ...] = ()
+    since_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What was read of that.
+
+    Attributes:
+        wanted: What was asked for.
+        end: Where the log ended before.
+        ahead: Batches from the cursor on; empty: nothing is left before `end`. None: not read.
+        again: The batch that holds each message, None if it is damaged. Those that were not read are not there.
+        since: The first sequence published then, or later. None: not read.
+        error: What of it could not be read failed with this, or with others like it.
+    """
+
+    wanted: Wanted
+    end: int
+    ahead: list[Batch] | None = None
+    again: dict[int, Batch | None] = field(default_factory=dict)
+    since: int | None = None
+    error: LogReadError | None = None
 
 
 class MessageStore:
@@ -93,7 +130,6 @@ class MessageStore:
             self._cache.discard((self.name, start))
 
     def clear(self) -> None:
-        """Forget what is in memory."""
         self._recent.clear()
         self._recent_messages = 0
         self._read.clear()

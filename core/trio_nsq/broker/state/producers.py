@@ -84,7 +84,6 @@ class Producers:
             self.forgotten.append(oldest)
 
     def forget(self, producer: str) -> None:
-        """Make room at once, for one who is done."""
         self._last.pop(producer, None)
         self._used_ns.pop(producer, None)
         self._version.increment()

@@ -38,7 +38,6 @@ class Sketch:
         self.count += count
 
     def merge(self, other: "Sketch") -> None:
-        """Add all values of another sketch."""
         for bucket, count in other._buckets.items():
             self._buckets[bucket] = self._buckets.get(bucket, 0) + count
         self.count += other.count
@@ -50,7 +49,6 @@ class Sketch:
 
     @staticmethod
     def _value_at(buckets: list[tuple[int, int]], rank: int) -> int:
-        """The value that `rank` values, at least one, do not exceed."""
         for bucket, count in buckets:
             rank -= count
             if rank <= 0:
@@ -77,7 +75,6 @@ class RecentSketch:
         self._older = Sketch()
 
     def add(self, value: int, count: int, now_ns: int) -> None:
-        """Add a value `count` times."""
         if not self._since_ns <= now_ns < self._until_ns:
             self._turn(now_ns)
         self._current.add(value, count)

@@ -7,8 +7,7 @@ from pathlib import Path
 from ...log import ReadWouldWaitError
 from .batch import Batch
 from .channel_messages import ChannelMessages
-from .message_store import MessageStore
-from .wanted import Found, Wanted
+from .message_store import Found, MessageStore, Wanted
 
 _READ_AT_ONCE = 64
 """So many messages are looked up on disk together to be delivered again."""

@@ -52,7 +52,6 @@ class Origin:
     reason: Reason
 
     def as_json(self) -> dict[str, Any]:
-        """For people: an object."""
         return {
             "topic": self.topic,
             "channel": self.channel,
@@ -71,7 +70,6 @@ def only_channel(metadata: bytes) -> str | None:
 
 
 def metadata_for_channel(channel: str) -> bytes:
-    """The metadata of messages that only this channel gets."""
     return json.dumps({"channel": channel}).encode()
 
 
@@ -97,7 +95,6 @@ def metadata_for_dead_letters(found: Sequence[Origin]) -> bytes:
 
 
 def metadata_for_batch(producer: str, number: int) -> bytes:
-    """The metadata of a producer's batch of this number."""
     return json.dumps({"producer": producer, "number": number}, separators=(",", ":")).encode()
 
 

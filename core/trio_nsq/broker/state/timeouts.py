@@ -33,7 +33,6 @@ class Timeouts:
 
     @property
     def watched(self) -> int:
-        """How many messages are watched one by one."""
         return len(self._capped)
 
     @property
@@ -70,6 +69,5 @@ class Timeouts:
             yield consumer, [] if found is None else [found]
 
     def clear(self) -> None:
-        """Watch nothing: nothing is in flight."""
         self.first_ns = None
         self._capped.clear()

@@ -12,10 +12,11 @@ The end of the topic is the end of the log as far as `accept` was told of it.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...log import Log, RecordBatch
+from ...log.records import RecordHeader
 from ...protocol import is_ephemeral
 from .batch import make_batches
 from .cache import BatchCache
@@ -114,7 +115,7 @@ class Topic:
         self.version.increment()
         self.view.ttl_ns = self.settings.ttl_ms * _NS_PER_MS
         self.view.is_limited = self.settings.is_limited
-        self.limits.configure(self.settings)
+        self.limits.settings = self.settings
         self._find_may_refuse()
 
     def hold_back(self, reason: str) -> None:
@@ -142,12 +143,10 @@ class Topic:
 
     @property
     def high_watermark(self) -> int:
-        """The sequence up to which messages belong to the channels."""
         return self.view.high_watermark
 
     @property
     def end(self) -> int:
-        """The sequence after the last message."""
         return self.view.end
 
     @property
@@ -171,7 +170,7 @@ class Topic:
             self.message_count += record.count
             view.message_bytes += record.messages.body_bytes
             if record.metadata:
-                self._record_metadata(record)
+                self._record_metadata(record.metadata, record)
         if not (len(records) == 1 and self.store.extend_newest(records[0])):
             self._remember_all(records)
         if self._private:
@@ -188,11 +187,11 @@ class Topic:
             else:
                 self.store.remember(batch)
 
-    def _record_metadata(self, record: RecordBatch) -> None:
-        if batch := batch_number(record.metadata):
+    def _record_metadata(self, metadata: bytes, record: RecordBatch | RecordHeader) -> None:
+        if batch := batch_number(metadata):
             self.producers.record(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
         elif not record.due_ns:
-            self.dead_letters.record_here(record.metadata, record.base_sequence)
+            self.dead_letters.record_here(metadata, record.base_sequence)
 
     def _follow_log(self) -> None:
         """Take note of what a log that is bounded has dropped at its beginning."""
@@ -204,7 +203,7 @@ class Topic:
 
     def distribute(self) -> None:
         """Let the channels have what is behind the high watermark, unless it is frozen."""
-        channels = self._shared if self._private else self.channels.values()
+        channels = self.limits.shared if self._private else self.channels.values()
         if self.paused or not channels:
             return
         count, deferred = self._undistributed.take()
@@ -221,12 +220,6 @@ class Topic:
         self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
         _give(self._private.values(), count, new)
-
-    @property
-    def _shared(self) -> Collection[Channel]:
-        """The channels that are not private."""
-        channels = self.channels.values()
-        return [channel for channel in channels if not channel.private] if self._private else channels
 
     # ------------------------------------------------------------------ limits
 
@@ -275,12 +268,10 @@ class Topic:
             self.version.increment()
 
     def pause(self) -> None:
-        """Freeze the high watermark."""
         self.paused = True
         self.version.increment()
 
     def unpause(self) -> None:
-        """Let it move on."""
         self.paused = False
         self.version.increment()
         self.distribute()
@@ -300,7 +291,7 @@ class Topic:
 
     def empty(self) -> None:
         """Drop what is behind the high watermark; channels keep what they have."""
-        for channel in self._shared:
+        for channel in self.limits.shared:
             channel.skip(self.view.high_watermark, self.view.end)
         self._undistributed.clear()
 
@@ -314,7 +305,6 @@ class Topic:
     # ------------------------------------------------------------------ checkpoints
 
     def checkpoint(self) -> Checkpoint:
-        """The topic and its channels as they are now."""
         return Checkpoint(
             {
                 "format": STATE_FORMAT,
@@ -386,11 +376,8 @@ class Topic:
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
                 self._undistributed.defer(Waiting(sequences, header.due_ns, only_channel(metadata)))
-            if batch := batch_number(metadata):
-                if header.base_sequence >= new:
-                    self.producers.record(LastBatch(*batch, header.base_sequence), header.timestamp_ns)
-            elif metadata and not header.due_ns and header.base_sequence >= unconfirmed:
-                self.dead_letters.record_here(metadata, header.base_sequence)
+            if metadata and header.base_sequence >= (new if batch_number(metadata) else unconfirmed):
+                self._record_metadata(metadata, header)
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["format"] != STATE_FORMAT:

@@ -21,7 +21,6 @@ class TopicLimits:
 
     Attributes:
         settings: Those in force; the topic sets them.
-        may_drop: Whether `make_room` drops messages of channels that are not private.
         expired_count, dropped_count: Messages dropped since the broker started before any channel had them: they had
             waited for longer than `ttl_ms`, or there were too many.
     """
@@ -35,7 +34,6 @@ class TopicLimits:
         private: dict[str, Channel],
     ) -> None:
         self.settings = TopicSettings()
-        self.may_drop = False
         self.expired_count = 0
         self.dropped_count = 0
         self._topic = topic
@@ -44,12 +42,9 @@ class TopicLimits:
         self._channels = channels
         self._private = private
 
-    def configure(self, settings: TopicSettings) -> None:
-        """Put other settings in force."""
-        self.settings = settings
-        self.may_drop = settings.drops
-
-    def _shared(self) -> Collection[Channel]:
+    @property
+    def shared(self) -> Collection[Channel]:
+        """The channels that are not private."""
         channels = self._channels.values()
         return [channel for channel in channels if not channel.private] if self._private else channels
 
@@ -63,17 +58,15 @@ class TopicLimits:
         Those that are on their way to the log already count as waiting.
         """
         limits = self.settings
-        if self.may_drop:
+        if self.settings.drops:
             return ""
         if limits.max_messages:
-            waiting = self._undistributed.depth + max(
-                (channel.depth for channel in self._shared()), default=0
-            )
+            waiting = self._undistributed.depth + max((channel.depth for channel in self.shared), default=0)
             waiting += coming_messages
             if waiting + messages > limits.max_messages:
                 return self._no_room(waiting, messages, "messages", limits.max_messages)
         if limits.max_bytes:
-            waiting = self._log.bytes_from(self.oldest_of(self._shared())) + coming_bytes
+            waiting = self._log.bytes_from(self.oldest_of(self.shared)) + coming_bytes
             if waiting + size > limits.max_bytes:
                 return self._no_room(waiting, size, "bytes", limits.max_bytes)
         return ""
@@ -88,25 +81,26 @@ class TopicLimits:
         return self._log.bytes_from(self.oldest_of(self._channels.values()))
 
     def make_room(self) -> None:
-        """Drop the oldest messages that are ready, if there are more than there may be: in private channels, and
-        everywhere if so it is set.
+        """Drop the oldest messages that are ready, if there are more than there may be.
+
+        That is in private channels, and if the settings say so, everywhere.
         """
-        if not (self.may_drop or (self._private and self.settings.is_limited)):
+        limits, drops = self.settings, self.settings.drops
+        if not (drops or (self._private and limits.is_limited)):
             return
-        limits = self.settings
-        channels = self._channels if self.may_drop else self._private
+        channels = self._channels if drops else self._private
         if limits.max_messages:
             for channel in channels.values():
                 waiting = channel.depth + (0 if channel.private else self._undistributed.depth)
                 if (excess := waiting - limits.max_messages) > 0:
                     channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
-            if self.may_drop and (excess := self._undistributed.depth - limits.max_messages) > 0:
+            if drops and (excess := self._undistributed.depth - limits.max_messages) > 0:
                 self.dropped_count += self._pass_over(self._undistributed.after(excess))
         if limits.max_bytes and self._waiting_bytes() > limits.max_bytes:
             sequence = self._log.last_bytes(limits.max_bytes)
             for channel in channels.values():
                 channel.messages.drop_before(sequence)
-            if self.may_drop:
+            if drops:
                 self.dropped_count += self._pass_over(sequence)
 
     def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
@@ -125,7 +119,7 @@ class TopicLimits:
         most = settings.max_messages if limited and settings.max_messages else None
         passed = self._undistributed.count_before(max(too_many, expired_before))
         total = self._lost(self._undistributed.depth, self._undistributed.depth, most, passed)
-        for channel in self._shared():
+        for channel in self.shared:
             lost = max(
                 channel.messages.count_before(too_many, requeued=False),
                 channel.messages.count_before(expired_before, requeued=True),
@@ -151,6 +145,6 @@ class TopicLimits:
         point = self._topic.high_watermark
         dropped = self._undistributed.pass_over(sequence)
         if self._topic.high_watermark > point:
-            for channel in self._shared():
+            for channel in self.shared:
                 channel.skip(point, self._topic.high_watermark)
         return dropped

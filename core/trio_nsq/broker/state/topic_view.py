@@ -1,16 +1,15 @@
-"""The view of a topic that its channels have. The topic writes it, and its channels read it."""
+"""What the channels of a topic know of it. The topic writes it, and its channels read it for every delivery."""
+
+from dataclasses import dataclass
 
 
+@dataclass(slots=True, eq=False)
 class TopicView:
-    """A topic's name and the figures of it that delivery depends on: plain attributes, read for every delivery.
-
-    Args:
-        name: The topic's name.
-        ephemeral: Nothing but memory has its messages.
-        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
-        high_watermark, end: Where they are at first.
+    """A topic's name, and the figures of it that delivery depends on.
 
     Attributes:
+        ephemeral: Nothing but memory has its messages.
+        e2e_window_ns: Over how long channels measure the time from publish to FIN; 0: they do not.
         high_watermark: The sequence up to which messages belong to the channels.
         end: The sequence after the last message.
         message_bytes: Bytes of the bodies published since the broker started.
@@ -18,23 +17,11 @@ class TopicView:
         is_limited: Only so much may wait in the topic.
     """
 
-    __slots__ = (
-        "e2e_window_ns",
-        "end",
-        "ephemeral",
-        "high_watermark",
-        "is_limited",
-        "message_bytes",
-        "name",
-        "ttl_ns",
-    )
-
-    def __init__(self, name: str, ephemeral: bool, e2e_window_ns: int, high_watermark: int, end: int) -> None:
-        self.name = name
-        self.ephemeral = ephemeral
-        self.e2e_window_ns = e2e_window_ns
-        self.high_watermark = high_watermark
-        self.end = end
-        self.message_bytes = 0
-        self.ttl_ns = 0
-        self.is_limited = False
+    name: str
+    ephemeral: bool
+    e2e_window_ns: int
+    high_watermark: int
+    end: int
+    message_bytes: int = 0
+    ttl_ns: int = 0
+    is_limited: bool = False

@@ -33,11 +33,9 @@ class UndistributedMessages:
         self._version.increment()
 
     def deferred_since(self, sequence: int) -> list[Waiting]:
-        """Those that wait from `sequence` on."""
         return list(self._waiting.since(sequence))
 
     def copy_deferred(self) -> WaitingMessages:
-        """Those that wait; later changes do not show in it."""
         return self._waiting.copy()
 
     def take(self) -> tuple[int, list[Waiting]]:

@@ -50,7 +50,6 @@ class WithdrawnMessages:
 
     @property
     def waiting(self) -> int:
-        """How many wait to be taken."""
         return len(self._waiting)
 
     def given_up_after(self, attempts: int) -> int:
@@ -58,7 +57,6 @@ class WithdrawnMessages:
         return sum(message.reason is not None and message.attempts >= attempts for message in self)
 
     def give_up(self, message: Withdrawn) -> None:
-        """Let a message wait."""
         self._waiting.append(message)
         self._version.increment()
 
@@ -92,7 +90,6 @@ class WithdrawnMessages:
         return released
 
     def take_all_waiting(self) -> list[Withdrawn]:
-        """Forget those that wait, and return them."""
         waiting = list(self._waiting)
         self._waiting.clear()
         if waiting:
@@ -100,7 +97,6 @@ class WithdrawnMessages:
         return waiting
 
     def clear(self) -> None:
-        """Forget all, also what is taken."""
         self._waiting.clear()
         self._taken.clear()
         self._version.increment()

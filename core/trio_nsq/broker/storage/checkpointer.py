@@ -3,7 +3,9 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from errno import EIO
+from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 
@@ -27,6 +29,7 @@ _TOPICS_AT_ONCE = 100
 """So many are looked at before clients have their turn."""
 
 
+@dataclass(slots=True, eq=False)
 class _Change:
     """A change of a topic on its way to disk; arguments as of `Checkpointer.change`.
 
@@ -35,35 +38,27 @@ class _Change:
         error: Why it was refused.
     """
 
-    __slots__ = ("_apply", "_plan", "done", "error", "with_others")
-
-    def __init__(
-        self, plan: Callable[[Checkpoint], None], apply: Callable[[], None], with_others: bool
-    ) -> None:
-        self.done = False
-        self.error: Exception | None = None
-        self.with_others = with_others
-        self._plan = plan
-        self._apply = apply
+    plan: Callable[[Checkpoint], None]
+    apply: Callable[[], None]
+    with_others: bool = False
+    done: bool = False
+    error: Exception | None = None
 
     def put_into(self, checkpoint: Checkpoint) -> None:
-        """Have it saved."""
         try:
-            self._plan(checkpoint)
+            self.plan(checkpoint)
         except Exception as exc:
-            self.fail(exc)
+            self.refuse(exc)
 
     def make(self) -> None:
-        """Make the change, unless it was refused."""
         if not self.done:
             self.done = True
             try:
-                self._apply()
+                self.apply()
             except Exception as exc:
                 self.error = exc
 
-    def fail(self, error: Exception) -> None:
-        """Refuse the change."""
+    def refuse(self, error: Exception) -> None:
         if not self.done:
             self.done, self.error = True, error
 
@@ -172,7 +167,7 @@ class Checkpointer:
         if topic.ephemeral:
             self._change_ephemeral(topic, plan, apply)
             return
-        change = _Change(plan, apply, False)
+        change = _Change(plan, apply)
         await self._save(topic, [change])
         if change.error is not None:
             raise change.error
@@ -231,7 +226,7 @@ class Checkpointer:
             reason = exc.strerror if isinstance(exc, OSError) else "internal error"
             self._report_error(f"cannot save the state of topic {topic.name}: {reason}")
             for change in changes:
-                change.fail(SaveError(self.error))
+                change.refuse(SaveError(self.error))
             raise SaveError(self.error) from exc
         self._broker.never_saved.discard(topic)
         for change in changes:
@@ -266,7 +261,6 @@ class Checkpointer:
             yield
 
     def forget(self, topic: Topic) -> None:
-        """Let go of a topic that was deleted."""
         self._saved.pop(topic, None)
         self._locks.pop(topic, None)
 
@@ -283,16 +277,18 @@ class Checkpointer:
         while True:
             await trio.sleep(max(interval_s, took_s))
             started_s = trio.current_time()
-            for step in (self._look_at_due, self._find_room, self._save_some, self._look_for_room):
+            for step in (
+                self._look_at_due,
+                self._find_room,
+                partial(self._save_changed, 1),
+                self._look_for_room,
+            ):
                 try:
                     await step()
                 except Exception:
                     # A defect of ours: the other steps go on, and the next checkpoint tries again.
                     logger.exception("a part of the checkpoint failed")
             took_s = trio.current_time() - started_s
-
-    async def _save_some(self) -> None:
-        await self._save_changed(1)
 
     async def _look_for_room(self) -> None:
         """If there was no room lately: find out whether there is some again."""
@@ -326,7 +322,6 @@ class Checkpointer:
                     self._due.add(name)
 
     async def save_all(self) -> None:
-        """Save everything, for the last time."""
         self._due.update(self._broker.topics)
         await self._save_changed(_WRITERS_AT_THE_END)
         await self._reserve_ids(self._ids.next)  # if it fails: what is reserved is above every id in use

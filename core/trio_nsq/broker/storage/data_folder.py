@@ -124,7 +124,6 @@ class DataFolder:
             pass  # then it was somebody else who made a folder there
 
     def close(self) -> None:
-        """Let another broker have it."""
         os.close(self._lock_fd)
 
     # ------------------------------------------------------------------ ids
@@ -168,11 +167,9 @@ class DataFolder:
     # ------------------------------------------------------------------ topics
 
     def topic_folder(self, name: str) -> Path:
-        """Where a topic's files lie."""
         return self.path / "topics" / (name + SUFFIX)
 
     def import_folder(self, name: str) -> Path:
-        """Where a topic's files lie while it is being imported."""
         return self.path / "topics" / f"{name}{SUFFIX}-importing"
 
     def topic_names(self) -> Iterator[str]:

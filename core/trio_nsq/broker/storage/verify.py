@@ -35,7 +35,6 @@ _TAKES_PREVIOUS = f"a broker takes the state saved before, {PREVIOUS_STATE_FILE}
 
 
 def topic_name(folder: Path) -> str:
-    """The name of the topic in this folder."""
     return folder.resolve().name.removesuffix(SUFFIX)
 
 
@@ -78,14 +77,14 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     files = files or Files()
     before = None
     with suppress(StateError):  # it is read again below
-        before = _read(files, path)
+        before = _read_state(files, path)
     report = verify_log(folder, files=files, progress=progress)
     is_carried = _check_carried_forward(folder, files, report)
     has_previous = _check_previous(folder, files, report)
-    instead = _TAKES_PREVIOUS if has_previous else NOT_SERVED
     try:
-        after = _read(files, path)
+        after = _read_state(files, path)
     except StateError as exc:
+        instead = _TAKES_PREVIOUS if has_previous else NOT_SERVED
         report.findings.append(_damage(path, f"damaged ({exc}); {instead}"))
         return report
     if after is None:
@@ -95,15 +94,11 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
             what = "missing: the topic has no channels, and its first channel gets all messages in the log"
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, what))
         return report
+    before = before or after
     try:
-        first, last = _parse(folder, before or after), _parse(folder, after)
-    except StateError as exc:
-        report.findings.append(_damage(path, f"damaged ({exc}); {instead}"))
-        return report
-    try:
-        for state in (first, last):
+        for state in (before, after):
             _restore(folder, state, report)
-        report.findings += _compare(path, first, last, report, is_carried)
+        report.findings += _compare(path, before, after, report, is_carried)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
         report.findings.append(_damage(path, f"damaged ({exc}); {NOT_SERVED}"))
     return report
@@ -113,20 +108,22 @@ def _check_previous(folder: Path, files: Files, report: LogReport) -> bool:
     """Check the state that a broker takes if the last one is damaged; returns whether it could."""
     path = folder / PREVIOUS_STATE_FILE
     try:
-        content = _read(files, path)
-        if content is None:
-            return False
-        _restore(folder, _parse(folder, content), report)
+        state = _read_state(files, path)
+        if state is not None:
+            _restore(folder, state, report)
     except StateError as exc:
         report.findings.append(_damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is, too"))
         return False
-    return True
+    return state is not None
 
 
-def _read(files: Files, path: Path) -> bytes | None:
-    """A saved state; None if there is none. Raises StateError: it cannot be read; OSError."""
+def _read_state(files: Files, path: Path) -> dict[str, Any] | None:
+    """Read a topic's saved state; None if there is none. Raises StateError: a broker cannot use it; OSError."""
     try:
-        return _content(files, path, MOST_STATE_BYTES)
+        content = _content(files, path, MOST_STATE_BYTES)
+        if _is_named_after_topic(path.parent):
+            return decode_state(content, topic_name(path.parent))
+        return decode_checked(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as exc:
@@ -143,16 +140,8 @@ def _content(files: Files, path: Path, most: int) -> bytes:
         raise ValueError(exc.strerror) from exc
 
 
-def _parse(folder: Path, content: bytes) -> dict[str, Any]:
-    """Raises StateError."""
-    try:
-        return decode_state(content, topic_name(folder)) if _is_topics(folder) else decode_checked(content)
-    except ValueError as exc:
-        raise StateError(str(exc)) from exc
-
-
-def _is_topics(folder: Path) -> bool:
-    """Whether a folder is called as its topic is; else it is a copy, called as somebody liked."""
+def _is_named_after_topic(folder: Path) -> bool:
+    """Whether a folder has its topic's name. Otherwise it is a copy, and may have any name."""
     return folder.resolve().name.endswith(SUFFIX)
 
 
@@ -170,7 +159,7 @@ class _Outline(MemoryLog):
 
 def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:
     """Let a topic take up a state, as a broker does at its start. Raises StateError."""
-    name = topic_name(folder) if _is_topics(folder) else str(state.get("name"))
+    name = topic_name(folder) if _is_named_after_topic(folder) else str(state.get("name"))
     Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
 
 
@@ -239,7 +228,6 @@ def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int]
 
 
 def _waiting(channel: dict[str, Any]) -> Iterator[int]:
-    """What a channel has taken from the log and not finished."""
     unfinished = (sequence for sequence, *_ in channel["unfinished"])
     return chain(unfinished, DeferredMessages.restore(channel["deferred"]).sequences())
 
