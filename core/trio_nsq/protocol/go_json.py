@@ -45,10 +45,7 @@ class GoObject:
 
     def texts(self, name: str) -> list[str]:
         """A list of strings; `null` among them is ""."""
-        items = self._last(name, list, [])
-        if not all(item is None or isinstance(item, str) for item in items):
-            raise _wrong(name)
-        return [_text(item or "") for item in items]
+        return [_text(item or "") for item in self._items(name, str)]
 
     def object(self, name: str) -> "GoObject":
         """An object; one without fields if it is missing."""
@@ -56,10 +53,13 @@ class GoObject:
 
     def objects(self, name: str) -> "list[GoObject]":
         """A list of objects; `null` among them is one without fields."""
+        return [item or GoObject([]) for item in self._items(name, GoObject)]
+
+    def _items(self, name: str, kind: type[_T]) -> list[_T | None]:
         items = self._last(name, list, [])
-        if not all(item is None or isinstance(item, GoObject) for item in items):
+        if not all(item is None or isinstance(item, kind) for item in items):
             raise _wrong(name)
-        return [item or GoObject([]) for item in items]
+        return items
 
     def _last(self, name: str, kind: type[_T], zero: _T) -> _T:
         if self._values is None:

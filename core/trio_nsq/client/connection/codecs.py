@@ -81,13 +81,10 @@ class CodecStack:
 
     def __init__(self) -> None:
         self._codecs: list[Codec] = []
-        self._tls: TLSCodec | None = None
 
     def add(self, codec: Codec) -> None:
         """Add a codec inside the others."""
         self._codecs.append(codec)
-        if isinstance(codec, TLSCodec):
-            self._tls = codec
 
     def encode(self, data: bytes) -> bytes:
         """Return the bytes to send for this data. Raises NSQError."""
@@ -109,4 +106,4 @@ class CodecStack:
 
     def end(self) -> bytes:
         """Return the bytes that announce the end of the data."""
-        return self._tls.end() if self._tls is not None else b""
+        return b"".join(codec.end() for codec in self._codecs if isinstance(codec, TLSCodec))

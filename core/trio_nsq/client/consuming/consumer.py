@@ -182,7 +182,7 @@ class Consumer:
             return
         self._closing = True
         self._subscriptions.stop()
-        self._flow.stop()
+        self._flow.stopped = True
         self._queue.close()
         timeout_s = self._settings.close_timeout_s
         with trio.CancelScope(shield=True):
@@ -209,6 +209,7 @@ class Consumer:
         if count < 0:
             raise ValueError(f"max_in_flight is {count}; it must be at least 0")
         self._flow.max_in_flight = count
+        self._flow.update()
 
     @property
     def is_starved(self) -> bool:
@@ -217,7 +218,7 @@ class Consumer:
         That is, whether 85 % of the messages that it may have in flight, or more, are here and not answered. A program
         that collects messages knows by this that it is time to work on them.
         """
-        return self._flow.is_starved
+        return self._flow.in_flight_reaches(0.85)
 
     @property
     def paused(self) -> bool:
@@ -227,10 +228,12 @@ class Consumer:
     def pause(self) -> None:
         """Have the brokers send nothing more until `unpause`; connections stay, and what has come can be answered."""
         self._flow.paused = True
+        self._flow.update()
 
     def unpause(self) -> None:
         """Go on after `pause`."""
         self._flow.paused = False
+        self._flow.update()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Message by message, as they arrive; ends when the consumer is closed."""
@@ -325,7 +328,7 @@ class Consumer:
 
     def _is_enough(self, max_messages: int | None) -> bool:
         """Whether no more messages are wanted, or none can come before some are answered."""
-        if self._queue.closed or self._flow.is_blocked:
+        if self._queue.closed or self._flow.in_flight_reaches(1.0):
             return True
         return max_messages is not None and self._queue.available >= max_messages
 

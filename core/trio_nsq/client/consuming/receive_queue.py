@@ -51,7 +51,11 @@ class ReceiveQueue:
             return None
         batch, start = self._batches[0], self._offset
         stop = len(batch) if max_messages is None else min(len(batch), start + max_messages)
-        self._advance(stop)
+        self.available -= stop - start
+        self._offset = stop
+        if stop == len(batch):
+            self._batches.popleft()
+            self._offset = 0
         return batch if stop - start == len(batch) else batch._split_off(start, stop)
 
     def take_combined(self, max_messages: int | None) -> MessageBatch | None:
@@ -64,13 +68,6 @@ class ReceiveQueue:
                 if not max_messages:
                     break
         return CombinedBatch(parts) if len(parts) > 1 else parts[0] if parts else None
-
-    def _advance(self, offset: int) -> None:
-        self.available -= offset - self._offset
-        if offset == len(self._batches[0]):
-            self._batches.popleft()
-            offset = 0
-        self._offset = offset
 
     def discard(self, source: Acknowledger) -> None:
         """Forget what came from a connection that is lost: the broker will deliver it again."""

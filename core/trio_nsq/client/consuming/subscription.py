@@ -37,13 +37,15 @@ class FlowControl:
         random: Returns numbers in [0, 1).
 
     Attributes:
+        max_in_flight, paused, stopped: May be changed, before `update`. Paused: no messages may come. Stopped: ready
+            counts stay as they are.
         received, finished, requeued: Counts of messages, over all connections so far.
     """
 
     def __init__(self, max_in_flight: int, settings: ConsumerSettings, random: Callable[[], float]) -> None:
         self.received = self.finished = self.requeued = 0
-        self._max_in_flight = max_in_flight
-        self._paused = self._stopped = False
+        self.max_in_flight = max_in_flight
+        self.paused = self.stopped = False
         self._distribution: ReadyDistribution[Subscription] = ReadyDistribution(settings, random)
         self._backoff = Backoff(settings, random)
         self._changed = trio.Event()
@@ -53,39 +55,15 @@ class FlowControl:
         """The connections, oldest first."""
         return list(self._distribution.ready_counts)
 
-    @property
-    def max_in_flight(self) -> int:
-        """How many messages may be in flight, over all connections."""
-        return self._max_in_flight
-
-    @max_in_flight.setter
-    def max_in_flight(self, count: int) -> None:
-        self._max_in_flight = count
-        self._update()
-
-    @property
-    def paused(self) -> bool:
-        """Whether nothing may come."""
-        return self._paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._paused = paused
-        self._update()
-
-    def stop(self) -> None:
-        """Leave the ready counts as they are from here on."""
-        self._stopped = True
-
     def add(self, connection: "Subscription") -> None:
         """A connection is subscribed."""
         self._distribution.add(connection, connection.max_rdy_count, trio.current_time())
-        self._update()
+        self.update()
 
     def remove(self, connection: "Subscription") -> None:
         """A connection is over."""
         self._distribution.remove(connection, trio.current_time())
-        self._update()
+        self.update()
 
     def record_messages(self, connection: "Subscription", count: int) -> None:
         """Messages came."""
@@ -97,7 +75,7 @@ class FlowControl:
         self.finished += count
         if self._backoff.level:
             self._backoff.record_success(trio.current_time())
-            self._update()
+            self.update()
 
     def record_failure(self) -> None:
         """Messages were requeued because they failed."""
@@ -108,27 +86,19 @@ class FlowControl:
             _logger.warning(
                 "messages fail: taking none for %.1f s (backoff level %d)", until - now, self._backoff.level
             )
-        self._update()
+        self.update()
 
     def record_requeue(self) -> None:
         """Messages were requeued for another reason."""
         if self._backoff.level:
             self._backoff.record_requeue(trio.current_time())
-            self._update()
+            self.update()
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether some broker waits, or soon will, for answers before it sends more."""
+    def in_flight_reaches(self, part: float) -> bool:
+        """Whether on some connection at least this part of the ready count is in flight."""
         return any(
-            (in_flight := each.in_flight) and in_flight >= int(0.85 * each.ready_count)
+            (in_flight := each.in_flight) and in_flight >= int(part * each.ready_count)
             for each in self.connections
-        )
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether some broker waits for answers before it sends more."""
-        return any(
-            (in_flight := each.in_flight) and in_flight >= each.ready_count for each in self.connections
         )
 
     async def run(self) -> None:
@@ -144,16 +114,17 @@ class FlowControl:
                 self._distribution.redistribute(now, {each for each in self.connections if each.in_flight})
             self._apply(now)
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Set the ready counts anew."""
         if self.connections:  # if there are none, this may be outside of trio, where there is no clock
             self._apply(trio.current_time())
         self._changed.set()
 
     def _apply(self, now: float) -> None:
         allowed = self._backoff.allowed
-        limit = self._max_in_flight if allowed is None else min(allowed, self._max_in_flight)
-        self._distribution.set_limit(0 if self._paused else limit, now)
-        if not self._stopped:
+        limit = self.max_in_flight if allowed is None else min(allowed, self.max_in_flight)
+        self._distribution.set_limit(0 if self.paused else limit, now)
+        if not self.stopped:
             for connection, count in self._distribution.ready_counts.items():
                 connection.set_ready_count(count)
 
