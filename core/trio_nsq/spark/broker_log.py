@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
+from ..client.connection.reconnect import PATIENCE_S, Retry
 from ..client.connection.tls import TLSFiles
 from ..client.errors import BrokerUnreachable, NotABroker
 from ..client.http.broker_http import BrokerHTTP
-from ..client.http.retry import PATIENCE_S, Retry
 from ..client.reading.batches import Found, batches_and_gaps, has_gaps
 from ..log.gaps import gaps
 from ..log.raw import RawStreamReader

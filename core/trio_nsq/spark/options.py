@@ -5,7 +5,7 @@ Spark imports this to look up any data source, so it does not import pyarrow.
 
 from collections.abc import Mapping
 
-from ..client.http.retry import PATIENCE_S
+from ..client.connection.reconnect import PATIENCE_S
 from ..protocol.errors import NSQError
 from .broker_log import broker_label
 

@@ -1,10 +1,15 @@
-"""How long to wait between attempts to connect."""
+"""How long to wait between attempts to reach a broker, and blocking pauses for callers without trio."""
 
+import random as random_module
+import time
 from collections.abc import Callable
 
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = 15.0
 """pynsq's fixed interval; the Go client's is a minute. Doubling gets there after eight attempts."""
+
+PATIENCE_S = 30.0
+FIRST_DELAY_S, MAX_RETRY_DELAY_S = 0.1, 2.0
 
 
 class ReconnectDelays:
@@ -42,3 +47,30 @@ class ReconnectDelays:
     def reset(self) -> None:
         """Start again with the first delay."""
         self._next_s = self._min_s
+
+
+class Retry:
+    """Decides whether to try again, and sleeps before that.
+
+    Args:
+        patience_s: Give up when the broker has not been heard of for so long.
+        first_delay_s: The first pause; the following ones double, up to 2 s.
+    """
+
+    def __init__(self, patience_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
+        self._patience_s = patience_s
+        self._delays = ReconnectDelays(first_delay_s, MAX_RETRY_DELAY_S, random_module.random)
+        self.reset()
+
+    def reset(self) -> None:
+        """The broker has been heard of: start again."""
+        self._delays.reset()
+        self._give_up_at_s = time.monotonic() + self._patience_s
+
+    def pause(self) -> bool:
+        """Sleep before the next attempt; return False at once if it is time to give up."""
+        delay_s = self._delays.next_s()
+        if time.monotonic() + delay_s > self._give_up_at_s:
+            return False
+        time.sleep(delay_s)
+        return True

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ...protocol.messages import pack_messages
+from ..connection.reconnect import FIRST_DELAY_S, PATIENCE_S, Retry
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
 from .broker_http import BrokerHTTP
-from .retry import FIRST_DELAY_S, PATIENCE_S, Retry
 
 BATCH_HEADER = "NSQ-Batch"
 KEEP_ALIVE_S = 30.0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
-from ...client.http.retry import PATIENCE_S
 from ..ranges import Span
 from .layout import JsonType, Layout
 from .manifest import RangeResult

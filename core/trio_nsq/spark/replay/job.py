@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
+from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
-from ...client.http.retry import PATIENCE_S
 from ...protocol.errors import NSQError
 from ..runtime.engine import Advance, Engine
 from ..storage import LocalStorage, lock_file

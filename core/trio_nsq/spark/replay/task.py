@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
 from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
-from ...client.http.retry import PATIENCE_S
 from ...protocol.batcher import Batcher
 from ..runtime.engine import Advance
 from ..storage import storage_at

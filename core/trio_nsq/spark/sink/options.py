@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ...client.http.retry import PATIENCE_S
+from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.names import is_valid_name
 from ..options import OptionError, parse_bool, parse_brokers, parse_number, parse_patience
 from .batches import BLOCK_BYTES, BLOCK_ROWS

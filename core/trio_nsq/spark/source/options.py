@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ...client.http.retry import PATIENCE_S
+from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.errors import NSQError
 from ..broker_log import BrokerLog
 from ..options import MS_PER_S, OptionError, parse_bool, parse_brokers, parse_number, parse_patience
