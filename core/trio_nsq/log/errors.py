@@ -28,7 +28,6 @@ class LogReadError(LogError):
 
     Attributes:
         errno: The operating system's number; None if it gave none.
-        reason: What it says.
     """
 
     def __init__(self, path: Path, cause: OSError) -> None:
@@ -63,7 +62,6 @@ class UnusableSegmentError(NotASegmentError):
     """A file with the name of a segment that the log cannot use and renames.
 
     Attributes:
-        size: Of the file, bytes.
         suffix: Appended to its name when it is renamed.
     """
 

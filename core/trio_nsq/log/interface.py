@@ -70,9 +70,7 @@ class Log(Protocol):
         ...
 
     @property
-    def size_bytes(self) -> int:
-        """The size of the log."""
-        ...
+    def size_bytes(self) -> int: ...
 
     @property
     def files(self) -> Sequence[LogFileFacts]:

@@ -55,8 +55,6 @@ class RecordHeader:
         first_id: The first message's id as a number; the others follow it without a gap.
         timestamp_ns: When it was published, Unix nanoseconds.
         due_ns: When it may be delivered, Unix nanoseconds; 0 is at once.
-        payload_crc: CRC-32 of the payload.
-        metadata_bytes: Bytes of the metadata.
         has_previous, has_next: Whether the record before it, or after it, belongs to the same batch of messages.
     """
 
@@ -78,7 +76,6 @@ class RecordHeader:
 
     @property
     def record_bytes(self) -> int:
-        """Header and payload."""
         return HEADER_BYTES + self.length
 
 

@@ -44,7 +44,6 @@ class QueueMessage(NamedTuple):
         id: The 8 bytes that its 16 hex digits stand for.
         timestamp_ns: When it was published, Unix nanoseconds.
         attempts: How often it was delivered.
-        body: The body.
         number: Of the file.
         offset: Where in the file the body begins.
     """
@@ -90,10 +89,6 @@ def list_queues(folder: Path) -> dict[str, QueueFiles]:
 
 class Queue:
     """One queue.
-
-    Args:
-        files: See there.
-        progress: See there.
 
     Attributes:
         messages: How many `read` has found.
@@ -166,7 +161,6 @@ class Queue:
         """Compare what was found with what the meta file says.
 
         Args:
-            meta: The file.
             depth: The messages it counts.
             missing: Files that should be there and are not.
             complete: Whether all there was could be read, and the meta file is as old as the others.

@@ -64,13 +64,9 @@ class TopicReport:
     """A topic. The counts are only known if it was, or would be, imported.
 
     Attributes:
-        name: Its name.
-        outcome: The result.
-        paused: Whether it is.
         messages: Messages in its log, each counted once.
         body_bytes: Bytes of their bodies.
         waiting: How many of them are in the topic and in no channel.
-        channels: Its channels.
         findings: What is wrong with its queues.
     """
 
@@ -101,9 +97,7 @@ def import_topics(
     """Import all topics, one with each step of the iterator.
 
     Args:
-        source: Where from.
         data_path: The data folder to import into; made if it is missing (its parent must be there).
-        if_exists: See there.
         dry_run: Only count; nothing is made nor changed.
         progress: Told how many bytes more of `queue_bytes` are done.
         files: The file system the data folder lies in; a test may bring its own.

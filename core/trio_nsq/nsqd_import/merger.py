@@ -97,7 +97,6 @@ class Merger:
             yield MergedMessage(int.from_bytes(message_id, "big"), timestamp_ns, size, list(copies.values()))
 
     def close(self) -> None:
-        """Close the files."""
         for run in self._runs:
             run.close()
         self._keys.clear()

@@ -20,7 +20,6 @@ def lock(path: Path, owner: str) -> int:
     """Lock a folder against brokers, until the returned descriptor is closed.
 
     Args:
-        path: The folder.
         owner: For the error: what has locked it, and what to do.
 
     Raises:
@@ -42,15 +41,11 @@ def lock(path: Path, owner: str) -> int:
 class NsqdFolder:
     """The data folder of an nsqd, locked against it until `close`. Nothing is changed in it.
 
-    Args:
-        path: The folder.
-
     Raises:
         ImportRefused: It is not nsqd's, an nsqd runs in it, or `nsqd.dat` is damaged.
         OSError: The operating system refused.
 
     Attributes:
-        path: The folder.
         topics: Sorted by name.
         findings: What is left out, or belongs to no topic.
     """
@@ -78,7 +73,6 @@ class NsqdFolder:
                 self.findings.append(Finding(Kind.NOTE, paths[0], 0, 0, what))
 
     def close(self) -> None:
-        """Unlock the folder."""
         os.close(self._lock_fd)
 
     def queues(self, topic: TopicMetadata) -> list[QueueFiles]:

@@ -165,8 +165,6 @@ def topic_state(
     """Build the saved state of the topic.
 
     Args:
-        topic: nsqd's metadata.
-        log: Its messages.
         channels: The state of each of its channels, in their order.
         point: The high watermark: messages from there on are in no channel.
     """

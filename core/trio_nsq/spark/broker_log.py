@@ -56,8 +56,6 @@ class BrokerLog:
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
-        topic: Its name.
-        tls: Certificates for https.
         patience_s: How long `read` and `patiently` wait for a broker that is unreachable.
     """
 
@@ -128,7 +126,6 @@ class BrokerLog:
                     raise
 
     def _read_once(self, span: Span) -> Iterator[Found]:
-        """Read a span over one connection."""
         with self._read_answer(span) as answer:
             try:
                 kept_from, ends = (

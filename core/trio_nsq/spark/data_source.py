@@ -20,7 +20,6 @@ class NsqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format`."""
         return "nsq"
 
     def schema(self) -> StructType:
@@ -28,17 +27,13 @@ class NsqDataSource(DataSource):
         return schema_of_columns(self.options)
 
     def reader(self, schema: StructType) -> NsqReader:
-        """The reader of a batch."""
         return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), schema.names)
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
-        """The reader of a stream."""
         return NsqStreamReader(ReadOptions.parse(self.options, ReadMode.STREAM), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        """The writer of a batch."""
         return NsqWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:
-        """The writer of a stream."""
         return NsqStreamWriter(self.options, schema, overwrite)

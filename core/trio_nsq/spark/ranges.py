@@ -14,11 +14,9 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of sequences."""
         return self.end - self.first
 
     def overlaps(self, other: "Span") -> bool:
-        """Whether both have a sequence in common."""
         return self.first < other.end and other.first < self.end
 
     def common(self, other: "Span") -> int:
@@ -57,7 +55,6 @@ def subtract(wanted: Span, taken: Iterable[Span]) -> list[Span]:
     """The parts of a span that others do not cover, in order.
 
     Args:
-        wanted: The span.
         taken: In any order; may overlap each other, and reach beyond it.
     """
     left: list[Span] = []
@@ -77,7 +74,6 @@ def split(span: Span, max_length: int) -> list[Span]:
     """Split a span into as few parts as possible, of about the same length.
 
     Args:
-        span: The span.
         max_length: The maximum length of a part; at least 1.
     """
     parts = -(-span.length // max_length)

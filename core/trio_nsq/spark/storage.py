@@ -103,9 +103,6 @@ def local_path(place: str) -> Path | None:
 def arrow_system(place: str) -> tuple[Any, str]:
     """The pyarrow file system of a place.
 
-    Args:
-        place: As for `storage_at`.
-
     Returns:
         The file system, and the path in it.
 
@@ -158,7 +155,6 @@ def lock_file(path: Path, if_held: NSQError) -> Iterator[None]:
 
     Args:
         path: The file; its folder exists.
-        if_held: The error to raise if another process has the lock.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -238,12 +234,7 @@ def make_folder(folder: Path) -> None:
 
 
 class ArrowStorage(Storage):
-    """A folder in a pyarrow file system, which decides how durable a completed file is.
-
-    Args:
-        system: The file system.
-        path: The path of the folder in it.
-    """
+    """A folder in a pyarrow file system, which decides how durable a completed file is."""
 
     def __init__(self, system: Any, path: str) -> None:
         self._system = system

@@ -52,7 +52,6 @@ class Index(NamedTuple):
     Attributes:
         seed: The initial value of the checksums of its records.
         sequences, offsets: Of each record.
-        size: Of the file, bytes.
         incarnation: Of the topic; None in format 1.
         derived: Whether it was damaged and was derived from the records.
     """
@@ -69,9 +68,7 @@ class CarriedForwardSegment:
     """A carried-forward segment, made by `open` or `replace`. Any thread may read it, even once it is replaced.
 
     Attributes:
-        path: Of the file.
         sequences: The first sequence of each record.
-        size: Of the file, bytes.
     """
 
     def __init__(self, files: Files, file: LogFile, index: Index) -> None:
@@ -232,8 +229,6 @@ def read_index(files: Files, fd: int, incarnation: bytes | None) -> Index | None
     """Read the beginning of an open file, or derive it from the records; None if there is no undamaged record.
 
     Args:
-        files: The file system.
-        fd: Of the file.
         incarnation: Of the topic; None accepts any.
 
     Raises:

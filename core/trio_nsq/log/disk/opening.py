@@ -27,7 +27,6 @@ class OpenedFolder:
 
     Args:
         folder: Of the log; it need not exist.
-        open_files: Opens its files.
         segment_bytes: The size after which the log begins a new segment.
         now_ns: The wall clock, Unix nanoseconds.
 

@@ -62,7 +62,6 @@ class Files:
         return fd
 
     def close(self, fd: int) -> None:
-        """Close it."""
         os.close(fd)
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:

@@ -65,7 +65,6 @@ class OpenFiles:
     """The open files; if there are too many, the least recently used one is closed.
 
     Args:
-        files: The file system.
         most: Keep at most so many open, not counting those in use or held.
     """
 

@@ -19,12 +19,7 @@ _BLOCK_BYTES = 4096
 
 
 class TolerantReader:
-    """Reads a file past bad blocks: after `PATIENCE_S` they are returned as zeros, which are no record.
-
-    Args:
-        files: The file system.
-        file: The file.
-    """
+    """Reads a file past bad blocks: after `PATIENCE_S` they are returned as zeros, which are no record."""
 
     def __init__(self, files: Files, file: LogFile) -> None:
         self._files = files

@@ -23,8 +23,6 @@ def scan_carried_forward(
     message is carried forward before its segment is deleted, so no message is missed.
 
     Args:
-        folder: Of the log.
-        files: The file system.
         wanted: Whether to return the record with this header.
 
     Raises:

@@ -25,10 +25,7 @@ class Finding:
     """Something that is wrong with a file.
 
     Attributes:
-        kind: How bad it is.
-        path: The file.
         offset, end: The bytes concerned; equal if something is missing there.
-        what: A description.
         sequence: The first message concerned; None if it is unknown, or no message is concerned.
         messages: How many messages are lost; None if it is unknown.
     """

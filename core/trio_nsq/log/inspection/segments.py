@@ -85,8 +85,6 @@ def scan_segment(
     """Yield every record of a segment, in order, and everything that is wrong with it.
 
     Args:
-        segment: The segment.
-        files: The file system.
         wanted: Whether to read and check the payload that belongs to a header; None: every one.
 
     Raises:

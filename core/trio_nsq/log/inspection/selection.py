@@ -43,8 +43,6 @@ def select_records(
 
     Args:
         segments: To read, the oldest first.
-        selection: The messages.
-        files: The file system.
         folder: Of the log: read its carried-forward segment, too, for messages before the first segment. None: do not.
         payloads: Whether to read and check them; otherwise only headers are.
 

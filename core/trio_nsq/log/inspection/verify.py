@@ -22,11 +22,7 @@ class LogReport:
     """The content of a log, or of one segment, and what is wrong with it.
 
     Attributes:
-        path: The folder, or the segment.
-        segments: Number of files.
-        size_bytes: Of all files.
         records, messages: Number of undamaged ones.
-        first_sequence: The first sequence.
         next_sequence: The sequence after the last readable message; equal to `first_sequence` for an empty log.
         findings: What is wrong, in the order of files and offsets.
     """
@@ -53,11 +49,6 @@ class LogReport:
 
 def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
     """Read and check a whole log.
-
-    Args:
-        folder: Of its segments.
-        files: The file system; a test may replace it.
-        progress: See `Progress`.
 
     Raises:
         LogReadError: The operating system refused.

@@ -7,11 +7,7 @@ logger = logging.getLogger("trio_nsq.log")
 
 
 class DamageReports:
-    """What was reported about one segment.
-
-    Args:
-        path: Of the segment.
-    """
+    """What was reported about one segment."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -130,7 +130,6 @@ def is_unfinished(data: bytes, base_sequence: int, incarnation: bytes | None) ->
 
     Args:
         data: The whole content of the file.
-        base_sequence: From its name.
         incarnation: Of the topic; None if it is not known.
     """
     if decode_file_header(data) is not None:

@@ -73,7 +73,6 @@ class Identity:
         the log's own.
 
         Args:
-            files: The file system.
             paths: Its segments, oldest first.
 
         Raises:
@@ -118,7 +117,6 @@ class Identity:
         return cls(content[:INCARNATION_BYTES], dict(_ENTRY.iter_unpack(content[INCARNATION_BYTES:])))
 
     def encode(self) -> bytes:
-        """Encode the content of the file."""
         content = self.incarnation + b"".join(_ENTRY.pack(*entry) for entry in self.format_1_seeds.items())
         return _HEAD.pack(_MAGIC, _VERSION, crc32(content)) + content
 
@@ -177,8 +175,6 @@ def find_header(read: Read, size: int, path: Path, identity: Identity | None) ->
     """Read a segment's header, or derive it from the records if it is damaged.
 
     Args:
-        read: Reads the file.
-        size: Of the file, bytes.
         path: Its name contains the base sequence.
         identity: Of the log; None if it is not known: then every segment is accepted.
 

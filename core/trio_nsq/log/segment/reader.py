@@ -50,17 +50,12 @@ class Segment:
     `SegmentWriter` commits or recovery runs, and at no other time.
 
     Attributes:
-        path: Of the file.
-        file: The file.
-        header: Its header.
         seed: The initial value of the checksums of its records.
         base_sequence: Of its first message.
         next_sequence: The sequence after its last committed message.
         size: Bytes up to the end of the last committed record.
-        index: Offsets of its records.
         first_ns: When its first message was published, Unix nanoseconds; 0 if there is none or the segment is full.
         newest_ns: When its last message was published, Unix nanoseconds; None if that was not read yet.
-        damage: What was reported about it.
     """
 
     def __init__(self, files: Files, file: LogFile, header: FileHeader) -> None:
@@ -123,7 +118,6 @@ class Segment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no record."""
         return self.size <= self.header.size
 
     def close(self) -> None:
@@ -319,7 +313,6 @@ class Segment:
         """Read the batches from the one that holds `sequence` on, limited as in `Log.read`.
 
         Args:
-            sequence: The first sequence to read.
             offset: Of the record that holds it, or of one before it.
             max_bytes: Stop before more than this, but return at least one batch.
 

@@ -84,7 +84,6 @@ class _BatchRecords:
         self._is_whole = True
 
     def add(self, offset: int, header: RecordHeader, is_whole: bool) -> None:
-        """Add the next record."""
         follows = offset == self._end if self.records else not header.has_previous
         self._is_whole = self._is_whole and follows and is_whole
         self.records.append((offset, header, is_whole))

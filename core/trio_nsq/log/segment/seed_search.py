@@ -33,9 +33,7 @@ def find_seed(
     """Find the seed of a file whose header is damaged, and the first record that proves it.
 
     Args:
-        read: Reads the file.
         start, end: The bytes to search.
-        base_sequence: Of the file.
         likely: The seeds that the file can have. If empty, the seed of the first undamaged record is returned.
 
     Raises:

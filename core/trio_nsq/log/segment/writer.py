@@ -28,7 +28,6 @@ class SegmentWriter:
     One thread may write while others read or sync.
 
     Args:
-        files: The file system.
         segment: All its bytes are whole records, and committed.
         synced_to: Bytes up to here are on stable storage.
 

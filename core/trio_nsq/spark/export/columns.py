@@ -67,7 +67,6 @@ class TableBuilder:
 
     Args:
         topic, broker: The values of these columns.
-        layout: The layout.
 
     Attributes:
         body_bytes: Bytes of the bodies added since the last table.

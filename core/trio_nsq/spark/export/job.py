@@ -40,8 +40,6 @@ class ExportJob:
     """The export of one topic into one folder. Made by `open_export`.
 
     Attributes:
-        request: What to export.
-        result: What was exported so far.
         spool: The spool that is exported; None: brokers' logs are.
     """
 
@@ -303,7 +301,6 @@ def open_export(request: ExportRequest, addresses: Sequence[str]) -> Iterator[Ex
     """Open a folder for an export. A local folder is locked, so that no other process on this machine exports to it.
 
     Args:
-        request: What to export.
         addresses: The brokers, each of which must have the topic; none with a spool.
 
     Raises:

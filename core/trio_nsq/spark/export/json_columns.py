@@ -68,7 +68,6 @@ def infer_columns(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType |
     """Infer columns from a sample.
 
     Args:
-        bodies: The sample.
         given: Fields, with a type or None to infer it; empty: all fields of the sample.
 
     Raises:

@@ -68,8 +68,6 @@ class Layout:
     """The layout of all files of a folder.
 
     Attributes:
-        partition: The folders of files.
-        body: The columns that hold the bodies.
         json_columns: With `BodyFormat.JSON` the columns, at least one.
         keep_rest: With `BodyFormat.JSON`, whether the column `rest` keeps the fields that have no column.
     """

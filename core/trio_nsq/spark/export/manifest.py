@@ -32,7 +32,6 @@ class RangeResult:
     """A range that is done: each of its messages is in a file, or in `gaps`. The field names are the keys of its file.
 
     Attributes:
-        broker: The label of the broker.
         first, end: The range.
         messages: Messages in files.
         body_bytes: Bytes of their bodies.
@@ -58,11 +57,9 @@ class RangeResult:
 
     @property
     def span(self) -> Span:
-        """The range."""
         return Span(self.first, self.end)
 
     def to_bytes(self) -> bytes:
-        """The content of its file."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -101,7 +98,6 @@ class Manifest:
         """Plan the part of a span that is not planned yet.
 
         Args:
-            broker: The label of the broker.
             wanted: The span; None: nothing.
             messages_per_range: The maximum length of a new range.
 
@@ -130,7 +126,6 @@ class Manifest:
         return [span for span in self.ranges_of(broker).done if span.overlaps(wanted)]
 
     def to_bytes(self) -> bytes:
-        """The content of its file."""
         brokers = {
             label: {
                 "done": [[*span, messages] for span, messages in sorted(ranges.done.items())],

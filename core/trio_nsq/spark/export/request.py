@@ -33,17 +33,14 @@ class ExportRequest:
     """A topic to be exported.
 
     Attributes:
-        topic: Its name.
         place: The folder to export to, see `storage_at`.
         first, end: Positions, see docs/reading.md. With a channel, `first` is ignored: the channel has a position.
         channel: Export what this channel has not consumed, and move it past the exported messages; None: no channel.
         layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all
             fields of the sample become columns.
-        options: How files are written.
         target_bytes: Bytes of the log in a range, about; at least 1.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
-        tls: Certificates for https.
         patience_s: How long to wait for a broker that is unreachable.
         spool: The folder of a spool to export from instead of brokers' logs; it requires a channel. None: no spool.
     """
@@ -97,7 +94,6 @@ class ExportResult:
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
 
     def add(self, done: RangeResult) -> None:
-        """Add a range."""
         self.ranges += 1
         self.messages += done.messages
         self.body_bytes += done.body_bytes
@@ -109,13 +105,11 @@ class ExportResult:
             self.add_gap(done.broker, Span(first, end), reason)
 
     def add_gap(self, broker: str, span: Span, reason: str) -> None:
-        """Add missing messages."""
         self.missing += span.length
         self.damaged |= reason == "damaged"
         self.gaps.append((broker, *span, reason))
 
     def merge(self, other: "ExportResult") -> None:
-        """Add another result."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)

@@ -34,10 +34,7 @@ class ExportTask:
     """A range to export; it can be pickled.
 
     Attributes:
-        request: What to export.
-        layout: The layout of the folder.
         address: The HTTP address of the broker.
-        span: The range.
         spool: The folder of an nsqd's log in a spool, which is read instead of the broker; None: no spool.
     """
 
@@ -49,16 +46,13 @@ class ExportTask:
 
     @property
     def broker(self) -> str:
-        """The label of the broker in the files."""
         return broker_label(self.address)
 
     @property
     def messages(self) -> int:
-        """The number of sequences."""
         return self.span.length
 
     def run(self, advance: Advance | None = None) -> RangeResult:
-        """Export the range, see `export_range`."""
         return export_range(self, storage_at(self.request.place), advance)
 
 
@@ -192,7 +186,6 @@ class _RangeFiles:
             self._flush()
 
     def close(self) -> None:
-        """Complete the current file."""
         if len(self.builder):
             self._flush()
         self._write_group()
@@ -251,7 +244,6 @@ class _RangeFiles:
         self._tables, self._group_bytes = [], 0
 
     def _wait(self) -> None:
-        """Wait for the thread, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             with naming_file(f"{self._place}/{self._name}.parquet"):

@@ -33,7 +33,6 @@ class RowGroup(NamedTuple):
     """A row group, as described by the footer.
 
     Attributes:
-        rows: The number of rows.
         body_bytes: Uncompressed bytes of the bodies, about.
         first_ns, last_ns: The earliest and the latest time, Unix nanoseconds; None: unknown.
     """
@@ -49,7 +48,6 @@ class FileStamp(NamedTuple):
 
     Attributes:
         name: The name, relative to the folder.
-        size_bytes: The size.
         mtime_ns: The modification time; 0 if the file system has none.
     """
 
@@ -68,7 +66,6 @@ class ReplayFile:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return sum(group.rows for group in self.groups)
 
 
@@ -95,8 +92,6 @@ class ReplayFiles:
 
     Attributes:
         place: The folder: an absolute path, or a URI.
-        files: The files, ordered by name.
-        columns: The columns to read.
         topics: The topics of our own exports; empty for other files.
     """
 
@@ -207,7 +202,6 @@ def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> 
     """Determine the columns to read.
 
     Args:
-        schema: The Arrow schema of a file.
         name: The file name, for error messages.
         body, time: See `open_files`.
 
@@ -337,7 +331,6 @@ def select_topics(files: ReplayFiles, topics: Sequence[str]) -> ReplayFiles:
     """Select the files of some topics.
 
     Args:
-        files: The files.
         topics: The topics; empty: all files, which must have a single topic.
 
     Raises:

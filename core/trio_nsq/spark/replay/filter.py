@@ -40,8 +40,6 @@ def select_rows(
     """Select rows.
 
     Args:
-        engine: Spark.
-        files: The files.
         condition: A condition as after WHERE. It can use the columns of the files and of Hive-style folders.
         settings: More settings of Spark, by name.
 

@@ -55,8 +55,6 @@ class ReplayJob:
     """One job. Made by `open_job`.
 
     Attributes:
-        name: The name of the job.
-        request: What to replay.
         result: The result, up to date after `run`.
         is_complete: Whether an earlier run has completed the job.
         is_new: Whether the job was not planned before.
@@ -197,7 +195,6 @@ class ReplayJob:
             at_once: How many tasks run at the same time; they share the rate.
             save_results: Whether tasks can write to the folder of the job.
             dry_run: Only count messages.
-            tls: Certificates for https.
             patience_s: How long to wait for a broker that is unreachable.
         """
         assert self._plan is not None
@@ -281,7 +278,6 @@ def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Ite
     """Open a job and lock it.
 
     Args:
-        jobs: The folder of all jobs.
         name: The name of the job; None: a new one.
         request: What to replay; None: what the job was begun with.
 

@@ -26,7 +26,6 @@ def split_into_pieces(
     """Split files into pieces of about the same size: enough for all cores, and no more than a broker can remember.
 
     Args:
-        files: The files.
         bits: The selected rows, as bitmaps by file, see `select_rows`; None: all rows.
         first_ns, end_ns: A time range. Row groups that are outside of it are left out.
         ordered: Replay in the order of time, which is a single piece.

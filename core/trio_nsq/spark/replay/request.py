@@ -22,7 +22,6 @@ class ReplayRequest:
 
     Attributes:
         source: A folder or a file: an absolute path, or a URI.
-        topic: The topic to publish to.
         address: The HTTP address of the broker.
         from_topics: Of our own exports, the topics to replay; empty: the only one.
         body_column, time_column: See `open_files`.
@@ -64,7 +63,6 @@ class PieceResult:
     """The result of a piece so far. Counts are messages, of all attempts unless said otherwise.
 
     Attributes:
-        piece: The number of the piece.
         published: Published by this attempt.
         published_bytes: Bytes of their bodies.
         repeated: Published by an earlier attempt, and not again.
@@ -76,7 +74,6 @@ class PieceResult:
         examples: Where the first of these are.
         batches: The number of the next batch.
         remembered: Whether the broker recognises batches that are sent again; None: unknown.
-        complete: Whether the whole piece is done.
     """
 
     piece: int
@@ -94,7 +91,6 @@ class PieceResult:
     complete: bool = False
 
     def save(self, storage: Storage) -> None:
-        """Write its file. Raises OSError."""
         storage.write(_path(self.piece), json.dumps(asdict(self)).encode())
 
     @classmethod
@@ -132,7 +128,6 @@ class ReplayResult:
         before, before_bytes: Published by an earlier run or attempt, and not again.
         maybe_twice, unmatched, without_body, too_long, examples: See `PieceResult`.
         left_out: Rows outside of the time range, or not selected by `--where`.
-        rows: Rows of all files.
         files, pieces: How many there are.
         pieces_done: How many pieces are complete.
         remembered: See `PieceResult`.
@@ -155,7 +150,6 @@ class ReplayResult:
     remembered: bool | None = None
 
     def add(self, piece: PieceResult) -> None:
-        """Add a piece."""
         self.published += piece.published
         self.published_bytes += piece.published_bytes
         self.before += piece.repeated

@@ -27,10 +27,8 @@ class RowGroupRange(NamedTuple):
     """Consecutive row groups of a file.
 
     Attributes:
-        stamp: The file.
         first_group, end_group: The first row group, and the one after the last.
         first_row: The number of the first row in the file.
-        rows: The number of rows.
         wanted: The number of selected rows; a time range may leave out more.
         body_bytes: Uncompressed bytes of the bodies of these, about.
         selected: Which rows are selected: `pack_bits` of all rows; None: all.
@@ -87,13 +85,9 @@ class RowReader:
     """Reads rows.
 
     Args:
-        place: The folder of the files.
-        columns: The columns to read.
         first_ns: The earliest time of a row, Unix nanoseconds; None: no bound.
         end_ns: The time before which rows must be; None: no bound. Rows without a time are outside of any bound.
         ordered: Whether `read_in_order` will be called.
-        chunk_bytes: See `CHUNK_BYTES`.
-        window_bytes: See `WINDOW_BYTES`.
     """
 
     def __init__(

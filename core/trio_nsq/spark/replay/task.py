@@ -41,18 +41,12 @@ class ReplayTask:
     """A piece to publish; it can be pickled. Its batches depend on `request`, the rows and `max_batch_bytes` alone.
 
     Attributes:
-        request: What to replay.
-        piece: The number of the piece.
         producer: The name of the piece as a producer.
-        place: The folder of the files.
-        columns, row_groups: The rows to read.
         rate: Maximum messages per second of this task; None: no limit.
         results_folder: The folder to save the result to, see `storage_at`; None: it is not saved.
         dry_run: Only count messages.
-        tls: Certificates for https.
         patience_s: How long to wait for a broker that is unreachable.
         max_batch_bytes: Limit of a batch; a longer message is a batch of its own.
-        chunk_bytes: See `RowReader`.
     """
 
     request: ReplayRequest
@@ -71,7 +65,6 @@ class ReplayTask:
 
     @property
     def messages(self) -> int:
-        """The number of selected rows."""
         return sum(group.wanted for group in self.row_groups)
 
     def run(self, advance: Advance | None = None) -> PieceResult:
@@ -158,7 +151,6 @@ class _Pacer:
         """Sleep until a batch is due.
 
         Args:
-            messages: The number of its messages.
             time_ns: When they were published; None: it does not matter.
         """
         now_s = time.monotonic()
@@ -183,7 +175,6 @@ class _Batches:
     """The batches of a piece, in order, each with the time of its messages if the pace matters.
 
     Args:
-        task: The piece.
         result: Counts the messages that are in no batch.
     """
 

@@ -34,8 +34,6 @@ class Engine(Protocol):
         """Run all tasks.
 
         Args:
-            tasks: The tasks, at least one.
-            finish: Called with the result of each task.
             advance: Called with the progress, as far as it is known.
 
         Raises:

@@ -126,7 +126,6 @@ class LocalJvm(NamedTuple):
     """A running JVM. It exits when its stdin is closed, and so also when this process is killed.
 
     Attributes:
-        process: The process.
         port: Its port on the loopback address.
         secret: The secret that authenticates clients.
     """
@@ -141,8 +140,6 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
 
     Args:
         java_home: The home of Java 17 or newer.
-        pyspark_folder: The folder of pyspark.
-        conf: The configuration of Spark.
         log: A file for stdout and stderr.
 
     Raises:

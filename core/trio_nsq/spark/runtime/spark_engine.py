@@ -68,7 +68,6 @@ def open_spark(
 
     Args:
         master: The URL of the master; None: run locally, or as spark-submit says.
-        name: The name of the application.
         memory: The memory of a local JVM, which only schedules tasks.
 
     Raises:
@@ -172,7 +171,6 @@ def _gateway(conf: Any, log: IO[bytes]) -> Any:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -226,12 +224,7 @@ def _reason(error: BaseException) -> str:
 
 
 class SparkEngine:
-    """Spark as an `Engine`.
-
-    Args:
-        context: The context of Spark.
-        name: The name of its jobs.
-    """
+    """Spark as an `Engine`."""
 
     def __init__(self, context: "SparkContext", name: str) -> None:
         self._context = context

@@ -116,14 +116,7 @@ def make_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that are published together.
-
-    Attributes:
-        topic: The topic.
-        delay_ms: How long delivery is deferred.
-        bodies: The bodies, at least one.
-        number: The number of the batch.
-    """
+    """Messages that are published together."""
 
     topic: str
     delay_ms: int
@@ -148,7 +141,6 @@ class BatchNumbers:
             raise RowsDiffer(f"no query can have more than {_MICRO_BATCHES:,} micro-batches: start a new one")
 
     def next(self, topic: str, delay_ms: int, bodies: Sequence[bytes]) -> int:
-        """The number of the next batch."""
         if self.micro_batch is not None and self._ordinal >> _ORDINAL_BITS:
             raise RowsDiffer(
                 f"a task of a micro-batch can publish no more than {1 << _ORDINAL_BITS:,} batches: have the query take "
@@ -174,7 +166,6 @@ def group_by_topic(rows: RowBlock, topic: str | None) -> list[tuple[str, int, li
     """Group bodies by topic and delay, in the order of the rows, each of which has a body.
 
     Args:
-        rows: The rows.
         topic: The topic of rows that have none.
     """
     count = len(rows)
@@ -195,7 +186,6 @@ class RetryCheck:
 
     Args:
         last: The greatest number that the broker has of this producer; None: none.
-        numbers: The numbers of this task.
     """
 
     def __init__(self, last: int | None, numbers: BatchNumbers) -> None:

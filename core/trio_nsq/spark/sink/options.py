@@ -73,8 +73,6 @@ def parse_options(
     """Check the options and columns of a write.
 
     Args:
-        options: The options of the user.
-        schema: The schema of the rows.
         more_options: `BATCH_OPTIONS` or `STREAM_OPTIONS`.
 
     Raises:

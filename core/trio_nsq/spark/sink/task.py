@@ -30,8 +30,6 @@ class SinkTask:
     """A partition that is published.
 
     Attributes:
-        job: The id of the job or query.
-        partition: The number of the partition.
         micro_batch: The micro-batch of a query; None: this is a batch job.
     """
 
@@ -64,11 +62,6 @@ class TaskResult(WriterCommitMessage):
 
 def publish(options: SinkOptions, task: SinkTask, arrow_batches: Iterable[Any]) -> TaskResult:
     """Publish the rows of a partition.
-
-    Args:
-        options: Where and how to publish.
-        task: The partition.
-        arrow_batches: The rows, in order.
 
     Raises:
         SinkError: A row is wrong, or a broker refuses it.

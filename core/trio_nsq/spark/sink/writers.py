@@ -41,11 +41,6 @@ _log = logging.getLogger(__name__)
 class NsqWriter(DataSourceArrowWriter):
     """Writes a batch. `write` runs in the tasks, everything else on the driver.
 
-    Args:
-        options: The options of the user.
-        schema: The schema of the rows.
-        overwrite: Whether Spark was told to overwrite.
-
     Raises:
         OptionError: An option or a column is wrong.
     """
@@ -57,7 +52,6 @@ class NsqWriter(DataSourceArrowWriter):
         self._job = parse_job_id(options)
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
-        """Publish the rows of a partition."""
         return publish(self._options, SinkTask(self._job, _task_context().partitionId()), iterator)
 
     def commit(self, messages: _Messages) -> None:
@@ -94,11 +88,9 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         return publish(self._options, SinkTask(query, context.partitionId(), int(micro_batch)), iterator)
 
     def commit(self, messages: _Messages, batchId: int) -> None:
-        """As of `NsqWriter`."""
         _warn(self._options, messages)
 
     def abort(self, messages: _Messages, batchId: int) -> None:
-        """As of `NsqWriter`."""
         again = "the query publishes them again"
         if _is_exactly_once(self._options, messages):
             again = f"the query publishes what is missing, and {_NOTHING_TWICE}"

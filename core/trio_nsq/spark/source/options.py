@@ -70,7 +70,6 @@ class ReadOptions:
     """What to read; it can be pickled.
 
     Attributes:
-        topic: The topic.
         brokers: The addresses of the brokers, by their labels in rows and offsets, in the order given.
         starting, ending: Positions, see docs/reading.md, or a JSON object with a position for each broker.
         max_offsets: Maximum sequences in a trigger; None: no limit.

@@ -19,8 +19,6 @@ class NsqPartition(InputPartition):
     """A range of one broker's log; it is pickled to the task.
 
     Args:
-        broker: The label of the broker in rows.
-        span: The range.
         last_id: The id of the last message, 16 hex digits; None: it is not checked.
     """
 

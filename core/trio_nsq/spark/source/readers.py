@@ -105,12 +105,7 @@ def share_limit(available: Mapping[str, int], limit: int | None) -> dict[str, in
 
 
 class NsqReader(DataSourceReader):
-    """Reads a batch. `partitions` runs on the driver, `read` in the tasks.
-
-    Args:
-        options: What to read.
-        columns: The columns to return.
-    """
+    """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
@@ -136,7 +131,6 @@ class NsqReader(DataSourceReader):
         return without_lost(options, broker, Span(first, end), bounds.first) if first < end else None
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        """The Arrow batches of a range."""
         return read_partition(self._options, self._columns, partition)
 
 

@@ -61,7 +61,6 @@ class Collector:
     Args:
         spool: Where to store them. Nothing else may change it meanwhile.
         consumer: The consumer, entered by the caller.
-        limits: When to stop.
         max_in_flight: Maximum messages in flight, of all nsqds together.
         advance: Called with the messages and bytes of bodies that were stored and acknowledged.
 
@@ -91,7 +90,6 @@ class Collector:
         self._checks = 0  # since then
 
     def stop(self) -> None:
-        """Stop receiving."""
         self._stopped.set()
 
     async def run(self) -> StopReason:
@@ -185,7 +183,6 @@ def in_flight_for(largest_bytes: int, in_flight: int, max_in_flight: int, connec
     Args:
         largest_bytes: The size of the largest message that came.
         in_flight: The present limit.
-        max_in_flight: The maximum.
         connections: The minimum: with less, connections would have to take turns.
     """
     wanted = max(min(max_in_flight, IN_FLIGHT_BYTES // max(1, largest_bytes)), connections)

@@ -38,11 +38,9 @@ class SpooledRows:
     """Messages of a spool, as columns of equal length, ordered by sequence.
 
     Attributes:
-        sequences: The sequences in the spool.
         ids: The ids, as numbers.
         times_ns: The publish times, Unix nanoseconds.
         attempts: Deliveries, including this one.
-        bodies: The bodies.
     """
 
     sequences: "array[int]"
@@ -55,7 +53,6 @@ class SpooledRows:
         return len(self.bodies)
 
     def take(self, indexes: Sequence[int]) -> "SpooledRows":
-        """The messages at some indexes."""
         if len(indexes) == len(self):
             return self
 
@@ -120,7 +117,6 @@ def read_spool(folder: Path, span: Span, key_of: Callable[[int], int] | None = N
     the date or hour changes.
 
     Args:
-        folder: The folder of an nsqd's log.
         span: The span; all of it has been synced.
         key_of: The key of a publish time in Unix nanoseconds; None: read in order of sequence.
 

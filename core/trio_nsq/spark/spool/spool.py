@@ -61,13 +61,8 @@ class NsqdLog:
     position is the start of the log: moving it discards messages.
 
     Args:
-        folder: The folder of the log.
-        first_sequence: The first sequence of a new log.
         open_files: Shared by the logs of a spool.
         window: At least this many of the last messages are recognised if they are delivered again.
-
-    Attributes:
-        disk_log: The messages.
     """
 
     def __init__(self, folder: Path, first_sequence: int, open_files: OpenFiles, window: int) -> None:
@@ -172,7 +167,6 @@ class _RecentMessages:
         self._old: dict[int, int] = {}
 
     def add(self, ids: Sequence[int], times_ns: Sequence[int]) -> None:
-        """Remember messages."""
         self._new.update(zip(ids, times_ns, strict=True))
         if len(self._new) >= self.window:
             self._old, self._new = self._new, {}
@@ -218,7 +212,6 @@ class Spool(AbstractContextManager["Spool"]):
         folder: A local folder; created if needed.
         topic, channel: What it is for.
         exported: How far the messages of each nsqd are exported: a new log starts there.
-        window: See `WINDOW`.
 
     Attributes:
         folder: The folder as an absolute path.
@@ -313,7 +306,6 @@ class Spool(AbstractContextManager["Spool"]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk."""
         return sum(log.size_bytes for log in self._disk_logs())
 
     def _disk_logs(self) -> list[DiskLog]:
