@@ -1,7 +1,7 @@
 """Verifying a log, with or without a running broker: every header, every checksum, no missing sequence."""
 
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,12 +58,15 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     _, finding = find_identity(files, folder)
     findings += [finding] if finding is not None else []
     findings += _set_aside(folder, files)
-    report = _verify(LogReport(folder, findings=findings), segments, files, progress)
-    while segments and not segments[-1].path.exists():
-        # A broker began another segment meanwhile, and deleted this one.
+    report = LogReport(folder, findings=findings)
+    while segments:
+        for segment in segments:
+            _verify_segment(report, segment, files, progress)
         last = segments[-1].path
+        if last.exists():
+            break
+        # A broker began another segment meanwhile, and deleted this one.
         segments = [segment for segment in segment_paths(folder, files)[0] if segment.path > last]
-        _verify(report, segments, files, progress)
     return report
 
 
@@ -88,9 +91,11 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
     """
     files = files or Files()
     segments, findings = segment_paths(path.parent, files)
-    own = [segment for segment in segments if segment.path == path]
     report = LogReport(path, findings=[finding for finding in findings if finding.path == path])
-    return _verify(report, own, files, progress)
+    for segment in segments:
+        if segment.path == path:
+            _verify_segment(report, segment, files, progress)
+    return report
 
 
 def segment_bytes(segment: SegmentPath) -> int:
@@ -104,14 +109,6 @@ def segment_bytes(segment: SegmentPath) -> int:
         if exc.errno in NO_FILE:
             return 0
         raise LogReadError(segment.path, exc) from exc
-
-
-def _verify(
-    report: LogReport, segments: Iterable[SegmentPath], files: Files, progress: Progress | None
-) -> LogReport:
-    for segment in segments:
-        _verify_segment(report, segment, files, progress)
-    return report
 
 
 def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:

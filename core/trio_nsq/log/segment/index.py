@@ -86,13 +86,12 @@ class SparseIndex:
 
 
 def big_endian(numbers: "array[int]") -> bytes:
-    """Encode numbers of 8 bytes each."""
     return _swapped(numbers[:]).tobytes()
 
 
-def native(data: bytes) -> "array[int]":
-    """Decode numbers of 8 bytes each."""
-    return _swapped(array("Q", data))
+def native(data: bytes, kind: str = "Q") -> "array[int]":
+    """Decode numbers of this type code."""
+    return _swapped(array(kind, data))
 
 
 def _swapped(numbers: "array[int]") -> "array[int]":

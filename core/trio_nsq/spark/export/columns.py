@@ -16,11 +16,13 @@ order; `topic` to `ts` and a binary `body` are never null:
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from ...log.records import RecordBatch
+from ...log.segment.index import big_endian
 from ..spool.records import SpooledRows
 from .json_columns import parse_bodies
 from .layout import REST, UNPARSED, BodyFormat, JsonType, Layout
@@ -94,26 +96,30 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def add(self, batch: RecordBatch) -> None:
-        """Add the messages of a record."""
-        bodies = batch.messages.bodies()
-        self._bodies += bodies
-        self.body_bytes += sum(map(len, bodies))
-        count = len(bodies)
-        self._sequences.extend(range(batch.base_sequence, batch.next_sequence))
-        self._ids.extend(range(batch.first_id, batch.first_id + count))
-        self._times_ns.extend(array("q", [batch.timestamp_ns]) * count)
-        self._times_us.extend(array("q", [batch.timestamp_ns // 1000]) * count)
+    def add(self, found: RecordBatch | SpooledRows) -> int:
+        """Add the messages of a record or of a spool, and return the bytes of their bodies.
 
-    def add_spooled(self, rows: SpooledRows) -> None:
-        """Add messages of a spool; a table has either these or those of records."""
-        self._bodies += rows.bodies
-        self.body_bytes += sum(map(len, rows.bodies))
-        self._sequences.extend(rows.sequences)
-        self._ids.extend(rows.ids)
-        self._times_ns.extend(rows.times_ns)
-        self._times_us.extend([time_ns // 1000 for time_ns in rows.times_ns])
-        self._attempts.extend(array("i", rows.attempts))
+        A table has either messages of records or of a spool.
+        """
+        bodies: Sequence[bytes]
+        if isinstance(found, SpooledRows):
+            bodies = found.bodies
+            self._sequences.extend(found.sequences)
+            self._ids.extend(found.ids)
+            self._times_ns.extend(found.times_ns)
+            self._times_us.extend([time_ns // 1000 for time_ns in found.times_ns])
+            self._attempts.extend(array("i", found.attempts))
+        else:
+            bodies = found.messages.bodies()
+            count = len(bodies)
+            self._sequences.extend(range(found.base_sequence, found.next_sequence))
+            self._ids.extend(range(found.first_id, found.first_id + count))
+            self._times_ns.extend(array("q", [found.timestamp_ns]) * count)
+            self._times_us.extend(array("q", [found.timestamp_ns // 1000]) * count)
+        size = sum(map(len, bodies))
+        self._bodies += bodies
+        self.body_bytes += size
+        return size
 
     def table(self) -> Any:
         """Return the messages as a table, and start the next one."""
@@ -175,8 +181,6 @@ def _fixed(values: "array[int]", kind: Any) -> Any:
 def _hex(ids: "array[int]") -> Any:
     """Ids as hexadecimal text."""
     count = len(ids)
-    big_endian = array("Q", ids)
-    big_endian.byteswap()
-    digits = big_endian.tobytes().hex().encode()
+    digits = big_endian(ids).hex().encode()
     offsets = array("i", range(0, count * _ID_DIGITS + 1, _ID_DIGITS))
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(digits))

@@ -99,7 +99,6 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
         if isinstance(found, Gap):
             gaps.append((found.first_sequence, found.next_sequence, found.reason))
             continue
-        before = files.body_bytes
         if isinstance(found, SpooledRows):
             count = len(found)
             if found.sequences[-1] == span.end - 1:
@@ -111,11 +110,11 @@ def _write(task: ExportTask, files: "_RangeFiles", advance: Advance | None) -> R
             if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
-        files.add(found)
+        size = files.add(found)
         messages += count
-        body_bytes += files.body_bytes - before
+        body_bytes += size
         if advance is not None:
-            advance(count, files.body_bytes - before)
+            advance(count, size)
     files.close()
     return RangeResult(
         task.broker,
@@ -137,7 +136,6 @@ class _RangeFiles:
     Attributes:
         builder: Collects the messages that are not written yet.
         names: The final names of the files, after `publish`.
-        body_bytes: Bytes of the bodies that were added.
         file_bytes: Bytes of the complete files.
     """
 
@@ -145,7 +143,6 @@ class _RangeFiles:
         topic, broker = task.request.topic, task.broker
         self.builder = TableBuilder(topic, broker, task.layout)
         self.names: list[str] = []
-        self.body_bytes = 0
         self.file_bytes = 0
         self._storage = storage
         self._place = task.request.place
@@ -168,22 +165,17 @@ class _RangeFiles:
         self._lock = threading.Lock()
         self._discarded = False
 
-    def add(self, found: RecordBatch | SpooledRows) -> None:
-        """Add the messages of a record, or messages of a spool, all of one partition."""
-        builder = self.builder
+    def add(self, found: RecordBatch | SpooledRows) -> int:
+        """Add the messages of a record or of a spool, all of one partition; returns the bytes of their bodies."""
         time_ns = found.times_ns[0] if isinstance(found, SpooledRows) else found.timestamp_ns
         key = partition_key(self._partition, time_ns)
         if key != self._key:
             self.close()
             self._key = key
-        before = builder.body_bytes
-        if isinstance(found, SpooledRows):
-            builder.add_spooled(found)
-        else:
-            builder.add(found)
-        self.body_bytes += builder.body_bytes - before
-        if len(builder) >= _TABLE_ROWS or builder.body_bytes >= self._options.row_group_bytes:
+        size = self.builder.add(found)
+        if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._options.row_group_bytes:
             self._flush()
+        return size
 
     def close(self) -> None:
         if len(self.builder):

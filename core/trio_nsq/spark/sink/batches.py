@@ -15,7 +15,7 @@ batch, so the greatest number that a broker has tells whether it has published t
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -55,21 +55,16 @@ class RowBlock:
 
     def part(self, start: int, stop: int) -> "RowBlock":
         """The rows from one index to another."""
-        topics, delays = self.topics, self.delays_ms
-        return RowBlock(
-            self.first + start,
-            self.bodies[start:stop],
-            None if topics is None else topics[start:stop],
-            None if delays is None else delays[start:stop],
-        )
+        return self._change(self.first + start, lambda column: column[start:stop])
 
     def take(self, indexes: Sequence[int]) -> "RowBlock":
         """The rows at some indexes."""
+        return self._change(self.first, lambda column: [column[index] for index in indexes])
 
-        def some(column: Sequence[Any] | None) -> list[Any] | None:
-            return None if column is None else [column[index] for index in indexes]
-
-        return RowBlock(self.first, some(self.bodies) or [], some(self.topics), some(self.delays_ms))
+    def _change(self, first: int, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "RowBlock":
+        topics = None if self.topics is None else change(self.topics)
+        delays_ms = None if self.delays_ms is None else change(self.delays_ms)
+        return RowBlock(first, change(self.bodies), topics, delays_ms)
 
 
 def _join(parts: Sequence[RowBlock]) -> RowBlock:

@@ -136,10 +136,11 @@ def _row(task: SinkTask, number: int) -> str:
     return f"row {number} of partition {task.partition} (both from 0)"
 
 
-class _Producers:
-    """The producers of a task, one for each topic; a context manager."""
+class _Producers(ExitStack):
+    """The producers of a task, one for each topic, which are closed at the end."""
 
     def __init__(self, options: SinkOptions, task: SinkTask, numbers: BatchNumbers) -> None:
+        super().__init__()
         # Chosen by partition, so that another attempt uses the same broker.
         self.address = options.addresses[task.partition % len(options.addresses)]
         self._options = options
@@ -148,13 +149,6 @@ class _Producers:
         self._producers: dict[str, IdempotentProducer] = {}
         self._checks: dict[str, RetryCheck] = {}
         self._open: dict[str, None] = {}  # topics, the one used last at the end
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "_Producers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def publish(self, batch: Batch) -> PublishOutcome:
         """Publish a batch. Raises as the function `publish`, and RequestRefused."""
@@ -185,7 +179,7 @@ class _Producers:
                 patience_s=self._options.patience_s,
                 max_resends=_MAX_RESENDS,
             )
-            self._producers[topic] = self._stack.enter_context(producer)
+            self._producers[topic] = self.enter_context(producer)
             self._checks[topic] = RetryCheck(producer.last_number(), self._numbers)
         self._open.pop(topic, None)
         self._open[topic] = None

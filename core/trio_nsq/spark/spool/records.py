@@ -9,7 +9,6 @@ together are one record of the log. Its metadata has these columns, one after th
     +-------------+-----------------+-------------+
 """
 
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ...log.gaps import Gap, gaps
 from ...log.inspection.segments import ScannedRecord, scan_segment, segment_paths
 from ...log.records import RecordBatch, RecordHeader, decode_payload
 from ...log.segment.format import base_in_name
+from ...log.segment.index import big_endian, native
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
 from ..ranges import Span
@@ -79,7 +79,7 @@ def parse_ids(ids: Sequence[bytes]) -> "array[int]":
         data = b""
     if len(data) != 8 * len(ids):
         raise InvalidMessageId(f"a message has an id that is not 16 hex digits, among {ids[:3]!r}")
-    return _column("Q", data)
+    return native(data)
 
 
 def record_of(
@@ -91,7 +91,7 @@ def record_of(
 ) -> RecordBatch:
     """Make a record of messages, at least one; the first has `base_sequence`."""
     columns = (ids, array("q", times_ns), array("H", attempts))
-    metadata = b"".join(map(_big_endian, columns))
+    metadata = b"".join(map(big_endian, columns))
     return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), metadata)
 
 
@@ -102,9 +102,9 @@ def rows_of(batch: RecordBatch) -> SpooledRows:
         raise ValueError(f"the metadata of {count} messages has {len(metadata)} bytes")
     return SpooledRows(
         array("q", range(batch.base_sequence, batch.next_sequence)),
-        _column("Q", metadata[: 8 * count]),
-        _column("q", metadata[8 * count : 16 * count]),
-        _column("H", metadata[16 * count :]),
+        native(metadata[: 8 * count]),
+        native(metadata[8 * count : 16 * count], "q"),
+        native(metadata[16 * count :], "H"),
         batch.messages.bodies(),
     )
 
@@ -172,18 +172,3 @@ def _read(folder: Path, span: Span) -> Iterator[Spooled]:
 
 def _wanted(span: Span) -> Callable[[RecordHeader], bool]:
     return lambda header: header.next_sequence > span.first and header.base_sequence < span.end
-
-
-def _column(kind: str, data: bytes) -> "array[int]":
-    column = array(kind)
-    column.frombytes(data)
-    if sys.byteorder == "little":
-        column.byteswap()
-    return column
-
-
-def _big_endian(column: "array[int]") -> bytes:
-    if sys.byteorder == "little":
-        column = column[:]
-        column.byteswap()
-    return column.tobytes()
