@@ -1,8 +1,6 @@
 """A topic's log on a broker, read over HTTP with blocking calls (docs/reading.md)."""
 
-import http.client
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from ..client.connection.reconnect import PATIENCE_S, Retry
@@ -126,7 +124,8 @@ class BrokerLog:
                     raise
 
     def _read_once(self, span: Span) -> Iterator[Found]:
-        with self._read_answer(span) as answer:
+        params = {"topic": self._topic, "format": "raw", "from": str(span.first), "until": str(span.end)}
+        with self._http.stream("GET", "/topic/read", params) as answer:
             try:
                 kept_from, ends = (
                     int(answer.headers.get(name, ""))
@@ -159,10 +158,6 @@ class BrokerLog:
     def _kept_from(self, before: int) -> int:
         """The oldest sequence that is kept now: more may have been discarded while reading."""
         return max(before, self.bounds().first)
-
-    def _read_answer(self, span: Span) -> AbstractContextManager[http.client.HTTPResponse]:
-        params = {"topic": self._topic, "format": "raw", "from": str(span.first), "until": str(span.end)}
-        return self._http.stream("GET", "/topic/read", params)
 
     # ------------------------------------------------------------------ a channel of the topic
 

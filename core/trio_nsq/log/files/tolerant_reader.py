@@ -131,3 +131,7 @@ class Window:
             self.data = self._read(max(size, self._at_a_time), offset, size)
             self._start, position = offset, 0
         return position
+
+    def clear(self) -> None:
+        """Forget what was read: the file may have changed."""
+        self.data = b""

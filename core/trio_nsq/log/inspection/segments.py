@@ -16,6 +16,7 @@ from zlib_ng.zlib_ng import crc32
 
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files
+from ..files.tolerant_reader import Window
 from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
 from ..segment.format import FILE_HEADER_BYTES, SUFFIX, base_in_name, decode_file_header
 from ..segment.identity import Identity, find_header
@@ -142,8 +143,7 @@ class _Scan:
         self._wanted = wanted
         self._expected = base_in_name(segment.path)
         self._seed = 0
-        self._data = b""
-        self._start = 0  # the offset in the file of `_data`
+        self._window = Window(self._read_window, _READ_BYTES)
 
     def run(self) -> Iterator[ScannedRecord | Finding]:
         """See `scan_segment`. Raises OSError."""
@@ -199,21 +199,16 @@ class _Scan:
                 raise _UnreadableError from exc
             raise
 
-    def _at(self, offset: int, size: int, *, again: bool = False) -> int:
-        """Return the position in `_data` of the byte at `offset`, having read `size` bytes from it on."""
-        position = offset - self._start
-        if again or position < 0 or position + size > len(self._data):
-            try:
-                self._data = self._read(max(size, _READ_BYTES), offset)
-            except _UnreadableError:
-                self._data = self._read(size, offset)  # the bad block may be after it
-            self._start, position = offset, 0
-        return position
+    def _read_window(self, size: int, offset: int, needed: int) -> bytes:
+        try:
+            return self._read(size, offset)
+        except _UnreadableError:
+            return self._read(needed, offset)  # the bad block may be after it
 
     def _header(self, offset: int) -> RecordHeader | None:
         """Return the header of the expected record at `offset`; None if something else is there."""
-        at = self._at(offset, HEADER_BYTES)
-        header = decode_header(self._data, at, self._seed)
+        at = self._window.at(offset, HEADER_BYTES)
+        header = decode_header(self._window.data, at, self._seed)
         if header is None or header.base_sequence != self._expected or header.next_sequence > self._limit:
             return None
         return header
@@ -223,11 +218,12 @@ class _Scan:
         if self._wanted is not None and not self._wanted(header):
             following = offset + header.record_bytes
             return _NOTHING if following <= self._end or following <= self._files.size(self._fd) else None
-        for again in (False, True):
-            at = self._at(offset, header.record_bytes, again=again)
-            payload = memoryview(self._data)[at + HEADER_BYTES : at + header.record_bytes]
+        for _ in range(2):
+            at = self._window.at(offset, header.record_bytes)
+            payload = memoryview(self._window.data)[at + HEADER_BYTES : at + header.record_bytes]
             if len(payload) == header.length and crc32(payload) == header.payload_crc:
                 return payload
+            self._window.clear()
         return None
 
     # ------------------------------------------------------------------ what is wrong
@@ -279,8 +275,9 @@ class _Scan:
         """Report what is at `offset` instead of a header, and return the offset to continue at."""
         if self._files.size(self._fd) <= offset:
             return self._end  # a broker has taken back an append that failed
-        at = self._at(offset, HEADER_BYTES, again=True)
-        header = decode_header(self._data, at, self._seed)
+        self._window.clear()
+        at = self._window.at(offset, HEADER_BYTES)
+        header = decode_header(self._window.data, at, self._seed)
         if header is not None and header.base_sequence < self._expected:
             following = offset + header.record_bytes
             what = f"a record batch that begins with sequence {header.base_sequence} again"
@@ -289,7 +286,7 @@ class _Scan:
         found = self._find_header(offset)
         if found is not None:
             start, header = found
-            self._data = b""  # it may have changed
+            self._window.clear()  # it may have changed
             if start == offset and header.base_sequence == self._expected:
                 return offset  # a broker has just written it
             what = (

@@ -59,7 +59,10 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
         writer.cut()
     writer.sync()
     if end == start:
-        _sync_name(files, segment)  # the process may have been killed before it synced the folder
+        try:
+            files.sync_folder(segment.path.parent)  # the process may have been killed before it did
+        except OSError as exc:
+            raise LogWriteError(segment.path, exc) from exc
     return writer
 
 
@@ -103,20 +106,9 @@ def _keep(files: Files, segment: Segment, batch: _BatchRecords) -> None:
         segment.newest_ns = header.timestamp_ns
         segment.next_sequence = header.next_sequence
         if is_whole and not batch.is_complete:
-            _spoil(files, segment, offset, header)
-
-
-def _spoil(files: Files, segment: Segment, offset: int, header: RecordHeader) -> None:
-    try:
-        with segment.file as fd:
-            files.write(fd, offset, [encode_spoiled(header, segment.seed)])
-    except OSError as exc:
-        raise LogWriteError(segment.path, exc) from exc
-    segment.damage.record_damaged(offset, offset + header.record_bytes, segment.size)
-
-
-def _sync_name(files: Files, segment: Segment) -> None:
-    try:
-        files.sync_folder(segment.path.parent)
-    except OSError as exc:
-        raise LogWriteError(segment.path, exc) from exc
+            try:
+                with segment.file as fd:
+                    files.write(fd, offset, [encode_spoiled(header, segment.seed)])
+            except OSError as exc:
+                raise LogWriteError(segment.path, exc) from exc
+            segment.damage.record_damaged(offset, offset + header.record_bytes, segment.size)

@@ -153,7 +153,12 @@ class ReplayJob:
             request = self.request
             files = open_files(request.source, request.body_column, request.time_column)
             files = select_topics(files, request.from_topics)
-            _check_times(files, request)
+            needs_times = request.ordered or request.first_ns is not None or request.end_ns is not None
+            if needs_times and files.columns.time is None:
+                raise ReplayFileError(
+                    f"the folder {files.place} holds no exports of qcli's, so it is not known which column tells the "
+                    "time of a message: name it with --time-column"
+                )
             self._plan = _Plan(
                 files.place, files.columns, sum(file.rows for file in files.files), len(files.files), []
             )
@@ -257,17 +262,6 @@ class ReplayJob:
         self._save(complete=True)
         self._storage.discard("selected.bin")
         shutil.rmtree(self._folder / "done", ignore_errors=True)
-
-
-def _check_times(files: ReplayFiles, request: ReplayRequest) -> None:
-    """Raises ReplayFileError if the request needs times, and there is no column of them."""
-    if files.columns.time is None and (
-        request.ordered or request.first_ns is not None or request.end_ns is not None
-    ):
-        raise ReplayFileError(
-            f"the folder {files.place} holds no exports of qcli's, so it is not known which column tells the time of "
-            "a message: name it with --time-column"
-        )
 
 
 # ---------------------------------------------------------------------- folders
