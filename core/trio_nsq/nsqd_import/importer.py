@@ -7,7 +7,7 @@ import can be run again: topics that are imported already are recognised by a fi
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -110,17 +110,20 @@ def import_topics(
         raise ImportRefused(
             f"--data-path: {data_path} lies in nsqd's own folder, which is not changed: choose another"
         )
-    if dry_run:
-        if data_path.is_dir():
+    with ExitStack() as stack:
+        folder = None
+        if not dry_run:
+            folder = stack.enter_context(closing(DataFolder(data_path, files)))
+        elif data_path.is_dir():
             os.close(lock(data_path, "a broker: stop it first"))
         outcomes = _outcomes(source, data_path, if_exists)
         for topic in source.topics:
-            yield _import(source, topic, outcomes[topic.name], None, progress)
-        return
-    with closing(DataFolder(data_path, files)) as folder:
-        outcomes = _outcomes(source, data_path, if_exists)
-        for topic in source.topics:
-            yield _import(source, topic, outcomes[topic.name], folder, progress)
+            if outcomes[topic.name] is Outcome.IMPORTED:
+                yield _TopicImport(source, topic, folder, progress).run()
+                continue
+            if progress is not None:
+                progress(2 * sum(queue.size_bytes for queue in source.queues(topic)))
+            yield TopicReport(topic.name, outcomes[topic.name], topic.paused)
 
 
 def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[str, Outcome]:
@@ -148,106 +151,98 @@ def _origin(folder: Path) -> str | None:
     try:
         content = decode_json((folder / ORIGIN_FILE).read_bytes())
         return str(content["fingerprint"]) if content["format"] == _FORMAT else None
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
-def _import(
-    source: NsqdFolder,
-    topic: TopicMetadata,
-    outcome: Outcome,
-    folder: DataFolder | None,
-    progress: Progress | None,
-) -> TopicReport:
-    """Import one topic; only count if `folder` is None."""
-    queues = source.queues(topic)
-    if outcome is not Outcome.IMPORTED:
-        if progress is not None:
-            progress(2 * sum(files.size_bytes for files in queues))
-        return TopicReport(topic.name, outcome, topic.paused)
-    report = TopicReport(topic.name, Outcome.PLANNED if folder is None else outcome, topic.paused)
-    spill = None if folder is None else folder.path
-    with closing(Merger(spill)) as distributed, closing(Merger(spill)) as waiting:
-        for number, files in enumerate(queues):
-            queue = Queue(files, progress)
-            (distributed if number else waiting).add(number, queue.read())
-            report.findings += queue.findings
-        if folder is None:
-            _lay_out(report, topic, distributed, waiting, lambda message: None)
-        else:
-            with closing(BodyReader(queues)) as bodies:
-                _build(source, topic, report, distributed, waiting, bodies, folder, progress)
-    return report
+class _TopicImport:
+    """The import of one topic.
 
+    Args:
+        folder: The data folder to import into; None: only count.
+    """
 
-def _lay_out(
-    report: TopicReport,
-    topic: TopicMetadata,
-    distributed: Merger,
-    waiting: Merger,
-    store: Callable[[MergedMessage], None],
-) -> list[ChannelBuilder]:
-    """Pass all messages to `store`, those in channels first, count them, and return the state of each channel."""
-    plans = [ChannelBuilder() for _ in topic.channels]
-    for message in distributed.merged():
-        store(message)
-        for copy in message.copies:
-            plans[copy.queue - 1].add(report.messages, copy.attempts)
-        report.messages += 1
-        report.body_bytes += message.size
-    for message in waiting.merged():
-        store(message)
-        report.messages += 1
-        report.waiting += 1
-        report.body_bytes += message.size
-    report.channels = [
-        ChannelReport(channel.name, channel.paused, plan.messages, plan.attempted)
-        for channel, plan in zip(topic.channels, plans, strict=True)
-    ]
-    return plans
+    def __init__(
+        self, source: NsqdFolder, topic: TopicMetadata, folder: DataFolder | None, progress: Progress | None
+    ) -> None:
+        self._source = source
+        self._topic = topic
+        self._folder = folder
+        self._progress = progress
+        self._queues = source.queues(topic)
+        outcome = Outcome.PLANNED if folder is None else Outcome.IMPORTED
+        self._report = TopicReport(topic.name, outcome, topic.paused)
 
+    def run(self) -> TopicReport:
+        spill = None if self._folder is None else self._folder.path
+        with closing(Merger(spill)) as distributed, closing(Merger(spill)) as waiting:
+            for number, files in enumerate(self._queues):
+                queue = Queue(files, self._progress)
+                (distributed if number else waiting).add(number, queue.read())
+                self._report.findings += queue.findings
+            if self._folder is None:
+                self._lay_out(distributed, waiting, lambda message: None)
+            else:
+                self._build(self._folder, distributed, waiting)
+        return self._report
 
-def _build(
-    source: NsqdFolder,
-    topic: TopicMetadata,
-    report: TopicReport,
-    distributed: Merger,
-    waiting: Merger,
-    bodies: BodyReader,
-    folder: DataFolder,
-    progress: Progress | None,
-) -> None:
-    """Build the topic in a separate folder, and rename that."""
-    building = folder.import_folder(topic.name)
-    folder.remove_retired(building)  # left by an interrupted import
-    try:
-        folder.files.make_folder(building)
-        with closing(DiskLog(building, files=folder.files)) as log:
-            writer = LogWriter(log)
+    def _lay_out(
+        self, distributed: Merger, waiting: Merger, store: Callable[[MergedMessage], None]
+    ) -> list[ChannelBuilder]:
+        """Pass all messages to `store`, those in channels first, count them, and return the state of each channel."""
+        report, channels = self._report, self._topic.channels
+        plans = [ChannelBuilder() for _ in channels]
+        for message in distributed.merged():
+            store(message)
+            for copy in message.copies:
+                plans[copy.queue - 1].add(report.messages, copy.attempts)
+            report.messages += 1
+            report.body_bytes += message.size
+        for message in waiting.merged():
+            store(message)
+            report.messages += 1
+            report.waiting += 1
+            report.body_bytes += message.size
+        report.channels = [
+            ChannelReport(channel.name, channel.paused, plan.messages, plan.attempted)
+            for channel, plan in zip(channels, plans, strict=True)
+        ]
+        return plans
 
-            def store(message: MergedMessage) -> None:
-                writer.add(message.id, message.timestamp_ns, bodies.read(message))
-                if progress is not None:
-                    progress(message.size * len(message.copies))
+    def _build(self, folder: DataFolder, distributed: Merger, waiting: Merger) -> None:
+        """Build the topic in a separate folder, and rename that."""
+        topic, progress = self._topic, self._progress
+        building = folder.import_folder(topic.name)
+        folder.remove_retired(building)  # left by an interrupted import
+        try:
+            folder.files.make_folder(building)
+            with (
+                closing(BodyReader(self._queues)) as bodies,
+                closing(DiskLog(building, files=folder.files)) as log,
+            ):
+                writer = LogWriter(log)
 
-            plans = _lay_out(report, topic, distributed, waiting, store)
-            writer.close()
-            state = topic_state(topic, log, plans, report.messages - report.waiting)
-        origin = {
-            "format": _FORMAT,
-            "nsqd_data_path": str(source.path.resolve()),
-            "fingerprint": source.fingerprint(topic),
-        }
-        folder.files.replace(building / ORIGIN_FILE, json.dumps(origin).encode() + b"\n")
-        content = encode_checked(json.dumps(state, separators=(",", ":")).encode())
-        folder.files.replace(building / STATE_FILE, content)
-        retired = folder.retire_topic(topic.name)
-        folder.files.rename(building, folder.topic_folder(topic.name))
-        folder.files.sync_folder(building.parent)
-    except BaseException:
-        folder.remove_retired(building)
-        raise
-    if retired is not None:
-        folder.remove_retired(retired)
+                def store(message: MergedMessage) -> None:
+                    writer.add(message.id, message.timestamp_ns, bodies.read(message))
+                    if progress is not None:
+                        progress(message.size * len(message.copies))
+
+                plans = self._lay_out(distributed, waiting, store)
+                writer.close()
+                state = topic_state(topic, log, plans, self._report.messages - self._report.waiting)
+            origin = {
+                "format": _FORMAT,
+                "nsqd_data_path": str(self._source.path.resolve()),
+                "fingerprint": self._source.fingerprint(topic),
+            }
+            folder.files.replace(building / ORIGIN_FILE, json.dumps(origin).encode() + b"\n")
+            content = encode_checked(json.dumps(state, separators=(",", ":")).encode())
+            folder.files.replace(building / STATE_FILE, content)
+            retired = folder.retire_topic(topic.name)
+            folder.files.rename(building, folder.topic_folder(topic.name))
+            folder.files.sync_folder(building.parent)
+        except BaseException:
+            folder.remove_retired(building)
+            raise
+        if retired is not None:
+            folder.remove_retired(retired)
