@@ -24,6 +24,9 @@ class MemoryLog:
         first_sequence: Of the first message.
     """
 
+    files: Sequence[LogFileFacts] = ()
+    has_carried_forward = False
+
     def __init__(
         self, *, max_messages: int = 10_000, max_bytes: int = 64 * 1024 * 1024, first_sequence: int = 0
     ) -> None:
@@ -31,48 +34,28 @@ class MemoryLog:
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
         self._dropped = 0  # so many placeholders are at the beginning of `_batches`
-        self._first_sequence = self._next_sequence = first_sequence
-        self._size_bytes = 0
+        self.first_sequence = self.next_sequence = first_sequence
+        self.size_bytes = 0
         self._written: list[RecordBatch] = []
         self.writes = 0
 
     @property
-    def first_sequence(self) -> int:
-        return self._first_sequence
-
-    @property
-    def next_sequence(self) -> int:
-        return self._next_sequence
-
-    @property
     def written_sequence(self) -> int:
-        return self._written[-1].next_sequence if self._written else self._next_sequence
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def files(self) -> Sequence[LogFileFacts]:
-        return ()
+        return self._written[-1].next_sequence if self._written else self.next_sequence
 
     def bytes_from(self, sequence: int) -> int:
         """As `Log.bytes_from`, as if all messages had the same size."""
-        kept = self._next_sequence - self._first_sequence
-        waiting = self._next_sequence - max(self._first_sequence, sequence)
-        return self._size_bytes * waiting // kept if waiting > 0 else 0
+        kept = self.next_sequence - self.first_sequence
+        waiting = self.next_sequence - max(self.first_sequence, sequence)
+        return self.size_bytes * waiting // kept if waiting > 0 else 0
 
     def last_bytes(self, size: int) -> int:
         """As `Log.last_bytes`, as if all messages had the same size."""
-        kept = self._next_sequence - self._first_sequence
-        return self._next_sequence - (kept * size // self._size_bytes if size < self._size_bytes else kept)
+        kept = self.next_sequence - self.first_sequence
+        return self.next_sequence - (kept * size // self.size_bytes if size < self.size_bytes else kept)
 
     def roll(self) -> None:
         """Nothing to do."""
-
-    @property
-    def has_carried_forward(self) -> bool:
-        return False
 
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
         """As `Log.read_carried_forward`: there is none."""
@@ -110,14 +93,14 @@ class MemoryLog:
             return
         del self._written[: len(batches)]
         self._batches += batches
-        self._next_sequence = batches[-1].next_sequence
-        self._size_bytes += sum(batch.record_bytes for batch in batches)
+        self.next_sequence = batches[-1].next_sequence
+        self.size_bytes += sum(batch.record_bytes for batch in batches)
         newest = len(self._batches) - 1
         while self._batches[newest].has_previous:
             newest -= 1
         while self._dropped < newest:
-            messages_after = self._next_sequence - self._batches[self._dropped].next_sequence
-            if messages_after < self._max_messages and self._size_bytes <= self._max_bytes:
+            messages_after = self.next_sequence - self._batches[self._dropped].next_sequence
+            if messages_after < self._max_messages and self.size_bytes <= self._max_bytes:
                 break
             self._drop_first()
         self._update_first()
@@ -157,21 +140,21 @@ class MemoryLog:
 
     def close(self) -> None:
         self._batches.clear()
-        self._dropped = self._size_bytes = 0
+        self._dropped = self.size_bytes = 0
 
     def _index(self, sequence: int) -> int:
         """Return the position of the batch that holds `sequence`, or of the first after it."""
         return bisect_right(self._batches, sequence, lo=self._dropped, key=lambda batch: batch.next_sequence)
 
     def _drop_first(self) -> None:
-        self._size_bytes -= self._batches[self._dropped].record_bytes
+        self.size_bytes -= self._batches[self._dropped].record_bytes
         self._batches[self._dropped] = _PLACEHOLDER
         self._dropped += 1
 
     def _update_first(self) -> None:
         """Update the first sequence after batches were dropped, and remove the placeholders when they are many."""
         kept = len(self._batches) - self._dropped
-        self._first_sequence = self._batches[self._dropped].base_sequence if kept else self._next_sequence
+        self.first_sequence = self._batches[self._dropped].base_sequence if kept else self.next_sequence
         if self._dropped >= kept:  # not each time: it moves all batches
             del self._batches[: self._dropped]
             self._dropped = 0

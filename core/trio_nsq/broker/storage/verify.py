@@ -150,11 +150,7 @@ class _Outline(MemoryLog):
 
     def __init__(self, report: LogReport) -> None:
         super().__init__(first_sequence=report.first_sequence)
-        self._end = report.next_sequence
-
-    @property
-    def next_sequence(self) -> int:
-        return self._end
+        self.next_sequence = report.next_sequence
 
 
 def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:

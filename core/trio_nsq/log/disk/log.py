@@ -79,7 +79,7 @@ class DiskLog:
         self._identity = opened.identity
         if self._segments:
             first_sequence = self._segments[-1].next_sequence
-        self._next_sequence = self._written_sequence = first_sequence
+        self.next_sequence = self.written_sequence = first_sequence
         if first_sequence and not self._segments:
             self.begin_file()  # which stores the sequence
 
@@ -87,15 +87,7 @@ class DiskLog:
     def first_sequence(self) -> int:
         for segment in self._segments:
             return segment.base_sequence
-        return self._next_sequence
-
-    @property
-    def next_sequence(self) -> int:
-        return self._next_sequence
-
-    @property
-    def written_sequence(self) -> int:
-        return self._written_sequence
+        return self.next_sequence
 
     @property
     def size_bytes(self) -> int:
@@ -108,13 +100,13 @@ class DiskLog:
 
     def bytes_from(self, sequence: int) -> int:
         segments = self._segments
-        if sequence >= self._next_sequence or not segments:
+        if sequence >= self.next_sequence or not segments:
             return 0
         at = max(0, bisect_right(segments, sequence, key=_BASE) - 1)
         return segments[at].bytes_from(sequence) + sum(segment.size for segment in segments[at + 1 :])
 
     def last_bytes(self, size: int) -> int:
-        following = self._next_sequence
+        following = self.next_sequence
         for segment in reversed(self._segments):
             if segment.size > size:
                 span = range(segment.base_sequence, following)
@@ -138,7 +130,7 @@ class DiskLog:
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         if self.begins_file(sum([batch.record_bytes for batch in batches])):
-            check_order(batches, self._written_sequence)
+            check_order(batches, self.written_sequence)
             self.begin_file()
         self.write(batches)
         if sync:
@@ -147,24 +139,24 @@ class DiskLog:
             except BaseException:
                 self.take_back()
                 raise
-        self.commit(self._written_sequence)
+        self.commit(self.written_sequence)
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
-        check_order(batches, self._written_sequence)
+        check_order(batches, self.written_sequence)
         assert self._writer is not None  # the caller has called `begin_file`
         self._writer.write(batches)
-        self._written_sequence = batches[-1].next_sequence
+        self.written_sequence = batches[-1].next_sequence
         self.writes += 1
 
     def commit(self, sequence: int) -> None:
         assert self._writer is not None
         self._writer.commit(sequence)
-        self._next_sequence = sequence
+        self.next_sequence = sequence
 
     def take_back(self) -> None:
         assert self._writer is not None
         self._writer.take_back()
-        self._written_sequence = self._next_sequence
+        self.written_sequence = self.next_sequence
 
     def begin_file(self) -> None:
         if self._writer is not None:
@@ -178,7 +170,7 @@ class DiskLog:
                 raise LogWriteError(self.folder / IDENTITY, exc) from exc
             self._identity = identity
         writer = SegmentWriter.create(
-            self._open_files, self.folder, self._next_sequence, self._now_ns(), self._identity.incarnation
+            self._open_files, self.folder, self.next_sequence, self._now_ns(), self._identity.incarnation
         )
         with self._replacing:
             # An empty last segment of format 1 has the same base sequence: the new one replaces it.
@@ -232,7 +224,7 @@ class DiskLog:
             if records:
                 self._remember(records[-1].next_sequence, segment, offset)
                 return records
-            if following < self._next_sequence:
+            if following < self.next_sequence:
                 segment.damage.messages_missing(sequence, following, segment.size)
             sequence = following  # the rest of this segment is damaged
 
@@ -243,7 +235,7 @@ class DiskLog:
 
     def _segment_holding(self, sequence: int) -> Segment | None:
         segments = self._segments
-        if sequence >= self._next_sequence or not segments:  # none: the log was closed during a read
+        if sequence >= self.next_sequence or not segments:  # none: the log was closed during a read
             return None
         index = bisect_right(segments, sequence, key=_BASE) - 1
         return segments[max(index, 0)]
