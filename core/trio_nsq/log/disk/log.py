@@ -187,7 +187,7 @@ class DiskLog:
         return self._read(sequence, max_bytes, Segment.read)
 
     def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
-        return self._read(sequence, max_bytes, Segment.read_now, Segment.locate_now)
+        return self._read(sequence, max_bytes, Segment.read, waits=False)
 
     def read_soon(self, sequence: int) -> None:
         base, offset = self._hints.get(sequence, (-1, 0))
@@ -202,8 +202,9 @@ class DiskLog:
         self,
         sequence: int,
         max_bytes: int,
-        read: Callable[[Segment, int, int, int], tuple[list[_Record], int]],
-        locate: Callable[[Segment, int], int] = Segment.locate,
+        read: Callable[[Segment, int, int, int, bool], tuple[list[_Record], int]],
+        *,
+        waits: bool = True,
     ) -> list[_Record]:
         while True:
             segment = self._segment_holding(sequence)
@@ -214,8 +215,8 @@ class DiskLog:
             following = segment.next_sequence
             try:
                 if base != segment.base_sequence:
-                    offset = locate(segment, sequence)
-                records, offset = read(segment, sequence, offset, max_bytes)
+                    offset = segment.locate(sequence, waits=waits)
+                records, offset = read(segment, sequence, offset, max_bytes, waits)
             except LogReadError:
                 if segment is self._segment_holding(sequence):
                     raise

@@ -1,4 +1,4 @@
-"""Reading a segment: finding a record by sequence, and reading records past damage."""
+"""Reading a segment: finding a record by sequence, and reading records past damage, which is reported."""
 
 import logging
 import weakref
@@ -23,7 +23,6 @@ from ..records import (
     decode_payload,
     find_headers,
 )
-from .damage import DamageReports
 from .format import FileHeader, base_in_name
 from .identity import Identity, find_header
 from .index import SUFFIX as INDEX_SUFFIX
@@ -41,6 +40,42 @@ NO_LIMIT = 2**64
 _Record = TypeVar("_Record")
 _Decode = Callable[[RecordHeader, bytes, int], _Record | None]
 """Decodes the record with this header at this place in these bytes; None if it is damaged."""
+
+
+class DamageReports:
+    """Logs the damage of a segment: each damaged place once, however often it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets: set[int] = set()
+        self._end_is_damaged = False
+        self._missing_from: int | None = None
+
+    def bytes_damaged(self, offset: int, end: int, size: int) -> None:
+        """Report that these bytes are no record, in a segment of this size."""
+        if self._is_new(offset, end, size):
+            logger.error("%s: damaged from byte %d to byte %d, passed over", self._path, offset, end)
+
+    def record_damaged(self, offset: int, end: int, size: int) -> None:
+        """Report that the record between these offsets does not match its checksum."""
+        if self._is_new(offset, end, size):
+            logger.error("%s: the record batch at byte %d is damaged, passed over", self._path, offset)
+
+    def _is_new(self, offset: int, end: int, size: int) -> bool:
+        if offset in self._offsets:
+            return False
+        self._offsets.add(offset)
+        self._end_is_damaged = self._end_is_damaged or end >= size
+        return True
+
+    def messages_missing(self, sequence: int, next_sequence: int, size: int) -> None:
+        """Report that a full segment of this size ends before `sequence`, not before `next_sequence`."""
+        if self._end_is_damaged:
+            return  # this is the cause, and it was reported
+        if self._missing_from is None or sequence < self._missing_from:
+            self._missing_from = sequence
+            what = "%s: messages %d to %d are missing before its end at byte %d, passed over"
+            logger.error(what, self._path, sequence, next_sequence - 1, size)
 
 
 class Segment:
@@ -141,22 +176,16 @@ class Segment:
 
     # ------------------------------------------------------------------ reading
 
-    def _read(self, size: int, offset: int, needed: int) -> bytes:
+    def _read(self, size: int, offset: int, needed: int, *, waits: bool = True) -> bytes:
         size = min(size, self.size - offset)
         if size <= 0:
             return b""
+        needed = min(needed, size)
         try:
-            return self._reader.read(size, offset, min(needed, size), self.size)
+            if waits:
+                return self._reader.read(size, offset, needed, self.size)
+            return self._reader.read_now(size, offset, needed)
         except OSError as exc:
-            raise LogReadError(self.path, exc) from exc
-
-    def _read_now(self, size: int, offset: int, needed: int) -> bytes:
-        size = min(size, self.size - offset)
-        if size <= 0:
-            return b""
-        try:
-            return self._reader.read_now(size, offset, min(needed, size))
-        except OSError as exc:  # it was closed
             raise LogReadError(self.path, exc) from exc
 
     def walk(
@@ -183,7 +212,7 @@ class Segment:
             if limit is None:
                 limit = self.next_sequence
             expected = self.base_sequence
-            window = Window(self._read if waits else self._read_now, at_a_time)
+            window = Window(self._read if waits else partial(self._read, waits=False), at_a_time)
             while offset < end:
                 at = window.at(offset, HEADER_BYTES)
                 header = decode_header(window.data, at, self.seed)
@@ -249,21 +278,17 @@ class Segment:
         count = self.next_sequence - self.base_sequence  # as if all messages had the same size
         return self.size * (self.next_sequence - sequence) // count
 
-    def locate(self, sequence: int) -> int:
-        """Return the offset of the record that holds `sequence`, or of one shortly before it. Raises LogReadError."""
+    def locate(self, sequence: int, *, waits: bool = True) -> int:
+        """Return the offset of the record that holds `sequence`, or of one shortly before it. Raises as `read`."""
         if sequence <= self.base_sequence:
             return self.header.size  # sequential reading needs no index
+        if not waits and self.index.up_to < self.size:
+            raise ReadWouldWaitError(self.path)  # the index is not loaded, or a thread is loading it
         with self._index_lock:
             if self.index.up_to < self.size:
                 self.index = self._saved_index() or self._build_index()
             offset = self.index.find(sequence)
         return self.header.size if offset is None else offset
-
-    def locate_now(self, sequence: int) -> int:
-        """As `locate`, without waiting for the disk. Raises ReadWouldWaitError."""
-        if sequence > self.base_sequence and self.index.up_to < self.size:
-            raise ReadWouldWaitError(self.path)  # the index is not loaded, or a thread is loading it
-        return self.locate(sequence)
 
     @property
     def index_path(self) -> Path:
@@ -309,24 +334,22 @@ class Segment:
             if header.next_sequence > sequence:
                 yield header
 
-    def read(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RecordBatch], int]:
+    def read(self, sequence: int, offset: int, max_bytes: int, waits: bool) -> tuple[list[RecordBatch], int]:
         """Read the batches from the one that holds `sequence` on, limited as in `Log.read`.
 
         Args:
             offset: Of the record that holds it, or of one before it.
             max_bytes: Stop before more than this, but return at least one batch.
+            waits: Whether to wait for the disk.
 
         Returns:
             The batches, and the offset of the record after them.
 
         Raises:
             LogReadError: The operating system refused.
+            ReadWouldWaitError: Without `waits`: the data is not in memory.
         """
-        return self._collect(sequence, offset, max_bytes, _decode)
-
-    def read_now(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RecordBatch], int]:
-        """As `read`, without waiting for the disk. Raises ReadWouldWaitError."""
-        return self._collect(sequence, offset, max_bytes, _decode, waits=False)
+        return self._collect(sequence, offset, max_bytes, waits, _decode)
 
     def read_soon(self, offset: int, size: int) -> None:
         """Ask the operating system to load these bytes into memory, without waiting for it."""
@@ -336,9 +359,11 @@ class Segment:
         except OSError:
             pass  # reading them raises it again
 
-    def read_raw(self, sequence: int, offset: int, max_bytes: int) -> tuple[list[RawRecord], int]:
+    def read_raw(
+        self, sequence: int, offset: int, max_bytes: int, waits: bool
+    ) -> tuple[list[RawRecord], int]:
         """As `read`, but the records are returned as they are in the file."""
-        return self._collect(sequence, offset, max_bytes, self._cut_out)
+        return self._collect(sequence, offset, max_bytes, waits, self._cut_out)
 
     def _cut_out(self, header: RecordHeader, data: bytes, begin: int) -> RawRecord | None:
         # Whether the payload is a message set is not checked: the receiver decodes it anyway.
@@ -348,13 +373,7 @@ class Segment:
         return RawRecord(self.header.data, header, record) if whole else None
 
     def _collect(
-        self,
-        sequence: int,
-        offset: int,
-        max_bytes: int,
-        decode: _Decode[_Record],
-        *,
-        waits: bool = True,
+        self, sequence: int, offset: int, max_bytes: int, waits: bool, decode: _Decode[_Record]
     ) -> tuple[list[_Record], int]:
         found: list[_Record] = []
         room = max_bytes

@@ -17,10 +17,12 @@ from typing import TypeAlias
 
 from ...log.files import Files
 from ...log.gaps import Gap, gaps
-from ...log.inspection.segments import ScannedRecord, scan_segment, segment_paths
-from ...log.records import RecordBatch, RecordHeader, decode_payload
+from ...log.inspection.segments import segment_paths
+from ...log.inspection.selection import select_batches
+from ...log.records import RecordBatch
 from ...log.segment.format import base_in_name
 from ...log.segment.index import big_endian, native
+from ...log.selection import Selection
 from ...protocol.errors import NSQError
 from ...protocol.messages import pack_messages
 from ..ranges import Span
@@ -146,29 +148,11 @@ def _read(folder: Path, span: Span) -> Iterator[Spooled]:
     files = Files()
     segments, _ = segment_paths(folder, files)
     kept_from = base_in_name(segments[0].path) if segments else span.end
+    selection = Selection(first_sequence=span.first, end_sequence=span.end)
     at = span.first
-    for segment in segments:
-        if segment.limit is not None and segment.limit <= at:
-            continue
-        for record in scan_segment(segment, files, _wanted(span)):
-            if not isinstance(record, ScannedRecord):
-                continue
-            if record.header.base_sequence >= span.end:
-                break
-            if not record.payload:
-                continue
-            batch = decode_payload(record.header, bytes(record.payload))
-            if batch is None:  # not written by us: the checksum is right, but there are no messages
-                continue
-            rows = rows_of(batch)
+    for batch in select_batches(segments, selection, files):
+        if isinstance(batch, RecordBatch):
             yield from gaps(at, max(at, batch.base_sequence), kept_from)
             at = min(span.end, batch.next_sequence)
-            first = max(0, span.first - batch.base_sequence)
-            yield rows.take(range(first, at - batch.base_sequence))
-        if at >= span.end:
-            return
+            yield rows_of(batch).take(selection.indexes(batch))
     yield from gaps(at, span.end, kept_from)
-
-
-def _wanted(span: Span) -> Callable[[RecordHeader], bool]:
-    return lambda header: header.next_sequence > span.first and header.base_sequence < span.end
