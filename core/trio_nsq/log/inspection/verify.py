@@ -48,11 +48,7 @@ class LogReport:
 
 
 def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read and check a whole log.
-
-    Raises:
-        LogReadError: The operating system refused.
-    """
+    """Read and check a whole log. Raises LogReadError: the operating system refused."""
     files = files or Files()
     segments, findings = segment_paths(folder, files)
     _, finding = find_identity(files, folder)

@@ -231,11 +231,7 @@ class ReplayJob:
     # ------------------------------------------------------------------ the work
 
     def run(self, engine: Engine, tasks: Sequence[ReplayTask], advance: Advance) -> None:
-        """Run tasks and update the result, also if one fails.
-
-        Raises:
-            NSQError, OSError: A task failed.
-        """
+        """Run tasks and update the result, also if one fails. Raises NSQError, OSError: a task failed."""
         left = {task.piece: PieceResult.load(self._storage, task.piece) for task in tasks}
 
         def finish(done: PieceResult) -> None:

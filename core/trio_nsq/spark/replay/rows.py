@@ -112,11 +112,7 @@ class RowReader:
         self._names += columns.order if ordered else ()
 
     def read(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
-        """Read row groups, in the order given.
-
-        Raises:
-            ReplayFileError: A file cannot be read, or has changed.
-        """
+        """Read row groups, in the order given. Raises ReplayFileError: a file cannot be read, or has changed."""
         for group in groups:
             for batch, numbers, first in self._batches(group):
                 if len(batch):

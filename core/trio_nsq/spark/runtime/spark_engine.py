@@ -116,11 +116,7 @@ def write_zip(path: Path, packages: Sequence[ModuleType] = (trio_nsq,)) -> None:
 def _started_context(
     master: str | None, name: str, memory: str, log: IO[bytes]
 ) -> tuple["SparkContext", "subprocess.Popen[bytes] | None"]:
-    """Start Spark; returns its context, and the process of the JVM.
-
-    Raises:
-        SparkFailed, NoJava: It does not start.
-    """
+    """Start Spark; returns its context, and the process of the JVM. Raises SparkFailed, NoJava: it does not start."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
 
