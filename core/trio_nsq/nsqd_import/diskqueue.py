@@ -38,7 +38,7 @@ _EPOCH_TICKS = 1288834974288
 
 
 class QueueMessage(NamedTuple):
-    """A message in a queue, and where its body lies.
+    """A message in a queue, and the place of its body.
 
     Attributes:
         id: The 8 bytes that its 16 hex digits stand for.
@@ -92,7 +92,7 @@ class Queue:
 
     Attributes:
         messages: How many `read` has found.
-        findings: What `read` met that is not as it should be.
+        findings: What is wrong with its files, as far as `read` has come.
     """
 
     def __init__(self, files: QueueFiles, progress: Progress | None = None) -> None:
@@ -104,11 +104,8 @@ class Queue:
     def read(self) -> Iterator[QueueMessage]:
         """Its messages, in nsqd's order.
 
-        A file that cannot be read to its end is left there, and the next one begun: so nsqd does. A body is good
-        until the next message is asked for.
-
-        Raises:
-            OSError: The operating system refused. A disk that cannot read a place is a finding.
+        If a file cannot be read to its end, reading continues with the next one, as in nsqd. Raises OSError; a disk
+        that cannot read a place is a finding.
         """
         for path in self._files.bad:
             size = path.stat().st_size
@@ -222,7 +219,7 @@ class _Reader:
             try:
                 self._data = self._read(max(size, _READ_BYTES), offset)
             except _NotAMessage:
-                self._data = self._read(size, offset)  # the bad place may lie behind
+                self._data = self._read(size, offset)  # the bad block may be after it
             self._start, position = offset, 0
         return memoryview(self._data)[position : position + size]
 

@@ -97,14 +97,14 @@ def import_topics(
     """Import all topics, one with each step of the iterator.
 
     Args:
-        data_path: The data folder to import into; made if it is missing (its parent must be there).
-        dry_run: Only count; nothing is made nor changed.
-        progress: Told how many bytes more of `queue_bytes` are done.
-        files: The file system the data folder lies in; a test may bring its own.
+        data_path: The data folder to import into; created if it is missing, but not its parent.
+        dry_run: Only count, and change nothing.
+        progress: Called with the bytes of `queue_bytes` that are done since the last call.
+        files: The file system of the data folder; a test may replace it.
 
     Raises:
-        ImportRefused, StartupError: Nothing was done, because the data folder cannot be used, or has such topics.
-        LogWriteError, OSError: The operating system refused. Topics are imported that were told of, no others.
+        ImportRefused, StartupError: The data folder cannot be used, or has such topics. Nothing is imported.
+        LogWriteError, OSError: The operating system refused. The topics that were yielded before are imported.
     """
     if source.path.resolve() in (data_path.resolve(), *data_path.resolve().parents):
         raise ImportRefused(
