@@ -157,20 +157,18 @@ class TableBuilder:
         try:
             text = bodies.cast(pa.string())  # checks that it is UTF-8
         except pa.ArrowInvalid:
-            good = list(map(_is_utf8, self._bodies))
-            self.unparsed += good.count(False)
-            text = [body if ok else None for body, ok in zip(self._bodies, good, strict=True)]
-            bad = [None if ok else body for body, ok in zip(self._bodies, good, strict=True)]
-            return [pa.array(text, pa.binary()).cast(pa.string()), pa.array(bad, pa.binary())]
+            texts = list(map(_decoded, self._bodies))
+            self.unparsed += texts.count(None)
+            bad = [body if text is None else None for body, text in zip(self._bodies, texts, strict=True)]
+            return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
         return [text, pa.nulls(len(bodies), pa.binary())]
 
 
-def _is_utf8(body: bytes) -> bool:
+def _decoded(body: bytes) -> str | None:
     try:
-        body.decode()
+        return body.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
 
 
 def _fixed(values: "array[int]", kind: Any) -> Any:

@@ -104,12 +104,25 @@ def share_limit(available: Mapping[str, int], limit: int | None) -> dict[str, in
     }
 
 
-class NsqReader(DataSourceReader):
-    """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
-
+class _Reader:
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
         self._columns = columns
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        """The Arrow batches of a range. Raises as `read_partition`."""
+        return read_partition(self._options, self._columns, partition)
+
+    def _start_on(self, broker: str) -> tuple[Bounds, int]:
+        """The bounds of a log, and the sequence of the starting position."""
+        options = self._options
+        position = position_on(options.starting, broker, options.brokers[broker])
+        bounds = options.log(broker).bounds(position)
+        return bounds, int(position) if position.isdecimal() else bounds.at
+
+
+class NsqReader(_Reader, DataSourceReader):
+    """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
 
     def partitions(self) -> list[NsqPartition]:
         """The ranges of the logs as they are now."""
@@ -120,26 +133,16 @@ class NsqReader(DataSourceReader):
 
     def _span(self, broker: str) -> Span | None:
         options = self._options
-        log = options.log(broker)
-        start, stop = (
-            position_on(position, broker, options.brokers[broker])
-            for position in (options.starting, options.ending)
-        )
-        bounds = log.bounds(start)
-        first = int(start) if start.isdecimal() else bounds.at
-        end = log.bounds(stop).at
+        bounds, first = self._start_on(broker)
+        end = options.log(broker).bounds(position_on(options.ending, broker, options.brokers[broker])).at
         return without_lost(options, broker, Span(first, end), bounds.first) if first < end else None
 
-    def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        return read_partition(self._options, self._columns, partition)
 
-
-class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream. `read` runs in the tasks, everything else on the driver. Arguments as of `NsqReader`."""
+class NsqStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream. `read` runs in the tasks, everything else on the driver."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
-        self._options = options
-        self._columns = columns
+        super().__init__(options, columns)
         self._targets: dict[str, int] = {}  # ends of the logs for Trigger.AvailableNow
         self._ends: dict[str, int] = {}  # ends of the logs when they were last asked for
         self._nothing_until_s = 0.0  # on the monotonic clock: do not ask before
@@ -228,10 +231,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _new_broker(self, broker: str) -> tuple[Bounds, BrokerOffset]:
         """The bounds of a log that is new to the query, and where to start reading it."""
         options = self._options
-        log = options.log(broker)
-        wanted = position_on(options.starting, broker, options.brokers[broker])
         try:
-            bounds = log.bounds(wanted)
+            bounds, first = self._start_on(broker)
         except RequestRefused as exc:
             if exc.status != _NOT_FOUND:
                 raise
@@ -239,7 +240,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"there is no topic {options.topic} on {broker}: make it (qcli topic create), or name the brokers that "
                 "have it"
             ) from exc
-        first = int(wanted) if wanted.isdecimal() else bounds.at
         if first > bounds.end:
             raise SourceError(
                 f"topic {options.topic} on {broker} ends before message {bounds.end}, and is to be read from {first} on"
@@ -272,7 +272,3 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if piece.span.end == after[piece.broker].sequence:
                 piece.last_id = after[piece.broker].last_id
         return pieces
-
-    def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        """The Arrow batches of a range. Raises as `read_partition`."""
-        return read_partition(self._options, self._columns, partition)
