@@ -46,9 +46,9 @@ def parse_number(options: Mapping[str, str], name: str, minimum: int) -> int | N
     return int(text)
 
 
-def parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """An option that is true or false. Raises OptionError."""
-    text = (options.get(name) or str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise OptionError(f"the option {name} wants true or false: {text!r}")
-    return text == "true"
+def parse_choice(options: Mapping[str, str], name: str, *choices: str) -> str:
+    """An option that is one of some words; the first is the default. Raises OptionError."""
+    text = (options.get(name) or choices[0]).strip().lower()
+    if text not in choices:
+        raise OptionError(f"the option {name} wants {' or '.join(choices)}: {text!r}")
+    return text

@@ -118,10 +118,6 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
         yield Path(folder)
 
 
-class NotStarted(Exception):
-    """The JVM ended, or did not report its port."""
-
-
 class LocalJvm(NamedTuple):
     """A running JVM. It exits when its stdin is closed, and so also when this process is killed.
 
@@ -143,11 +139,10 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
         log: A file for stdout and stderr.
 
     Raises:
-        NotStarted, OSError: It does not start.
+        OSError: It does not start.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trio-nsq-jvm-"))
-    try:
-        info = folder / "info"
+    with tempfile.TemporaryDirectory(prefix="trio-nsq-jvm-", ignore_cleanup_errors=True) as folder:
+        info = Path(folder) / "info"
         env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
         env |= {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(info), "PYTHONHASHSEED": "0", "SPARK_CONNECT_MODE": "0"}
         # In its own session, so that Ctrl-C in the terminal reaches only this process.
@@ -165,8 +160,6 @@ def start_jvm(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str], lo
             process.kill()
             process.communicate()  # also closes its stdin
             raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(java_home: Path, pyspark_folder: Path, conf: Mapping[str, str]) -> list[str]:
@@ -186,7 +179,7 @@ def _connection_info(process: subprocess.Popen[bytes], info: Path) -> tuple[int,
     given_up_at_s = time.monotonic() + _START_TIMEOUT_S
     while not info.exists():
         if process.poll() is not None or time.monotonic() > given_up_at_s:
-            raise NotStarted
+            raise ChildProcessError("the JVM ended, or did not report its port")
         time.sleep(_POLL_S)
     data = info.read_bytes()
     port, length = struct.unpack_from(">ii", data)

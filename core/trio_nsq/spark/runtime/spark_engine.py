@@ -20,7 +20,7 @@ import trio_nsq
 from ...extras import install_hint
 from ...protocol.errors import NSQError
 from .engine import Advance, Done, Task, attempt
-from .java import LocalJvm, NotStarted, find_java_home, java_home, start_jvm
+from .java import LocalJvm, find_java_home, java_home, start_jvm
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -155,7 +155,7 @@ def _start_own_jvm(settings: dict[str, str], log: IO[bytes]) -> LocalJvm | None:
     home, _ = find_java_home()
     try:
         return start_jvm(home, Path(pyspark.__file__).parent, settings, log)
-    except (NotStarted, OSError):
+    except OSError:
         return None
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.names import is_valid_name
-from ..options import OptionError, parse_bool, parse_brokers, parse_number, parse_patience
+from ..options import OptionError, parse_brokers, parse_choice, parse_number, parse_patience
 from .batches import BLOCK_BYTES, BLOCK_ROWS
 
 BATCH_BYTES = 1024 * 1024
@@ -94,8 +94,8 @@ def parse_options(
         topic,
         columns,
         parse_number(options, "batchBytes", minimum=1) or BATCH_BYTES,
-        _parse_empty_bodies(options),
-        parse_bool(options, "idempotent", default=True),
+        parse_choice(options, "emptyBodies", "fail", "skip") == "skip",
+        parse_choice(options, "idempotent", "true", "false") == "true",
         parse_patience(options),
     )
 
@@ -116,13 +116,6 @@ def _check_columns(schema: StructType) -> tuple[str, ...]:
                 f"the column {name} has to be {wanted}, and is {column.dataType.simpleString()}: cast it"
             )
     return names
-
-
-def _parse_empty_bodies(options: Mapping[str, str]) -> bool:
-    value = (options.get("emptyBodies") or "fail").strip().lower()
-    if value not in ("fail", "skip"):
-        raise OptionError(f"the option emptyBodies wants fail or skip: {value!r}")
-    return value == "skip"
 
 
 def parse_job_id(options: Mapping[str, str]) -> str:

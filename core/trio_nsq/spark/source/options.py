@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from ...client.connection.reconnect import PATIENCE_S
 from ...protocol.errors import NSQError
 from ..broker_log import BrokerLog
-from ..options import MS_PER_S, OptionError, parse_bool, parse_brokers, parse_number, parse_patience
+from ..options import MS_PER_S, OptionError, parse_brokers, parse_choice, parse_number, parse_patience
 
 _TYPES = {
     "topic": StringType(),
@@ -101,7 +101,7 @@ class ReadOptions:
             _position(options, "ending", "latest"),
             parse_number(options, "maxOffsetsPerTrigger", minimum=1),
             parse_number(options, "minPartitions", minimum=0) or 0,
-            parse_bool(options, "failOnDataLoss", default=True),
+            parse_choice(options, "failOnDataLoss", "true", "false") == "true",
             parse_patience(options),
         )
 
